@@ -1,0 +1,209 @@
+"""From numbers to pictures: colour ramps, overlays and comparison grids, with numpy and PIL only.
+
+Evidence for a class is warm (plum, red, orange, pale yellow), evidence against it is cool (navy, blue, pale mint).
+Both ramps are straight lines between a few anchors of OKLab (Ottosson 2020), whose distances follow the eye's, with
+lightness rising evenly, so equal steps of score look like equal steps of colour, also in grey print. Colour grows
+from transparent: where there is no evidence, the picture itself is seen, a little muted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw, ImageFont
+
+from steadygaze.errors import BadInput
+
+WARM = ("#2b0a4a", "#8c1d5f", "#dd4040", "#fb9a2c", "#fdf3a6")
+COOL = ("#0a1f4d", "#1c4fa0", "#2f8fc9", "#6fcbd3", "#dcf7e3")
+_TO_LMS = np.array([[0.4122214708, 0.5363325363, 0.0514459929],
+                    [0.2119034982, 0.6806995451, 0.1073969566],
+                    [0.0883024619, 0.2817188376, 0.6299787005]])  # fmt: skip
+_TO_LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468],
+                    [1.9779984951, -2.4285922050, 0.4505937099],
+                    [0.0259040371, 0.7827717662, -0.8086757660]])  # fmt: skip
+
+
+def _oklab(colour: str) -> Float[np.ndarray, "3"]:
+    """OKLab of an sRGB colour written as #rrggbb."""
+    srgb = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return _TO_LAB @ np.cbrt(_TO_LMS @ linear)
+
+
+@lru_cache
+def ramp(anchors: tuple[str, ...]) -> Float[np.ndarray, "256 3"]:
+    """256 sRGB colours in [0, 1] through the anchors, evenly spaced in lightness."""
+    points = np.stack([_oklab(anchor) for anchor in anchors])
+    lightness = np.linspace(points[0, 0], points[-1, 0], 256)
+    path = np.stack([np.interp(lightness, points[:, 0], points[:, axis]) for axis in range(3)], axis=-1)
+    linear = (np.linalg.inv(_TO_LMS) @ (np.linalg.inv(_TO_LAB) @ path.T) ** 3).T.clip(0, 1)
+    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def as_picture(image: Any) -> Image.Image:
+    """An RGB picture from PIL, from a uint8 array (H, W, 3) or (H, W), or from a float tensor or array (3, H, W) in
+    [0, 1]. The size is left as it is."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    array = np.asarray(image.detach().cpu().float() if _is_float_tensor(image) else image)
+    if array.dtype == np.uint8:
+        if array.ndim == 3 and array.shape[0] == 3 != array.shape[2]:
+            array = array.transpose(1, 2, 0)
+        if array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3):
+            return Image.fromarray(np.ascontiguousarray(array)).convert("RGB")
+    elif array.ndim == 3 and array.shape[0] == 3 and np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
+            raise BadInput(
+                f"a float picture must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]: give the picture "
+                "before the model's normalisation, or undo it (image * std + mean)"
+            )
+        return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
+    raise BadInput(
+        f"expected one PIL picture, a uint8 array (H, W, 3) or a float tensor (3, H, W) in [0, 1], got "
+        f"{type(image).__name__} of shape {tuple(array.shape)} and type {array.dtype}: of a batch, give images[i]"
+    )
+
+
+def _is_float_tensor(image: Any) -> bool:
+    return hasattr(image, "detach") and image.is_floating_point()
+
+
+def robust_scale(values: np.ndarray, percentile: float = 99.0) -> float:
+    """The percentile of the magnitudes, rounded down to a patch, so that a single outlier never sets the scale; the
+    largest magnitude where fewer patches than that carry anything. Zero for an empty map."""
+    magnitudes = np.abs(values).ravel()
+    scale = np.percentile(magnitudes, percentile, method="lower") if magnitudes.size else 0.0
+    return float(scale if scale > 0 else magnitudes.max(initial=0.0))
+
+
+def paint(
+    values: Float[np.ndarray, "h w"], picture: Image.Image | None, *, signed: bool = False, opacity: float = 0.78
+) -> Image.Image:
+    """Colour values in [-1, 1] over a picture of the same size, or over black without one.
+
+    Negative values stay uncoloured unless `signed`.
+    """
+    strength = np.abs(values).clip(0, 1) if signed else values.clip(0, 1)
+    place = (strength * 255).round().astype(np.uint8)
+    colours = np.where((values < 0)[..., None], ramp(COOL)[place], ramp(WARM)[place])
+    if picture is None:
+        # bare: the ramp itself, faded to black below its darkest colour
+        return _to_image(colours * np.minimum(1, strength / 0.15)[..., None])
+    below = np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+    grey = (below @ np.array([0.2126, 0.7152, 0.0722]))[..., None]
+    below = (0.55 * below + 0.45 * grey) * 0.88
+    alpha = (opacity * _smooth(strength / 0.75))[..., None]
+    return _to_image((1 - alpha) * below + alpha * colours)
+
+
+def _smooth(x: np.ndarray) -> np.ndarray:
+    """Smooth step from 0 to 1."""
+    x = x.clip(0, 1)
+    return x * x * (3 - 2 * x)
+
+
+def _to_image(array: np.ndarray) -> Image.Image:
+    pixels: UInt8[np.ndarray, "h w 3"] = (array.clip(0, 1) * 255).round().astype(np.uint8)
+    return Image.fromarray(pixels)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a comparison grid: its pictures from left to right, a title and a quieter note beside it."""
+
+    pictures: Sequence[Image.Image]
+    title: str = ""
+    note: str = ""
+
+
+INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
+
+
+def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
+    """A grid with one heading over each column and each row's title above it; cells are square, `cell` pixels wide.
+
+    legend: "", "positive" or "signed": a bar that names the colours.
+    """
+    if not rows or any(len(row.pictures) != len(headings) for row in rows):
+        raise BadInput(
+            f"expected at least one row with {len(headings)} pictures each, one below each heading, "
+            f"got {[len(row.pictures) for row in rows]}"
+        )
+    gap, margin = max(4, cell // 28), max(10, cell // 10)
+    large, small = _font(max(11, cell // 12)), _font(max(10, cell // 14))
+    line = max(14, cell // 9)
+    captions = [_fit(heading, large, cell) for heading in headings]
+    top = margin + line * max(len(caption) for caption in captions) + gap
+    titled = any(row.title or row.note for row in rows)
+    pitch = cell + (line + gap if titled else 0) + 2 * gap
+    bottom = line + 2 * gap if legend else 0
+    width = 2 * margin + len(headings) * (cell + gap) - gap
+    sheet = Image.new("RGB", (width, top + pitch * len(rows) + bottom + margin - gap), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    for column, caption in enumerate(captions):
+        middle = margin + column * (cell + gap) + cell // 2
+        for number, text in enumerate(reversed(caption)):
+            pen.text((middle, top - gap - number * line), text, INK, large, anchor="ms")
+    for number, row in enumerate(rows):
+        above = top + number * pitch
+        if titled:
+            title = _cut(row.title, large, width - 2 * margin)
+            pen.text((margin, above + line), title, INK, large, anchor="ls")
+            indent = margin + pen.textlength(title, large) + (2 * gap if title else 0)
+            pen.text((indent, above + line), _cut(row.note, small, width - margin - indent), QUIET, small, anchor="ls")
+            above += line + gap
+        for column, picture in enumerate(row.pictures):
+            sheet.paste(_square(picture, cell), (margin + column * (cell + gap), above))
+    if legend:
+        _draw_legend(sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small)
+    return sheet
+
+
+def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length: int, font: Any) -> None:
+    """A colour bar that ends at `right`, with words on both sides."""
+    signed, height = kind == "signed", max(6, length // 24)
+    values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
+    bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
+    words = ("against the class", "for the class") if signed else ("no evidence", "most evidence for the class")
+    pen = ImageDraw.Draw(sheet)
+    right -= int(pen.textlength(words[1], font))
+    pen.text((right, top + height), words[1], QUIET, font, anchor="ls")
+    sheet.paste(bar, (right - height - length, top))
+    pen.text((right - 2 * height - length, top + height), words[0], QUIET, font, anchor="rs")
+
+
+def _square(picture: Image.Image, cell: int) -> Image.Image:
+    """The whole picture, fitted into a square cell of paper; small pictures grow without blur."""
+    scale = cell / max(picture.size)
+    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    grown = picture.resize(size, Image.Resampling.NEAREST if scale >= 4 else Image.Resampling.LANCZOS)
+    canvas = Image.new("RGB", (cell, cell), PAPER)
+    canvas.paste(grown, ((cell - size[0]) // 2, (cell - size[1]) // 2))
+    return canvas
+
+
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)
+
+
+def _cut(text: str, font: Any, width: float) -> str:
+    """The text, shortened with dots until it fits."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text.rstrip() + "..."
+
+
+def _fit(text: str, font: Any, width: float) -> list[str]:
+    """A heading in one line, or in two, the second with the options of a method."""
+    if font.getlength(text) <= width or ":" not in text:
+        return [_cut(text, font, width)]
+    name, options = text.split(":", 1)
+    return [_cut(name, font, width), _cut(options.replace(",", ", "), font, width)]

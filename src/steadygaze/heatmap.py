@@ -1,0 +1,295 @@
+"""Attribution: what an explanation is, and how it becomes pixels, files and a picture in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
+from steadygaze.errors import BadInput
+
+Mode = Literal["bilinear", "bicubic", "nearest"]
+Index = int | tuple[int, int]
+BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
+SHOWN_IN_NOTEBOOK = 12  # maps
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """One signed score for each patch: above zero speaks for the class, below zero against it; not normalised.
+
+    scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
+    target: (B,) or (B, K), the class explained; None where the target was a callable
+    logits: (B, C), the model's answer           method, score: the names this was made with
+    pictures, classes: only for display; `with_pictures` sets them
+    """
+
+    scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]
+    target: Int[Tensor, "b"] | Int[Tensor, "b k"] | None
+    logits: Float[Tensor, "b c"]
+    method: str
+    score: str
+    pictures: tuple[Image.Image, ...] | None = None
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(grid_h, grid_w): patches down and across."""
+        return self.scores.shape[-2], self.scores.shape[-1]
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return self.scores.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Attribution(method={self.method!r}, score={self.score!r}, scores={tuple(self.scores.shape)})"
+
+    def to(self, device: torch.device | str) -> Attribution:
+        """The same attribution on another device."""
+        target = None if self.target is None else self.target.to(device)
+        return replace(self, scores=self.scores.to(device), target=target, logits=self.logits.to(device))
+
+    def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
+        """The same attribution, with the pictures (and class names) that notebooks, `save` and titles show it on.
+
+        images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
+        """
+        pictures = tuple(as_picture(image) for image in images)
+        if len(pictures) != len(self):
+            raise BadInput(f"expected {len(self)} pictures, one for each map, got {len(pictures)}")
+        return replace(self, pictures=pictures, classes=None if classes is None else tuple(classes))
+
+    def upsample(self, size: int | tuple[int, int], mode: Mode = "bilinear") -> Tensor:
+        """Scores at each pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
+        height, width = (size, size) if isinstance(size, int) else size
+        if mode not in ("bilinear", "bicubic", "nearest"):
+            raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
+        flat = self.scores.detach().reshape(-1, 1, *self.grid)
+        flat = flat if flat.device.type != "cpu" else flat.to(torch.promote_types(flat.dtype, torch.float32))
+        # "nearest-exact" is the one that does not shift patches when sizes do not divide
+        how: dict[str, Any] = {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
+        pixels = F.interpolate(flat, size=(height, width), **how)
+        return pixels.reshape(*self.scores.shape[:-2], height, width).to(self.scores.dtype)
+
+    def normalised(self) -> Tensor:
+        """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero, an empty map stays empty."""
+        largest = self.scores.abs().amax(dim=(-2, -1), keepdim=True)
+        return self.scores / torch.where(largest > 0, largest, torch.ones_like(largest))
+
+    def overlay(
+        self,
+        image: Any,
+        index: Index = 0,
+        *,
+        signed: bool = False,
+        mode: Mode = "bicubic",
+        percentile: float = 99.0,
+        opacity: float = 0.78,
+    ) -> Image.Image:
+        """The map drawn over its picture, as large as the picture that was given.
+
+        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and crop, so that
+            patches meet their pixels
+        index: which image, or (image, target) where there are several targets
+        signed: draw negative scores too, in cool colours; they are left out otherwise
+        percentile: the magnitude that gets the strongest colour; 100 lets an outlier dim all the rest
+        """
+        picture = as_picture(image)
+        values = self._display(index, (picture.height, picture.width), mode, signed, percentile)
+        return paint(values, picture, signed=signed, opacity=opacity)
+
+    def bare(self, index: Index = 0, *, signed: bool = False, mode: Mode = "bicubic") -> Image.Image:
+        """The map alone, its longer side 224 pixels."""
+        scale = BARE_PIXELS / max(self.grid)
+        size = max(1, round(self.grid[0] * scale)), max(1, round(self.grid[1] * scale))
+        return paint(self._display(index, size, mode, signed, 99.0), None, signed=signed)
+
+    def _display(
+        self, index: Index, size: tuple[int, int], mode: Mode, signed: bool, percentile: float
+    ) -> Float[np.ndarray, "h w"]:
+        """Values for drawing, in [-1, 1]: scaled on the patches, where a percentile is honest, then brought to size."""
+        place = self._place(index)
+        one = self.scores[place].detach().to("cpu", torch.float64)
+        one = one if signed else one.clamp(min=0)
+        one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
+        still = replace(self, scores=one[None], target=None)
+        return still.upsample(size, mode)[0].clamp(-1, 1).numpy()
+
+    def _place(self, index: Index) -> tuple[int, ...]:
+        place = (index,) if isinstance(index, int) else tuple(index)
+        lead = self.scores.shape[:-2]
+        if len(place) < len(lead):
+            place += (0,) * (len(lead) - len(place))
+        if len(place) != len(lead) or any(not -n <= i < n for i, n in zip(place, lead, strict=True)):
+            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}")
+        return place
+
+    def probability(self, index: Index = 0) -> float | None:
+        """The model's softmax probability of the class that this map explains; None for a callable target."""
+        if self.target is None:
+            return None
+        place = self._place(index)
+        return self.logits[place[0]].detach().double().softmax(-1)[self.target[place]].item()
+
+    def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
+        """Class and probability in words, as in "tabby cat 62 %"; "" for a callable target."""
+        if self.target is None:
+            return ""
+        label, names = int(self.target[self._place(index)]), classes or self.classes
+        return f"{names[label] if names else f'class {label}'} {percent(self.probability(index))}"
+
+    def places(self) -> list[Index]:
+        """Every index there is: i for one target an image, (i, k) for several."""
+        if self.scores.ndim == 3:
+            return list(range(len(self)))
+        return [(image, k) for image in range(len(self)) for k in range(self.scores.shape[1])]
+
+    def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
+        """Write one PNG for each map, scores.npz and manifest.json; gives the files written.
+
+        images: as for `with_pictures`; without them, and without pictures of its own, bare maps are drawn.
+        """
+        shown = self if images is None else self.with_pictures(images, self.classes)
+        names = [str(number) for number in range(len(self))] if names is None else list(names)
+        if len(names) != len(self):
+            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for index in self.places():
+            image = index if isinstance(index, int) else index[0]
+            picture = shown.bare(index) if shown.pictures is None else shown.overlay(shown.pictures[image], index)
+            path = folder / overlay_name(names[image], self.method, index)
+            picture.save(path)
+            written.append(path)
+        np.savez_compressed(folder / "scores.npz", **arrays(self), names=np.array(names))
+        facts = {**describe(self), "images": names, "files": [path.name for path in written], "versions": versions()}
+        (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        return [*written, folder / "scores.npz", folder / "manifest.json"]
+
+    def _shown(self) -> list[tuple[str, Image.Image]]:
+        """Title and picture of the maps that a notebook shows."""
+        shown = []
+        for index in self.places()[:SHOWN_IN_NOTEBOOK]:
+            image = index if isinstance(index, int) else index[0]
+            picture = self.bare(index) if self.pictures is None else self.overlay(self.pictures[image], index)
+            shown.append((self.title(index), picture))
+        return shown
+
+    def _repr_png_(self) -> bytes:
+        shown = self._shown()[:4]
+        return _png(tile([Row([picture for _, picture in shown])], [title or self.method for title, _ in shown]))
+
+    def _repr_html_(self) -> str:
+        figures = "".join(
+            f'<figure style="margin:0 8px 8px 0"><img width="{BARE_PIXELS}" alt="{escape(title or self.method)}" '
+            f'src="data:image/png;base64,{base64.b64encode(_png(picture)).decode()}">'
+            f"<figcaption>{escape(title)}</figcaption></figure>"
+            for title, picture in self._shown()
+        )
+        rest = len(self.places()) - SHOWN_IN_NOTEBOOK
+        more = f"<div>and {rest} more</div>" if rest > 0 else ""
+        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {self.grid[0]} x {self.grid[1]} patches"
+        return f'<div>{head}</div><div style="display:flex;flex-wrap:wrap">{figures}</div>{more}'
+
+
+def grid_picture(
+    images: Sequence[Any],
+    attributions: Mapping[str, Attribution],
+    *,
+    classes: Sequence[str] | None = None,
+    notes: Sequence[str] | None = None,
+    signed: bool = False,
+    cell: int = 224,
+) -> Image.Image:
+    """Compare methods: one row for each picture (and target), the picture first and then one column a method.
+
+    images: as for `overlay`, one for each map        notes: small print beside a row's title, such as its file name
+    """
+    if not attributions:
+        raise BadInput("expected at least one attribution to draw, got none")
+    first = next(iter(attributions.values()))
+    if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
+        raise BadInput("expected attributions of the same images and targets in every column")
+    pictures = [as_picture(image) for image in images]
+    if len(pictures) != len(first):
+        raise BadInput(f"expected {len(first)} pictures, one for each map, got {len(pictures)}")
+    # small pictures are drawn on an enlarged copy, so that the map is smooth over their visible pixels
+    pictures = [p.resize(_enlarged(p, cell), Image.Resampling.NEAREST) for p in pictures]
+    rows = []
+    for index in first.places():
+        image = index if isinstance(index, int) else index[0]
+        drawn = [att.overlay(pictures[image], index, signed=signed) for att in attributions.values()]
+        note = notes[image] if notes else ""
+        rows.append(Row([pictures[image], *drawn], first.title(index, classes), note))
+    return tile(rows, ["picture", *attributions], cell=cell, legend="signed" if signed else "positive")
+
+
+def _enlarged(picture: Image.Image, cell: int) -> tuple[int, int]:
+    factor = max(1, math.ceil(cell / max(picture.size)))
+    return picture.width * factor, picture.height * factor
+
+
+def percent(probability: float | None) -> str:
+    """A probability for people: "62 %", "99.7 %", "0.3 %"."""
+    if probability is None:
+        return ""
+    share = 100 * probability
+    return f"{share:.0f} %" if 1 <= share < 99 else f"{share:.1f} %"
+
+
+def overlay_name(image: str, method: str, index: Index = 0) -> str:
+    """File name of an overlay: image, method, and the target's place where there are several."""
+    slug = re.sub(r"[^A-Za-z0-9.+_=-]+", "-", method)
+    return f"{image}.{slug}.png" if isinstance(index, int) else f"{image}.{slug}.{index[1]}.png"
+
+
+def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
+    """The numbers of an attribution as float32 and int64 arrays."""
+    numbers = {"scores": attribution.scores, "logits": attribution.logits}
+    out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
+    return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
+
+
+def describe(attribution: Attribution) -> dict[str, Any]:
+    """What a manifest says of an attribution."""
+    return {
+        "method": attribution.method,
+        "score": attribution.score,
+        "grid": list(attribution.grid),
+        "target": None if attribution.target is None else attribution.target.tolist(),
+        "title": [attribution.title(index) for index in attribution.places()],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what made a result."""
+    found = {}
+    for name in ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
