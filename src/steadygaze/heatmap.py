@@ -88,7 +88,7 @@ class Attribution:
         return pixels.reshape(*self.scores.shape[:-2], height, width).to(self.scores.dtype)
 
     def normalised(self) -> Tensor:
-        """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero, an empty map stays empty."""
+        """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero."""
         largest = self.scores.abs().amax(dim=(-2, -1), keepdim=True)
         return self.scores / torch.where(largest > 0, largest, torch.ones_like(largest))
 
@@ -178,7 +178,8 @@ class Attribution:
             path = folder / overlay_name(names[image], self.method, index)
             picture.save(path)
             written.append(path)
-        np.savez_compressed(folder / "scores.npz", **arrays(self), names=np.array(names))
+        numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
+        np.savez_compressed(folder / "scores.npz", **numbers)
         facts = {**describe(self), "images": names, "files": [path.name for path in written], "versions": versions()}
         (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         return [*written, folder / "scores.npz", folder / "manifest.json"]

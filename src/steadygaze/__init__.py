@@ -1,0 +1,35 @@
+"""steadygaze: see what a vision transformer looks at, test whether that explanation is true, and steady its gaze."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {  # public name -> module that holds it; imported on first use, so that `import steadygaze` stays quick
+    "adapt": "steadygaze.vit",
+    "ViT": "steadygaze.vit",
+    "load_model": "steadygaze.vit.load",
+    "explain": "steadygaze.explainer",
+    "method": "steadygaze.registry",
+    "methods": "steadygaze.registry",
+    "Attribution": "steadygaze.heatmap",
+    "SteadygazeError": "steadygaze.errors",
+    "UnsupportedModel": "steadygaze.errors",
+    "MethodUnavailable": "steadygaze.errors",
+    "UnknownName": "steadygaze.errors",
+    "BadInput": "steadygaze.errors",
+    "BadImage": "steadygaze.errors",
+    "BadCheckpoint": "steadygaze.errors",
+    "DegenerateMap": "steadygaze.errors",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'steadygaze' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

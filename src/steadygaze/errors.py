@@ -1,0 +1,53 @@
+"""Every error that steadygaze raises on purpose. Each message says what was expected, what came, and what to do.
+
+    SteadygazeError
+    ├── UnsupportedModel (TypeError)        adapt() cannot view this model
+    ├── MethodUnavailable (ValueError)      this model cannot serve this method
+    ├── UnknownName (ValueError)            a method, aggregator, score, model or class nobody knows
+    ├── BadInput (ValueError)               images, targets or options of the wrong kind
+    ├── BadImage (ValueError)               a picture file that does not decode
+    └── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
+    DegenerateMap (UserWarning)             a map that is zero everywhere
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SteadygazeError(Exception):
+    """Base of all errors of steadygaze."""
+
+
+class UnsupportedModel(SteadygazeError, TypeError):
+    """The model is no vision transformer that an adapter knows, or its view does not give the model's own logits."""
+
+
+class MethodUnavailable(SteadygazeError, ValueError):
+    """The method is defined, but not for this model."""
+
+
+class UnknownName(SteadygazeError, ValueError):
+    """A name that nobody knows; the message offers the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        known = sorted(known)
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        shown = ", ".join(known) if len(known) <= 12 else f"{len(known)} are known"
+        super().__init__(f"unknown {kind} {name!r}.{guess} Known: {shown}.{' ' + hint if hint else ''}")
+
+
+class BadInput(SteadygazeError, ValueError):
+    """Images, targets or options that cannot be meant."""
+
+
+class BadImage(SteadygazeError, ValueError):
+    """A picture file that cannot be read."""
+
+
+class BadCheckpoint(SteadygazeError, ValueError):
+    """A checkpoint that does not fit, or that would have to execute code to be read."""
+
+
+class DegenerateMap(UserWarning):
+    """A map that is zero everywhere explains nothing."""

@@ -1,0 +1,148 @@
+"""One forward and one backward pass give hidden states, attentions and their gradients at every layer.
+
+    run = forward(vit, images, rules=..., want=..., start=...)      # the forward pass, under the seam
+    trace = run.trace(quantity)                                     # one backward pass for one scalar per image
+
+Methods are pure functions of a `Trace`. Layers are numbered 0..L−1; x^l is the input of block l. Blocks below `start` run
+without a graph: SkipPLUS needs no gradient there.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.trace.rules import PLAIN, Rules
+from steadygaze.trace.seam import Attention, Record, Seam, Want
+from steadygaze.vit.view import Layout, ViT, remember
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward pass that was recorded: everything but the gradients."""
+
+    vit: ViT
+    rules: Rules
+    layout: Layout
+    start: int
+    hidden: tuple[Tensor, ...]  # x^0 .. x^{L-1}, and the output of the last block; in the model's own token layout
+    records: tuple[Record, ...]  # one for each block, and one for the head
+    logits: Float[Tensor, "b classes"]
+
+    def trace(self, quantity: Float[Tensor, " b"] | None, *, retain: bool = False) -> "Trace":
+        """Gradients of `quantity` (one scalar for each image) at everything that was recorded; None: no backward pass."""
+        if quantity is None:
+            return Trace(self)
+        hidden = list(range(self.start, len(self.hidden)))
+        inputs = [self.hidden[l] for l in hidden]
+        attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
+        norms = [y for r in self.records for y in r.norms if y.requires_grad]
+        terms = [y for r in self.records for y, _, _ in r.terms if y.requires_grad]
+        everything = list({id(t): t for t in [*inputs, *attention, *norms, *terms]}.values())
+        grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
+        return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Hidden states, attentions and the gradients of one scalar with respect to them."""
+
+    run: Forward
+    _grads: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def vit(self) -> ViT:
+        return self.run.vit
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return len(self.run.records) - 1
+
+    @property
+    def logits(self) -> Float[Tensor, "b classes"]:
+        return self.run.logits
+
+    def grad(self, x: Tensor) -> Tensor:
+        """∂quantity/∂x for a recorded tensor; zeros where the quantity does not depend on it."""
+        g = self._grads.get(id(x))
+        return torch.zeros_like(x) if g is None else g
+
+    def tokens(self, layer: int) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
+        """(x^l, ∂T/∂x^l) with prefix tokens, in the model's own layout."""
+        x = self.run.hidden[layer]
+        return x.detach(), self.grad(x)
+
+    def patches(self, layer: int) -> tuple[Float[Tensor, "b h w d"], Float[Tensor, "b h w d"]]:
+        """(x^l, ∂T/∂x^l) of the patches, on the layer's own grid."""
+        block = self.vit.blocks[layer]
+        x, g = self.tokens(layer)
+        return block.patches(x, self.run.layout), block.patches(g, self.run.layout)
+
+    def attention(self, layer: int) -> tuple[Float[Tensor, "b heads n n"], Float[Tensor, "b heads n n"]]:
+        """(A^l, ∂T/∂A^l); the heads of parallel attentions of one block stand side by side."""
+        seen = self.run.records[layer].attention
+        return torch.cat([a.a.detach() for a in seen], 1), torch.cat([self.grad(a.a) for a in seen], 1)
+
+    def mixing(self, layer: int) -> Attention:
+        """The one attention of block l with v and A·v."""
+        (attention,) = self.run.records[layer].attention
+        return attention
+
+    def norms(self, layer: int) -> list[Tensor]:
+        return self.run.records[layer].norms
+
+    def bias_terms(self, layer: int) -> Float[Tensor, "b n"]:
+        """Σ offset·∂T/∂output per token over the biased (and, if wanted, nonlinear) maps of block l, or of the head (l = L)."""
+        x = self.run.hidden[min(layer, self.depth)]
+        total = x.new_zeros(x.shape[:2])
+        for y, offset, axis in self.run.records[layer].terms:
+            g = self.grad(y) * offset
+            if g.dim() == 2 or g.shape[axis] != total.shape[1]:  # behind the pooling: no token axis
+                total = total + self.readout_row() * g.flatten(1).sum(1, keepdim=True)
+                continue
+            axis %= g.dim()
+            total = total + g.sum(dim=tuple(d for d in range(1, g.dim()) if d != axis))
+        return total
+
+    @cached_property
+    def pooling(self) -> tuple[Attention, ...]:
+        """Attentions of the head: attention pooling, class-attention blocks."""
+        return tuple(self.run.records[-1].attention)
+
+    def readout_row(self) -> Float[Tensor, "1 n"]:
+        """How much each token feeds the head, for heads that read fixed tokens; sums to 1."""
+        x, plan = self.run.hidden[-1], self.vit.plan
+        row = x.new_zeros(1, x.shape[1])
+        if plan.readout == "class":
+            row[:, list(plan.readout_rows)] = 1.0
+        else:
+            row[:, plan.prefix :] = 1.0
+            row[:, list(plan.readout_rows)] = 1.0
+        return row / row.sum()
+
+
+def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, want: Want | None = None, start: int = 0,
+            grad: bool = True) -> Forward:  # fmt: skip
+    """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it."""
+    seam = Seam(rules, want)
+    below = Seam(PLAIN, want)  # without a graph there is nothing to hold constant
+    hidden, records = [], []
+    layout = vit.layout(tokens)
+    x = tokens
+    for l, block in enumerate(vit.blocks):
+        if l == start and grad:
+            x = remember(x.detach().requires_grad_(), layout)
+        hidden.append(x)
+        with torch.set_grad_enabled(grad and l >= start), (seam if l >= start else below) as active:
+            records.append(active.next_record())
+            x = block(x)
+    if start >= len(vit.blocks) and grad:
+        x = remember(x.detach().requires_grad_(), layout)
+    hidden.append(x)
+    with torch.set_grad_enabled(grad), seam:
+        records.append(seam.next_record())
+        logits = vit.head(x)
+    return Forward(vit, rules, layout, start, tuple(hidden), tuple(records), logits)

@@ -1,0 +1,110 @@
+"""Rules: what is held constant when a gradient is taken (NUMERICS 6.3, 13, 14). The forward value never changes.
+
+| field     | held constant, or scaled                                             | DecompX | `gaze` | AttnLRP |
+| attention | gradient that reaches q and k through A is multiplied by it (1 − α)   | 0       | 1/4    | 1/4     |
+| value     | gradient that reaches v is multiplied by it                           | 1       | 1      | 1/2     |
+| norm      | σ of every norm                                                       | held    | held   | held    |
+| slope     | activation f(h) = s·h with s = f(h)/h held                            | held    | held   | held    |
+| gate      | products of two branches (SwiGLU, gated attention): the gate          | held    | held   | 1/2 each|
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One setting of what a backward pass holds constant. `Rules()` is the ordinary gradient."""
+
+    attention: float = 1.0
+    value: float = 1.0
+    norm: bool = False
+    slope: bool = False
+    gate: Literal["free", "held", "half"] = "free"
+
+
+PLAIN = Rules()
+ATTNLRP = Rules(attention=0.25, value=0.5, norm=True, slope=True, gate="half")
+
+
+def frozen(freeze: float = 1.0, slope: Literal["origin", "tangent"] = "origin") -> Rules:
+    """Frozen-linear rules with attention frozen by the share `freeze`: 1 is DecompX, 0 leaves attention's gradient whole."""
+    return Rules(attention=1.0 - freeze, norm=True, slope=slope == "origin", gate="held")
+
+
+class _ScaleGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return g * ctx.factor, None
+
+
+def scale_grad(x: Tensor, factor: float) -> Tensor:
+    """x, with its gradient multiplied by `factor`."""
+    if factor == 1.0:
+        return x
+    return x.detach() if factor == 0.0 else _ScaleGrad.apply(x, factor)
+
+
+class _HeldNorm(torch.autograd.Function):
+    """Layer norm whose σ is a constant: dx = (γg − mean(γg)) / σ. Parameters get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y, _, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.save_for_backward(rstd, weight)
+        ctx.axes = tuple(range(-len(shape), 0))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rstd, weight = ctx.saved_tensors
+        g = g if weight is None else g * weight
+        return (g - g.mean(ctx.axes, keepdim=True)) * rstd, None, None, None, None
+
+
+def held_layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """F.layer_norm with σ held constant; the mean is not."""
+    trained = any(t is not None and t.requires_grad for t in (weight, bias))
+    if not trained and x.dtype.itemsize >= 4:
+        return _HeldNorm.apply(x, shape, weight, bias, eps)
+    axes = tuple(range(-len(shape), 0))
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    centred = wide - wide.mean(axes, keepdim=True)
+    sigma = (centred.detach().pow(2).mean(axes, keepdim=True) + eps).sqrt()
+    y = (centred / sigma).to(x.dtype)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def held_rms_norm(x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    """F.rms_norm with the root mean square held constant."""
+    axes = tuple(range(-len(shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    y = x / (x.detach().pow(2).mean(axes, keepdim=True) + eps).sqrt()
+    return y if weight is None else y * weight
+
+
+def held_slope(x: Tensor, fx: Tensor) -> Tensor:
+    """An activation as s·x with s = f(x)/x held constant (1/2 at 0, the limit of GELU and SiLU)."""
+    return _HeldSlope.apply(x, fx) if x.requires_grad else fx
+
+
+class _HeldSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fx: Tensor) -> Tensor:
+        slope = fx / x
+        ctx.save_for_backward(slope.nan_to_num_(nan=0.5))
+        return fx.view_as(fx)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (slope,) = ctx.saved_tensors
+        return g * slope, None

@@ -1,0 +1,255 @@
+"""The seam: the only place that intercepts torch's mathematics, during our own forward pass and nowhere else.
+
+A `Seam` is a `TorchFunctionMode`. While it is active, attention, norms, activations and biased linear maps of the model
+are answered by the rules (what the backward pass holds constant) and recorded for each block. The model is not touched.
+
+Attention is kept as a tensor of the graph only where it is wanted; elsewhere the fused kernel runs, with the gradients of
+q, k and v scaled by the rules, which is the same thing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from steadygaze.trace.rules import PLAIN, Rules, held_layer_norm, held_rms_norm, held_slope, scale_grad
+
+ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
+MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
+MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a trace is to keep beside the hidden states."""
+
+    attention: bool = False  # A of every block, as tensors of the graph
+    value: bool = False  # v and A·v too
+    bias: bool = False  # outputs of biased maps, for FullGrad
+    implicit: bool = False  # outputs of nonlinear maps with their offsets f(x) − J·x
+    norm: bool = False  # outputs of norms
+
+    def __or__(self, other: "Want") -> "Want":
+        return Want(*(a or b for a, b in zip(self.__dict__.values(), other.__dict__.values(), strict=True)))
+
+
+@dataclass
+class Attention:
+    """One attention of a block: weights A (b, h, q, k) after softmax, value v (b, h, k, d), result A·v."""
+
+    a: Tensor
+    v: Tensor | None = None
+    out: Tensor | None = None
+
+
+@dataclass
+class Record:
+    """What one block (or the head) left behind. A term is (output, offset, token axis): Σ offset·∂y/∂output per token."""
+
+    attention: list[Attention] = field(default_factory=list)
+    terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+
+
+class Seam(TorchFunctionMode):
+    """Intercepts attention, norms, activations and biases by `rules`, and records what is wanted into `record`."""
+
+    def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
+        super().__init__()
+        self.rules, self.want, self.record = rules, want or Want(), Record()
+        self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
+        self.table |= dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
+        self.table |= {F.dropout: self.dropout, torch.Tensor.to: self.to, F.layer_norm: self.layer_norm}
+        self.table |= {torch.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, torch.rms_norm: self.rms_norm}
+        if rules.slope or self.want.implicit:
+            for f in (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu):
+                self.table[f] = self.activation
+            for f in (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid):
+                self.table[f] = self.sigmoid
+        if rules.gate != "free" or self.want.implicit:
+            self.table |= dict.fromkeys(MUL, self.mul)
+        if self.want.bias:
+            self.table |= {F.linear: self.linear, **dict.fromkeys(ADD, self.add)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = self.table.get(func)
+        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+
+    def next_record(self) -> Record:
+        """A new record for the block that runs next; returns it."""
+        self.record = Record()
+        return self.record
+
+    # -- attention ----------------------------------------------------------------------------------------------
+
+    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+             is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+        want, rules = self.want, self.rules
+        if not (want.attention or want.value or want.implicit):
+            q, k = (scale_grad(t, rules.attention) for t in (q, k))
+            return func(q, k, scale_grad(v, rules.value), attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
+                        scale=scale, enable_gqa=enable_gqa)  # fmt: skip
+        if enable_gqa and q.shape[-3] != k.shape[-3]:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
+        raw = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        logits = raw
+        if is_causal:
+            attn_mask = torch.ones(raw.shape[-2:], dtype=torch.bool, device=raw.device).tril()
+        if attn_mask is not None:
+            masked = attn_mask.dtype == torch.bool
+            logits = raw.masked_fill(~attn_mask, float("-inf")) if masked else raw + attn_mask
+        a = self.weights(torch.softmax(logits, dim=-1))
+        a = F.dropout(a, dropout_p) if dropout_p else a
+        out = a @ scale_grad(v, rules.value)
+        self.record.attention.append(Attention(a, v, out))
+        if want.implicit:
+            self.attention_offset(raw, a, v, out)
+        return out
+
+    def weights(self, a: Tensor) -> Tensor:
+        """A with its gradient scaled by the rules; where it is wholly frozen it is a leaf, so that ∂y/∂A still exists."""
+        a = scale_grad(a, self.rules.attention)
+        if not a.requires_grad and torch.is_grad_enabled() and self.want.attention:
+            a = a.detach().requires_grad_()
+        return a
+
+    def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Eager attention: a softmax over the keys of a (batch, heads, queries, keys) tensor."""
+        y = func(x, dim, *args, **kwargs)
+        if x.dim() != 4 or dim not in (-1, 3):
+            return y
+        y = self.weights(y)
+        y.attention_ = Attention(y)  # type: ignore[attr-defined]
+        y.logits_ = x  # type: ignore[attr-defined]
+        if self.want.attention or self.want.value:
+            self.record.attention.append(y.attention_)  # type: ignore[attr-defined]
+        return y
+
+    def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+        attention = getattr(a, "attention_", None)
+        if attention is None:
+            return func(a, v, **kwargs)
+        out = func(a, scale_grad(v, self.rules.value), **kwargs)
+        attention.v, attention.out = v, out
+        if self.want.implicit:
+            self.attention_offset(a.logits_, a, v, out)  # type: ignore[attr-defined]
+        return out
+
+    def dropout(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return func(x, p, training, inplace) if training and p > 0 else x
+
+    def to(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        y = func(x, *args, **kwargs)
+        if y is not x and hasattr(x, "attention_"):  # half precision: softmax in float32, then back
+            y.attention_, y.logits_ = x.attention_, x.logits_  # type: ignore[attr-defined]
+        return y
+
+    def attention_offset(self, raw: Tensor, a: Tensor, v: Tensor, out: Tensor) -> None:
+        """Offset of the attention core, A·v − J·(q, k, v): along (q, k) the logits move by twice their bilinear part."""
+        with torch.no_grad():
+            ds = 2 * raw
+            da = a * (ds - (a * ds).sum(-1, keepdim=True))
+            offset = (1 - self.rules.value) * out - self.rules.attention * (da @ v)
+        self.record.terms.append((out, offset, -2))
+
+    def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor | None,
+            bias_k: Any, bias_v: Any, add_zero: bool, dropout_p: float, w_out: Tensor, b_out: Tensor | None,
+            training: bool = True, **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
+        """nn.MultiheadAttention on one sequence (sequence, batch, width), as torchvision calls it."""
+        plain = query is key and key is value and bias_k is None and bias_v is None and not add_zero
+        if not plain or kwargs.get("key_padding_mask") is not None or kwargs.get("use_separate_proj_weight"):
+            raise NotImplementedError("nn.MultiheadAttention in a form that no vision transformer of torchvision uses")
+        n, batch, _ = query.shape
+        qkv = self.linear(F.linear, query.transpose(0, 1), w, b)
+        q, k, v = qkv.reshape(batch, n, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        drop = dropout_p if training else 0.0
+        out = self.sdpa(F.scaled_dot_product_attention, q, k, v, attn_mask=kwargs.get("attn_mask"), dropout_p=drop)
+        out = self.linear(F.linear, out.transpose(1, 2).reshape(batch, n, width), w_out, b_out)
+        return out.transpose(0, 1), None
+
+    # -- norms, activations, gates, biases ----------------------------------------------------------------------
+
+    def layer_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+                   eps: float = 1e-5, *args: Any) -> Tensor:  # fmt: skip
+        held = self.rules.norm and x.requires_grad
+        y = held_layer_norm(x, list(shape), weight, bias, eps) if held else func(x, shape, weight, bias, eps)
+        if self.want.norm:
+            self.record.norms.append(y)
+        if self.want.bias and bias is not None:
+            self.record.terms.append((y, bias, -2))
+        if self.want.implicit and not self.rules.norm:
+            with torch.no_grad():
+                variance = x.var(-1, unbiased=False, keepdim=True) + eps
+                offset = (y if bias is None else y - bias) * (1 - eps / variance)
+            self.record.terms.append((y, offset, -2))
+        return y
+
+    def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        y = held_rms_norm(x, list(shape), weight, eps) if self.rules.norm else func(x, shape, weight, eps)
+        if self.want.norm:
+            self.record.norms.append(y)
+        if self.want.implicit and not self.rules.norm:
+            with torch.no_grad():
+                small = torch.finfo(x.dtype).eps if eps is None else eps
+                offset = y * (1 - small / (x.pow(2).mean(-1, keepdim=True) + small))
+            self.record.terms.append((y, offset, -2))
+        return y
+
+    def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("inplace", None)
+        if self.rules.slope:
+            y = held_slope(x, func(x.detach(), *args, **kwargs))
+        else:
+            y = func(x, *args, **kwargs)
+        if self.want.implicit and not self.rules.slope:
+            self.tangent_offset(x, y, lambda t: func(t, *args, **kwargs))
+        y.activation_ = True  # type: ignore[attr-defined]
+        return y
+
+    def sigmoid(self, func: Any, x: Tensor) -> Tensor:
+        """A gate (QuickGELU, gated attention): held constant where products of branches are."""
+        y = func(x)
+        if self.rules.gate == "held" or self.rules.slope:
+            return y.detach()
+        if self.want.implicit:
+            self.tangent_offset(x, y, func)
+        return y
+
+    def tangent_offset(self, x: Tensor, y: Tensor, f: Any) -> None:
+        with torch.enable_grad():
+            t = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(f(t).sum(), t)
+        self.record.terms.append((y, (y - slope * x).detach(), -2))
+
+    def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        """A product of two branches: act(gate)·x. By a parameter or a number it is linear, and needs no rule."""
+        both = isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad and y.requires_grad and x.shape == y.shape
+        if not both or x.is_leaf or y.is_leaf:
+            return func(x, y, **kwargs)
+        gate_x, gate_y = hasattr(x, "activation_"), hasattr(y, "activation_")
+        if self.rules.gate == "held" and (gate_x or gate_y):
+            return func(x.detach(), y) if gate_x else func(x, y.detach())
+        if self.rules.gate == "half":
+            return func(scale_grad(x, 0.5), scale_grad(y, 0.5))
+        out = func(x, y, **kwargs)
+        if self.want.implicit:
+            self.record.terms.append((out, -out.detach(), -2))
+        return out
+
+    def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = func(x, weight, bias)
+        if self.want.bias and bias is not None:
+            self.record.terms.append((y, bias, 1 if y.dim() == 4 else -2))  # talking heads: (b, q, k, heads)
+        return y
+
+    def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        out = func(x, y, **kwargs)
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
+            for bias, rest in ((x, y), (y, x)):
+                if bias.dim() == 1 and rest.dim() >= 3 and bias.shape[0] == rest.shape[-1]:
+                    self.record.terms.append((out, bias, -2))
+        return out

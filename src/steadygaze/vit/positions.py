@@ -1,0 +1,75 @@
+"""Positions of kept patches: where a table over all tokens meets fewer tokens, its rows (and columns) are gathered.
+
+Relative position biases are made inside a block, for all tokens. `KeptPositions` is active only while kept tokens run
+through a block, and only for layouts with removed patches; it answers the two places where such a table is used: the mask
+of `scaled_dot_product_attention`, and an addition of shapes that do not fit (eager attention, pooling with positions).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from steadygaze.vit.view import Layout
+
+ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
+
+
+class _Gather(TorchFunctionMode):
+    def __init__(self, kept: Tensor, patches: int, prefix: int) -> None:
+        super().__init__()
+        self.kept, self.patches, self.prefix = kept, patches, prefix
+        head = torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1)
+        self.index = torch.cat([head, kept + prefix], dim=1)  # (B, prefix + k): token indices that are left
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+            if mask is not None:
+                args, kwargs = args[:3] + args[4:], {**kwargs, "attn_mask": self.pairs(mask, args[0].shape[-2])}
+        elif func in ADD and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+            args = (self.fit(args[0], args[1]), self.fit(args[1], args[0]))
+        return func(*args, **kwargs)
+
+    def pairs(self, table: Tensor, left: int) -> Tensor:
+        """(..., N, N) -> (B, ..., K, K) for the tokens that are left; anything else as it is."""
+        for extra in (self.prefix, 0):
+            if table.shape[-1] == extra + self.patches and table.shape[-2] == table.shape[-1] != left:
+                index = self.index if extra else self.kept
+                table = table.expand(index.shape[0], *table.shape[-3:])
+                rows = index[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[-1])
+                columns = index[:, None, None, :].expand(-1, table.shape[1], index.shape[1], -1)
+                return table.gather(2, rows).gather(3, columns)
+        return table
+
+    def fit(self, table: Tensor, other: Tensor) -> Tensor:
+        if table.dim() == 4 and other.dim() == 4 and table.shape[-2:] != other.shape[-2:]:
+            return self.pairs(table, other.shape[-2])
+        if table.dim() == 3 and other.dim() == 3 and table.shape[0] == 1 and table.shape[1] != other.shape[1]:
+            for extra, index in ((self.prefix, self.index), (0, self.kept)):
+                if table.shape[1] == extra + self.patches and other.shape[1] == index.shape[1]:
+                    return table[0][index]
+        return table
+
+
+def KeptPositions(layout: Layout, prefix: int) -> AbstractContextManager[Any]:
+    """Gather position tables for the kept patches of `layout`; does nothing when all patches are there."""
+    if layout.kept is None:
+        return nullcontext()
+    return _Gather(layout.kept, layout.grid[0] * layout.grid[1], prefix)
+
+
+def rotary(rows: Tensor, kept: Tensor | None) -> Tensor:
+    """Rows (..., P, d) of a rotary embedding for the kept patches: (B, heads or 1, k, d)."""
+    if kept is None:
+        return rows
+    if rows.dim() == 2:
+        return rows[kept].unsqueeze(1)
+    return rows[:, kept].transpose(0, 1)  # one table for each head: (H, P, d) -> (B, H, k, d)

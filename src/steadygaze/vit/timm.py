@@ -1,0 +1,197 @@
+"""Adapter for timm's plain vision transformers: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative positions, CaiT."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models.beit import Beit
+from timm.models.cait import Cait
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch import Tensor, nn
+
+from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.positions import rotary
+from steadygaze.vit.view import Layout, Parts, Plan, Readout
+
+
+def plan(model: nn.Module) -> Plan | None:
+    """How to run a timm ViT in pieces; None if it is no such model."""
+    if isinstance(model, Cait):
+        return _cait(model)
+    if isinstance(model, Eva):
+        return _eva(model)
+    if isinstance(model, Beit):
+        return _plain(model, _beit_embed, shared_rel_pos_bias="rel_pos_bias")
+    if isinstance(model, VisionTransformerRelPos):
+        return _plain(model, _relpos_embed, shared_rel_pos="shared_rel_pos")
+    if isinstance(model, VisionTransformer):
+        return _plain(model, _vit_embed)
+    return None
+
+
+def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) -> Plan:
+    """embed, then every block on all tokens; `shared` names a bias table that the model makes once for all blocks."""
+
+    def call(block: nn.Module, x: Tensor, layout: Layout) -> Tensor:
+        if block is model.blocks[0]:
+            x = getattr(model, "norm_pre", nn.Identity())(x)
+        return block(x, **{name: _table(getattr(model, source)) for name, source in shared.items()})
+
+    def embedded(images: Tensor) -> tuple[Tensor, None, tuple[int, int]]:
+        x = model.patch_embed(images)
+        grid = tuple(x.shape[1:3]) if x.dim() == 4 else model.patch_embed.grid_size
+        return embed(model, x), None, grid
+
+    return Plan(
+        embed=embedded,
+        blocks=[{"module": b, "call": partial(call, b), "parts": _parts(b)} for b in model.blocks],
+        head=lambda x, layout: model.forward_head(model.norm(x)),
+        **_description(model),
+    )
+
+
+def _table(module: Any) -> Tensor | None:
+    """A shared table of relative position biases: beit's module is called, relpos' has get_bias."""
+    return None if module is None else module.get_bias() if hasattr(module, "get_bias") else module()
+
+
+def _vit_embed(model: VisionTransformer, x: Tensor) -> Tensor:
+    return model._pos_embed(x)
+
+
+def _beit_embed(model: Beit, x: Tensor) -> Tensor:
+    x = torch.cat((model.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
+    return x if model.pos_embed is None else x + model.pos_embed
+
+
+def _relpos_embed(model: VisionTransformerRelPos, x: Tensor) -> Tensor:
+    return x if model.cls_token is None else torch.cat((model.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
+
+
+def _eva(model: Eva) -> Plan:
+    def embed(images: Tensor) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
+        x = model.patch_embed(images)
+        grid = tuple(x.shape[1:3]) if x.dim() == 4 else model.patch_embed.grid_size
+        tokens, rope = model._pos_embed(x)
+        return tokens, rope, grid
+
+    def call(index: int, x: Tensor, layout: Layout) -> Tensor:
+        if index == 0:
+            x = model.norm_pre(x)
+        rope = layout.state
+        if rope is not None:
+            rope = rotary(rope[index] if model.rope_mixed else rope, layout.kept)
+        return model.blocks[index](x, rope=rope)
+
+    return Plan(
+        embed=embed,
+        blocks=[{"module": b, "call": partial(call, i), "parts": _parts(b)} for i, b in enumerate(model.blocks)],
+        head=lambda x, layout: model.forward_head(model.norm(x)),
+        rotary=model.rope is not None,
+        **_description(model),
+    )
+
+
+def _cait(model: Cait) -> Plan:
+    """Patches alone run through the blocks; the class-attention blocks are the head, which pools by attention."""
+
+    def embed(images: Tensor) -> tuple[Tensor, None, tuple[int, int]]:
+        return model.patch_embed(images) + model.pos_embed, None, model.patch_embed.grid_size
+
+    def head(x: Tensor, layout: Layout) -> Tensor:
+        token = model.cls_token.expand(x.shape[0], -1, -1)
+        for block in model.blocks_token_only:
+            token = block(x, token)
+        return model.forward_head(model.norm(torch.cat((token, x), dim=1)))
+
+    description = _description(model) | {"prefix": 0, "readout": "pool" if model.global_pool == "token" else "mean"}
+    return Plan(
+        embed=embed,
+        blocks=[{"module": b, "call": lambda x, layout, b=b: b(x)} for b in model.blocks],
+        head=head,
+        **description,
+    )
+
+
+def _description(model: Any) -> dict[str, Any]:
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    pool = getattr(model, "global_pool", "token")
+    readout: Readout
+    if isinstance(model, VisionTransformerDistilled):
+        readout, rows = "class", (0, 1)
+    elif getattr(model, "attn_pool", None) is not None or pool == "map":
+        readout, rows = "pool", ()
+    elif pool == "token":
+        readout, rows = "class", (0,)
+    elif pool in ("avg", "avgmax", "max"):
+        readout, rows = "mean", tuple(range(prefix)) if getattr(model, "pool_include_prefix", False) else ()
+    else:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has global_pool={pool!r}: no pooled head. Use 'token', 'avg' or 'map' and num_classes > 0."
+        )
+    embed = model.patch_embed
+    size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]
+    channels = embed.proj.in_channels if isinstance(getattr(embed, "proj", None), nn.Conv2d) else 3
+    if hasattr(embed, "backbone"):
+        channels = 3
+    return {
+        "input_size": (channels, *size),
+        "fixed_size": not getattr(model, "dynamic_img_size", False) and getattr(embed, "strict_img_size", True),
+        "grid": tuple(embed.grid_size),
+        "prefix": prefix,
+        "readout": readout,
+        "readout_rows": rows,
+        "kind": f"timm {type(model).__name__}",
+    }
+
+
+def _norm(module: nn.Module) -> tuple[Tensor | None, Tensor | None, float, bool]:
+    """(gain, bias, eps, centred) of a LayerNorm or RMSNorm."""
+    gain, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return gain, bias, getattr(module, "eps", 1e-6), "rms" not in type(module).__name__.lower()
+
+
+def _parts(block: Any) -> Callable[[], Parts] | None:
+    """Linear parts of a pre-norm block with one attention; None where the block is of another make."""
+    attn, norm1, norm2 = (getattr(block, name, None) for name in ("attn", "norm1", "norm2"))
+    pre_norm = type(block).__name__ in ("Block", "EvaBlock", "RelPosBlock", "SerialBlock")
+    if not pre_norm or getattr(attn, "gate", None) is not None or not hasattr(attn, "proj"):
+        return None
+
+    def parts() -> Parts:
+        with torch.no_grad():
+            width = attn.proj.in_features
+            if getattr(attn, "qkv", None) is not None:
+                weight, bias = attn.qkv.weight[-width:], attn.qkv.bias
+                bias = bias[-width:] if bias is not None else getattr(attn, "v_bias", None)
+            else:
+                weight, bias = attn.v_proj.weight, attn.v_proj.bias
+            offset = weight.new_zeros(weight.shape[0]) if bias is None else bias
+            beta = _norm(norm1)[1]
+            if beta is not None:
+                offset = offset + weight @ beta
+            if offset.numel() < width:  # grouped queries: a value head serves several query heads
+                offset = offset.unflatten(0, (attn.num_kv_heads, -1)).repeat_interleave(attn.num_kv_groups, 0).flatten()
+            output, inner = attn.proj.weight, getattr(attn, "norm", None)
+            inner_norm = None
+            if inner is not None and not isinstance(inner, nn.Identity):
+                gain, _, eps, centred = _norm(inner)
+                output = output if gain is None else output * gain
+                output = output - output.mean(1, keepdim=True) if centred else output
+                inner_norm = (eps, centred)
+            scale1, scale2 = _layer_scale(block, 1), _layer_scale(block, 2)
+            output = output if scale1 is None else scale1[:, None] * output
+            gain, _, eps, centred = _norm(norm2)
+            gain = torch.ones_like(output[:, 0]) if gain is None else gain
+            return Parts(offset, output, inner_norm, gain if scale2 is None else gain * scale2, (eps, centred))
+
+    return parts
+
+
+def _layer_scale(block: Any, which: int) -> Tensor | None:
+    scale = getattr(block, f"gamma_{which}", None)
+    return scale if scale is not None else getattr(getattr(block, f"ls{which}", None), "gamma", None)

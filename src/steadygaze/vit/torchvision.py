@@ -1,0 +1,1 @@
+def plan(model): return None

@@ -1,0 +1,254 @@
+"""One view of every vision transformer: embed -> blocks -> head.
+
+A `ViT` runs the model's own modules; nothing is copied, patched or hooked. Tokens are ordinary tensors that remember
+their `Layout` (grid, which patches are left, rotary rows), so that
+
+    x = vit.select(vit.embed(images), keep)
+    for block in vit.blocks:
+        x = block(x)
+    logits = vit.head(x)
+
+is the model with only the patches `keep`, each at its own position.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.vit.positions import KeptPositions
+
+Readout = Literal["class", "mean", "pool"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tokens lie: the patch grid, the patches that are left (None: all), and what blocks ask for (rotary rows)."""
+
+    grid: tuple[int, int]
+    kept: Int[Tensor, "b k"] | None = None
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The linear parts of one pre-norm attention branch, for the methods that decompose it (NUMERICS 5).
+
+    x'_i = x_i + s_i · O · concat_h(Σ_j A_hij (v_hj)) + bias, where v_hj = value_hj(x_j) − value_offset is free of biases.
+    """
+
+    value_offset: Float[Tensor, " hd"]  # W_v β₁ + b_v: what the value has of biases
+    output: Float[Tensor, "d hd"]  # LayerScale · W_o (· gain and centring of an inner norm)
+    inner_norm: tuple[float, bool] | None  # (eps, centred) of a norm between A·V and W_o: gives the row scale s_i
+    second_gain: Float[Tensor, " d"]  # LayerScale₂ · γ₂
+    second_norm: tuple[float, bool]  # (eps, centred) of the norm before the MLP
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of a view: the model's own block, and how its input lies on the image."""
+
+    module: nn.Module
+    call: Callable[[Tensor, Layout], Tensor]
+    plan: "Plan"
+    parts: Callable[[], Parts] | None = None
+    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # None: prefix, then patches in raster order
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layout = layout_of(x, self.plan)
+        with KeptPositions(layout, self.plan.prefix):
+            return remember(self.call(x, layout), layout)
+
+    def patches(self, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
+        """The input of this block (or a tensor shaped like it) as a picture: prefix dropped, channels last."""
+        if self.spatial is not None:
+            return self.spatial(x, layout)
+        if layout.kept is not None:
+            raise BadInput("tokens with removed patches do not fill a grid; give the tokens of the whole image")
+        return x[:, self.plan.prefix :].unflatten(1, layout.grid)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an adapter says of a model; `ViT` is made of it."""
+
+    embed: Callable[[Tensor], tuple[Tensor, Any, tuple[int, int]]]  # images -> tokens, state, grid
+    blocks: list[dict[str, Any]]  # keyword arguments of `Block`, without plan
+    head: Callable[[Tensor, Layout], Tensor]
+    input_size: tuple[int, int, int]
+    fixed_size: bool
+    grid: tuple[int, int]
+    prefix: int
+    readout: Readout
+    readout_rows: tuple[int, ...] = (0,)
+    kind: str = ""
+    removable: bool = True  # patches can really be removed after embed
+    global_attention: bool = True  # every block attends over all tokens in one matrix
+    rotary: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ViT:
+    """A vision transformer seen as embed -> blocks -> head. Made by `steadygaze.adapt`."""
+
+    model: nn.Module
+    plan: Plan = field(repr=False)
+    blocks: tuple[Block, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(Block(plan=self.plan, **b) for b in self.plan.blocks))
+
+    @property
+    def prefix(self) -> int:
+        """Number of class, distillation and register tokens before the patches."""
+        return self.plan.prefix
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches that carry the map, at the model's own image size."""
+        return self.plan.grid
+
+    @property
+    def readout(self) -> Readout:
+        """Which tokens feed the head: "class" row, "mean" of patches, or attention "pool"."""
+        return self.plan.readout
+
+    def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
+        """Tokens before the first block, positions added (a `norm_pre` belongs to block 0)."""
+        tokens, state, grid = self.plan.embed(self.check(images))
+        return remember(tokens, Layout(grid, state=state))
+
+    def select(self, tokens: Float[Tensor, "b n d"], keep: Int[Tensor, "b k"]) -> Float[Tensor, "b m d"]:
+        """Only the patches `keep` (indices in raster order); prefix tokens stay. Positions are those of the image."""
+        if not self.plan.removable:
+            raise BadInput(
+                f"patches of a {self.plan.kind} cannot be removed: its blocks need the whole grid. Mask them instead."
+            )
+        layout = self.layout(tokens)
+        patches = layout.grid[0] * layout.grid[1] if layout.kept is None else layout.kept.shape[1]
+        if keep.dim() != 2 or keep.shape[0] != tokens.shape[0] or keep.dtype not in (torch.int32, torch.int64):
+            raise BadInput(
+                f"keep: expected integer patch indices of shape ({tokens.shape[0]}, k), got {keep.dtype} {tuple(keep.shape)}"
+            )
+        if keep.numel() and (int(keep.min()) < 0 or int(keep.max()) >= patches):
+            raise BadInput(f"keep: indices must lie in 0..{patches - 1}, got {int(keep.min())}..{int(keep.max())}")
+        keep = keep.to(device=tokens.device, dtype=torch.long)
+        patch = tokens[:, self.prefix :].gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        kept = keep if layout.kept is None else layout.kept.gather(1, keep)
+        return remember(torch.cat([tokens[:, : self.prefix], patch], dim=1), replace(layout, kept=kept))
+
+    def head(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b classes"]:
+        """Logits from the output of the last block: final norm, pooling, classifier."""
+        layout = self.layout(x)
+        with KeptPositions(layout, self.prefix):
+            return self.plan.head(x, layout)
+
+    def logits(self, tokens: Float[Tensor, "b n d"], start: int = 0) -> Float[Tensor, "b classes"]:
+        """Run the blocks from `start` on, and the head."""
+        for block in self.blocks[start:]:
+            tokens = block(tokens)
+        return self.head(tokens)
+
+    def __call__(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        return self.logits(self.embed(images))
+
+    def layout(self, x: Tensor) -> Layout:
+        """Where the tokens `x` lie."""
+        return layout_of(x, self.plan)
+
+    def check(self, images: Tensor) -> Tensor:
+        """The images, if the model can take them; else an error that says why not."""
+        channels, height, width = self.plan.input_size
+        expected = f"expected floating-point images of shape (B, {channels}, {height}, {width})"
+        if not isinstance(images, Tensor):
+            raise BadInput(f"{expected}, got {type(images).__name__}. Make a tensor with the model's own transform.")
+        if images.dim() == 3:
+            raise BadInput(f"{expected}, got {tuple(images.shape)}: the batch axis is missing. Use image.unsqueeze(0).")
+        if images.dim() != 4 or images.shape[1] != channels:
+            raise BadInput(f"{expected}, got {tuple(images.shape)}.")
+        if not images.is_floating_point():
+            raise BadInput(f"{expected}, got {images.dtype}. Scale to 0..1 and normalise with the model's mean and std.")
+        if self.plan.fixed_size and tuple(images.shape[-2:]) != (height, width):
+            raise BadInput(f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size.")
+        if images.shape[0] == 0:
+            raise BadInput(f"{expected}, got an empty batch.")
+        if not torch.isfinite(images).all():
+            raise BadInput("the images have NaN or infinite values. Look at the file or the transform they come from.")
+        return images
+
+
+def layout_of(x: Tensor, plan: Plan) -> Layout:
+    """The layout that `x` remembers; a plain tensor with every token lies on the model's own grid."""
+    known = getattr(x, "layout_", None)
+    if known is not None:
+        return known
+    (height, width), (channels, *size) = plan.grid, plan.input_size
+    if plan.global_attention and x.shape[1] != plan.prefix + height * width:
+        raise BadInput(
+            f"these tokens have forgotten where they lie: expected {plan.prefix} prefix tokens and {height}x{width} patches, "
+            f"got {x.shape[1]} tokens. Take them from vit.embed or vit.select."
+        )
+    state = None
+    if plan.rotary or not plan.global_attention:
+        with torch.no_grad():
+            _, state, _ = plan.embed(torch.zeros(1, channels, *size, device=x.device, dtype=x.dtype))
+    return Layout(plan.grid, state=state)
+
+
+def remember(x: Tensor, layout: Layout) -> Tensor:
+    """Let `x` carry its layout along."""
+    x.layout_ = layout  # type: ignore[attr-defined]
+    return x
+
+
+@contextmanager
+def undisturbed(model: nn.Module, *, train: bool | None = False) -> Iterator[None]:
+    """Evaluation mode and no parameter gradients inside; outside, also after an error, everything is as it was."""
+    modes = [(m, m.training) for m in model.modules()]
+    wants = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        if train is not None:
+            for m, _ in modes:
+                m.training = train
+        for p, _ in wants:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
+        for p, want in wants:
+            p.requires_grad_(want)
+
+
+def verify(vit: ViT) -> None:
+    """Raise UnsupportedModel unless the view gives the model's own logits."""
+    parameter = next(vit.model.parameters(), None)
+    if parameter is None:
+        raise UnsupportedModel(f"{type(vit.model).__name__} has no parameters")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
+    with torch.no_grad(), undisturbed(vit.model):
+        expected = logits_of(vit.model(images))
+        got = vit(images)
+    if got.shape != expected.shape or got.dim() != 2:
+        raise UnsupportedModel(
+            f"{type(vit.model).__name__}: expected logits of shape (B, classes), the model gives {tuple(expected.shape)} and "
+            f"the view {tuple(got.shape)}. Give the model a pooled classification head."
+        )
+    scale = expected.abs().max().clamp_min(1e-6)
+    error = float((got - expected).abs().max() / scale)
+    if not error <= 200 * torch.finfo(expected.dtype).eps ** (0.5 if expected.dtype.itemsize <= 2 else 0.75):
+        raise UnsupportedModel(
+            f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} blocks -> head differ "
+            f"by {error:.1e} (relative). It may do something between its blocks that the {vit.plan.kind} adapter does not know."
+        )
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of whatever a model returns: a tensor, or an output object of transformers."""
+    return output if isinstance(output, Tensor) else output.logits
