@@ -1,0 +1,105 @@
+"""Attention methods from their formulas. G^l = dT/dA^l, A-bar^l = mean_h relu(G^l A^l), I the identity.
+
+    raw_attention    mean_h A^(L-1)                                  rollout   prod_l (0.5 mean_h A^l + 0.5 I)
+    attn_grad^l      mean_h G^l, signed                              genatt    R <- R + A-bar^l R from R = I, l = 0..L-1
+    attcam^l_ij      mean_h w_hi A_hij, w_hi = mean over patch columns j of G_hij, signed
+    gradsam          sum_l A-bar^l (= genatt+plus)
+
+Each matrix is read at the class row, or, for averaged heads, at the mean of the averaged rows; patch columns only.
+`freeze`: G is the gradient with respect to A' = alpha sg(A) + (1 - alpha) A, the tensor that multiplies v.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import vit
+from .vit import Model
+
+
+def attentions(model: Model, images: Tensor, target: Tensor, **how: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """A^l and G^l for every block, each (B,H,N,N)."""
+    state, scalar = vit.trace(model, images, target, **how)
+    A = [block.A for block in state.blocks]
+    return [a.detach() for a in A], vit.gradients(scalar, A)
+
+
+def identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=torch.float64).expand(like.shape[0], -1, -1)
+
+
+def product(matrices: list[Tensor]) -> Tensor:
+    """R <- M^l R in forward order, from R = I."""
+    R = identity(matrices[0])
+    for M in matrices:
+        R = M @ R
+    return R
+
+
+def plus_identity(matrices: list[Tensor]) -> Tensor:
+    """R <- R + M^l R in forward order, from R = I."""
+    R = identity(matrices[0])
+    for M in matrices:
+        R = R + M @ R
+    return R
+
+
+def raw_attention_layers(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    A, _ = attentions(model, images, target, **how)
+    return [vit.read(model, a.mean(1)) for a in A]
+
+
+def raw_attention(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    return raw_attention_layers(model, images, target, **how)[-1]
+
+
+def rollout_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    """0.5 mean_h A^l + 0.5 I: rows sum to one."""
+    A, _ = attentions(model, images, target, **how)
+    return [0.5 * a.mean(1) + 0.5 * identity(a) for a in A]
+
+
+def rollout(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    return vit.read(model, product(rollout_matrices(model, images, target, **how)))
+
+
+def attn_grad_layers(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    _, G = attentions(model, images, target, **how)
+    return [vit.read(model, g.mean(1)) for g in G]
+
+
+def attn_grad(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    """Block 0."""
+    return attn_grad_layers(model, images, target, **how)[0]
+
+
+def attcam_layers(model: Model, images: Tensor, target: Tensor, *, relu: bool = False, **how: Any) -> list[Tensor]:
+    """For averaged heads each row keeps its own weight w_hi, and the mean of rows is taken last; relu after that."""
+    maps = []
+    for a, g in zip(*attentions(model, images, target, **how), strict=True):
+        w = g[..., model.num_prefix_tokens :].mean(dim=-1, keepdim=True)
+        maps.append(vit.read(model, (w * a).mean(1)))
+    return [m.clamp(min=0) for m in maps] if relu else maps
+
+
+def attcam(model: Model, images: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Last block; signed unless `relu=True`, which is Chefer's form without its min-max."""
+    return attcam_layers(model, images, target, **options)[-1]
+
+
+def genatt_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    """mean_h relu(G A): the clamp is per head, before the mean."""
+    return [(a * g).clamp(min=0).mean(1) for a, g in zip(*attentions(model, images, target, **how), strict=True)]
+
+
+def genatt(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    return vit.read(model, plus_identity(genatt_matrices(model, images, target, **how)))
+
+
+def gradsam_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    return genatt_matrices(model, images, target, **how)
+
+
+def gradsam(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    return vit.read(model, torch.stack(gradsam_matrices(model, images, target, **how)).sum(0))
