@@ -1,0 +1,71 @@
+"""Picture files: finding them, and reading any kind of them as upright 8-bit RGB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from steadygaze.errors import BadImage, BadInput
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """The files named, and in folders every picture at any depth, in order of name; each once."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not inside:
+                raise BadInput(f"expected pictures in {path}, found none ({', '.join(sorted(SUFFIXES))})")
+            found.update(dict.fromkeys(inside))
+        else:
+            found[path] = None  # a missing file is found out when it is read, so that the others are still served
+    return list(found)
+
+
+def read_image(path: str | Path) -> Image.Image:
+    """The picture as RGB, turned as its EXIF says, transparency on white, 16 bits brought to 8.
+
+    A file that is missing, truncated or no picture raises `BadImage` with its name.
+    """
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+            picture = ImageOps.exif_transpose(opened)
+            return to_rgb(picture)
+    except FileNotFoundError as error:
+        raise BadImage(f"{path}: no such file") from error
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"{path}: too large to be read safely ({error})") from error
+    except Exception as error:  # PIL's decoders raise whatever their format calls for, from SyntaxError to struct.error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadImage(f"{path}: does not decode as a picture ({reason})") from error
+
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """8-bit RGB of a picture of any mode; transparent parts become white."""
+    if picture.mode.startswith(("I", "F")):
+        return _narrowed(picture)
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        clear = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _narrowed(picture: Image.Image) -> Image.Image:
+    """Grey of 16 or 32 bits, which PIL would clip to white: 16-bit files keep their full scale, floats in [0, 1] too,
+    anything else spans its own range."""
+    values = np.asarray(picture, dtype=np.float64)
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite((low, high)).all():
+        raise ValueError("holds values that are not finite")
+    if low >= 0 and high <= 1 and picture.mode == "F":
+        low, high = 0.0, 1.0
+    elif picture.mode.startswith("I") and low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0 if high > 255 else 255.0
+    grey = (values - low) / (high - low or 1.0) * 255
+    return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")

@@ -1,0 +1,297 @@
+"""From a name to a model that is ready to use, with the preprocessing and the class names that belong to it.
+
+| name | model |
+| --- | --- |
+| `embedded` | the small CIFAR-10 ViT inside this package |
+| `deit_tiny_patch16_224` | timm, pretrained from the hub, or with the weights of `checkpoint` |
+| `torchvision:vit_b_16` | torchvision |
+| a folder with config.json, or `owner/name` | transformers, `AutoModelForImageClassification` |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError, UnknownName
+from steadygaze.vit.checkpoint import Weights, fit, read_weights, weights_hash
+
+Preprocess = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model with what is needed to feed it and to read its answer.
+
+    preprocess: RGB picture -> (3, H, W), normalised; mean, std, size (H, W): what it ends in
+    recipe: the preprocessing in words, for a record       weights_hash: see `checkpoint.weights_hash`
+    """
+
+    model: nn.Module
+    name: str
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None
+    weights_hash: str
+    source: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int]
+    recipe: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+
+    def picture(self, image: Tensor) -> Image.Image:
+        """The picture that the model sees: a preprocessed image (3, H, W) with the normalisation undone."""
+        from steadygaze.drawing import as_picture
+
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        return as_picture((image.detach().cpu().float() * std + mean).clamp(0, 1))
+
+    def class_index(self, name: str) -> int:
+        """The class of that name or number; names are compared without case, also by each part between commas."""
+        if name.isdecimal():
+            return int(name)
+        if self.classes is None:
+            raise BadInput(f"expected a class number, got {name!r}: the classes of {self.name} have no names")
+        wanted = name.strip().lower()
+        for split in (lambda text: [text], lambda text: text.split(",")):
+            for index, label in enumerate(self.classes):
+                if wanted in [part.strip() for part in split(label.lower())]:
+                    return index
+        raise UnknownName("class", name, {part.strip() for label in self.classes for part in label.split(",")})
+
+
+def load_model(
+    name: str,
+    checkpoint: str | Path | None = None,
+    *,
+    num_classes: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """The model of that name in evaluation mode; see the table above. The classifier's width is taken from the
+    checkpoint unless `num_classes` says otherwise."""
+    weights = None if checkpoint is None else read_weights(checkpoint)
+    origin = None if checkpoint is None else str(checkpoint)
+    if name == "embedded":
+        made = _embedded(weights, origin)
+    elif name.startswith("torchvision:"):
+        made = _torchvision(name.removeprefix("torchvision:"), weights, origin, num_classes)
+    elif Path(name).is_dir() or ("/" in name and not name.startswith(("hf-hub:", "hf_hub:", "timm/"))):
+        made = _transformers(name, weights, origin, num_classes)
+    else:
+        made = _timm(name.removeprefix("timm:").removeprefix("timm/"), weights, origin, num_classes)
+    model = made.pop("model").eval()
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
+    return Loaded(model=model, name=name, checkpoint=origin, weights_hash=weights_hash(model), **made)
+
+
+def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
+    import timm
+    from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_data_config
+
+    if not name.startswith(("hf-hub:", "hf_hub:")) and not timm.is_model(name.split(".")[0]):
+        known = [*timm.list_models(), "embedded", *(f"torchvision:{other}" for other in torchvision_names())]
+        raise UnknownName("model", name, known, "List them with: steadygaze models PATTERN")
+    if weights is None:
+        with _hub(name):
+            model = timm.create_model(name, pretrained=True, **_width(num_classes))
+    else:
+        if num_classes is None:
+            heads = timm.get_pretrained_cfg_value(name, "classifier") or "head"
+            num_classes = _head_width(weights, [heads] if isinstance(heads, str) else heads)
+        model = timm.create_model(name, pretrained=False, **_width(num_classes))
+        fit(model, weights, origin or "")
+    config = resolve_data_config(model.pretrained_cfg, model=model)
+    subset = infer_imagenet_subset(model)
+    info = ImageNetInfo(subset) if subset else None
+    return {
+        "model": model,
+        "preprocess": create_transform(**config, is_training=False),
+        "classes": tuple(info.index_to_description(i) for i in range(info.num_classes())) if info else None,
+        "source": "timm",
+        "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]),
+        "size": tuple(config["input_size"][1:]),
+        "recipe": config,
+    }
+
+
+def _embedded(weights: Weights | None, origin: str | None) -> dict[str, Any]:
+    from timm.models.vision_transformer import VisionTransformer
+
+    assets = files("steadygaze") / "assets"
+    about = json.loads((assets / "embedded.json").read_text(encoding="utf-8"))
+    model = VisionTransformer(**about["arguments"])
+    fit(model, read_weights(str(assets / "embedded.safetensors")) if weights is None else weights, origin or "embedded")
+    side = about["image_size"]
+    recipe = {"resize": side, "crop": [side, side], "interpolation": about["interpolation"]}
+    return {
+        "model": model,
+        "preprocess": transform(recipe, about["mean"], about["std"]),
+        "classes": tuple(about["classes"]),
+        "source": "embedded",
+        "mean": tuple(about["mean"]),
+        "std": tuple(about["std"]),
+        "size": (side, side),
+        "recipe": recipe | {"mean": about["mean"], "std": about["std"]},
+    }
+
+
+def torchvision_names() -> list[str]:
+    """The classifiers of torchvision that are transformers over pictures."""
+    from torchvision.models import list_models
+
+    return [name for name in list_models() if name.startswith(("vit_", "swin_"))]
+
+
+def _torchvision(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
+    from torchvision.models import get_model, get_model_weights
+
+    if name not in torchvision_names():
+        raise UnknownName("torchvision model", name, torchvision_names())
+    default = get_model_weights(name).DEFAULT
+    if weights is None:
+        with _hub(name):
+            model = get_model(name, weights=default)
+    else:
+        num_classes = num_classes or _head_width(weights, ["heads.head", "head"])
+        model = get_model(name, weights=None, **_width(num_classes))
+        fit(model, weights, origin or "")
+    preset, names = default.transforms(), default.meta["categories"]
+    outputs = [module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features
+    recipe = {"resize": preset.resize_size[0], "crop": preset.crop_size * 2}
+    recipe |= {"interpolation": preset.interpolation.value, "mean": preset.mean, "std": preset.std}
+    return {
+        "model": model,
+        "preprocess": preset,
+        "classes": tuple(names) if outputs == len(names) else None,
+        "source": "torchvision",
+        "mean": tuple(preset.mean),
+        "std": tuple(preset.std),
+        "size": (preset.crop_size[0], preset.crop_size[0]),
+        "recipe": recipe,
+    }
+
+
+def _transformers(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
+    try:
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+    except ImportError as error:
+        raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
+    with _hub(name):
+        processor = AutoImageProcessor.from_pretrained(name)
+        if weights is None:
+            model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+            absent = sorted(report["missing_keys"])
+        else:
+            num_classes = num_classes or _head_width(weights, ["classifier"])
+            extra = {} if num_classes is None else {"num_labels": num_classes}
+            model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name, **extra))
+            absent = []
+            fit(model, weights, origin or "")
+    if absent:
+        raise BadCheckpoint(f"the weights of {name} lack {', '.join(absent[:5])}: it is no finished image classifier")
+    recipe = _processor_recipe(processor)
+    names = model.config.id2label
+    return {
+        "model": model,
+        "preprocess": transform(recipe, recipe["mean"], recipe["std"]),
+        "classes": None if names.get(0) == "LABEL_0" else tuple(names[i] for i in range(len(names))),
+        "source": "transformers",
+        "mean": tuple(recipe["mean"]),
+        "std": tuple(recipe["std"]),
+        "size": tuple(recipe["crop"] or recipe["resize"]),
+        "recipe": recipe,
+    }
+
+
+def _processor_recipe(processor: Any) -> dict[str, Any]:
+    """Resize, crop and normalisation of a transformers image processor."""
+    size, crop = dict(processor.size or {}), getattr(processor, "crop_size", None)
+    shares = getattr(processor, "crop_pct", None)
+    resize: int | list[int]
+    if "shortest_edge" in size:
+        resize, crop_to = size["shortest_edge"], [size["shortest_edge"]] * 2
+        if shares:  # resize to size / crop_pct, then crop to size
+            resize = int(resize / shares)
+        elif getattr(processor, "do_center_crop", False) and crop:
+            crop_to = [crop["height"], crop["width"]]
+    else:
+        resize, crop_to = [size["height"], size["width"]], []
+        if getattr(processor, "do_center_crop", False) and crop:
+            crop_to = [crop["height"], crop["width"]]
+    plain = not getattr(processor, "do_normalize", True)
+    return {
+        "resize": resize,
+        "crop": crop_to,
+        "interpolation": Image.Resampling(int(processor.resample)).name.lower(),
+        "mean": [0.0] * 3 if plain else list(processor.image_mean),
+        "std": [1.0] * 3 if plain else list(processor.image_std),
+    }
+
+
+def transform(recipe: dict[str, Any], mean: Sequence[float], std: Sequence[float]) -> Preprocess:
+    """Resize (one number: the shorter side), centre crop, [0, 1], normalise."""
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
+
+    steps = [Resize(recipe["resize"], InterpolationMode(recipe["interpolation"]))]
+    steps += [CenterCrop(recipe["crop"])] if recipe["crop"] else []
+    return Compose([*steps, ToTensor(), Normalize(list(mean), list(std))])
+
+
+def _width(num_classes: int | None) -> dict[str, int]:
+    return {} if num_classes is None else {"num_classes": num_classes}
+
+
+def _head_width(weights: Weights, heads: Sequence[str]) -> int | None:
+    """Rows of the classifier in a checkpoint, whatever prefix its names carry; None where there is no such head."""
+    for head in heads:
+        for name, value in weights.items():
+            if value.ndim == 2 and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
+                return value.shape[0]
+    return None
+
+
+@contextmanager
+def _hub(name: str) -> Iterator[None]:
+    """Turn what a hub cannot give into one clear error; without a network, look only into the local cache, at once."""
+    from huggingface_hub import constants
+
+    before, local = constants.HF_HUB_OFFLINE, Path(name).is_dir()
+    proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    constants.HF_HUB_OFFLINE = before or not (local or proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
+    try:
+        yield
+    except SteadygazeError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if local:
+            raise BadCheckpoint(f"{name} is no transformers folder that can be read ({reason[:200]})") from error
+        raise BadCheckpoint(
+            f"the weights of {name} are neither on this machine nor could they be fetched ({reason[:120]}). Give "
+            "a local file, checkpoint=FILE or --checkpoint FILE on the command line, or take the model 'embedded'."
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _resolves(host: str | None) -> bool:
+    try:
+        return bool(host and socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
