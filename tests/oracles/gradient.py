@@ -28,10 +28,16 @@ def ixg(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
     return ixg_layers(model, images, target, **how)[0]
 
 
-def vanilla_grad_layers(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
-    """Sum over channels of the gradient, signed."""
+def vanilla_grad_layers(
+    model: Model, images: Tensor, target: Tensor, *, reduce: str = "sum", **how: Any
+) -> list[Tensor]:
+    """Sum over channels of the gradient ("sum", signed) or of its absolute value ("abs", >= 0).
+
+    The signed sum is zero up to rounding in every layer of a pre-norm ViT with LayerNorm: nothing reads a token's mean.
+    """
     state, scalar = vit.trace(model, images, target, **how)
-    return [vit.patches_of(model, g.sum(-1)) for g in vit.gradients(scalar, state.x[:-1])]
+    grads = vit.gradients(scalar, state.x[:-1])
+    return [vit.patches_of(model, (g.abs() if reduce == "abs" else g).sum(-1)) for g in grads]
 
 
 def vanilla_grad(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
