@@ -1,0 +1,5 @@
+"""`python -m steadygaze`."""
+
+from steadygaze.cli import main
+
+main()

@@ -1,0 +1,131 @@
+"""The command line. This module only declares it: torch and the like are imported inside the commands, so that
+`steadygaze --help` answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from steadygaze import __version__
+from steadygaze.errors import SteadygazeError
+
+__all__ = ["app", "main"]
+
+
+class Commands(TyperGroup):
+    """Prints steadygaze's own errors as one message with exit code 2; `--debug`, anywhere, asks for the traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["debug"] = "--debug" in args
+        return super().parse_args(ctx, [word for word in args if word != "--debug"])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SteadygazeError as error:
+            if ctx.meta["debug"]:
+                raise
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"steadygaze {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """See what a vision transformer looks at."""
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
+    model: Annotated[
+        str,
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+    ],
+    checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods, separated by commas; options as in attixg+plus:pairing=next. Default: gaze."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="auto (the predicted class), a class number, or a class name.")] = "auto",
+    top: Annotated[int, typer.Option(min=1, help="Explain each of the most probable classes, this many.")] = 1,
+    score: Annotated[
+        str | None, typer.Option(help="logit, log_prob, log_odds or contrast. Default: the method's own.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 8,
+    signed: Annotated[bool, typer.Option("--signed", help="Draw evidence against the class too.")] = False,
+    num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("steadygaze-out"),
+) -> None:
+    """Which patches made my model say this? Writes overlays, a comparing grid, scores.npz and manifest.json."""
+    from steadygaze.cli.explain import Request, run
+
+    request = Request(
+        images=images, model=model, checkpoint=checkpoint, methods=split_methods(method or ["gaze"]), target=target,
+        top=top, score=score, batch=batch, signed=signed, num_classes=num_classes, device=device, out=out,
+    )  # fmt: skip
+    raise typer.Exit(run(request))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("steadygaze-demo"),
+) -> None:
+    """Explain a few small pictures with six methods side by side, with the embedded model; needs no network."""
+    from steadygaze.cli.demo import run
+
+    raise typer.Exit(run(out))
+
+
+@app.command()
+def methods(json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """List the explanation methods."""
+    from steadygaze.cli.listing import list_methods
+
+    list_methods(json)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List the models that can be named, and how each is viewed."""
+    from steadygaze.cli.listing import list_models
+
+    list_models(pattern, json)
+
+
+def split_methods(texts: list[str]) -> list[str]:
+    """Names between commas; a comma before `key=value` continues the options of the method before it.
+
+    >>> split_methods(["gae,attixg+plus:pairing=next,freeze=0.75,cat"])
+    ['gae', 'attixg+plus:pairing=next,freeze=0.75', 'cat']
+    """
+    names: list[str] = []
+    for piece in (piece.strip() for text in texts for piece in text.split(",")):
+        if names and "=" in piece and ":" not in piece:
+            names[-1] += "," + piece
+        elif piece:
+            names.append(piece)
+    return list(dict.fromkeys(names))
+
+
+def main() -> None:
+    """Entry of the console script."""
+    app(prog_name="steadygaze")

@@ -1,0 +1,90 @@
+"""`steadygaze methods` and `steadygaze models`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from fnmatch import fnmatch
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from steadygaze.errors import UnknownName
+
+# modules of timm whose models the adapters view
+PLAIN = (
+    "vision_transformer", "deit", "eva", "beit", "cait", "vision_transformer_relpos", "vision_transformer_hybrid",
+)  # fmt: skip
+STAGED = ("swin_transformer", "swin_transformer_v2", "pvt_v2", "pit", "mvitv2", "hiera")
+
+
+def list_methods(json: bool, console: Console | None = None) -> None:
+    """Print every method with its family, cost in forward passes, and what it needs."""
+    from steadygaze.registry import methods
+
+    known = methods()
+    if json:
+        print(json_module.dumps([asdict(info) for info in known], indent=2, default=str))
+        return
+    table = Table(title=f"{len(known)} methods", title_justify="left", header_style="bold")
+    table.add_column("name", no_wrap=True, style="bold")
+    table.add_column("family", no_wrap=True)
+    table.add_column("cost", justify="right")
+    table.add_column("class", justify="center")
+    table.add_column("layers", justify="center")
+    table.add_column("summary")
+    for info in known:
+        marks = ["yes" if flag else "-" for flag in (info.class_specific, info.layers)]
+        table.add_row(info.name, info.family, f"{info.cost:g}", *marks, info.summary)
+    console = console or Console()
+    console.print(table)
+    console.print(
+        "cost: forward passes, a backward pass counts as one. class: the map depends on the class asked about.\n"
+        "layers: composes with +last, +rollout, +plus, +skipplus. Options: --json lists them.",
+        highlight=False,
+    )
+
+
+def named_models() -> list[dict[str, str]]:
+    """Every model that can be named without a file: name, library, and the kind of its view."""
+    import timm
+
+    from steadygaze.vit.load import torchvision_names
+
+    rows = [{"name": "embedded", "library": "steadygaze", "view": "plain"}]
+    for view, modules in (("plain", PLAIN), ("staged", STAGED)):
+        names = sorted({name for module in modules for name in timm.list_models(module=module)})
+        rows += [{"name": name, "library": "timm", "view": view} for name in names]
+    views = {"vit_": "plain"}
+    return rows + [
+        {"name": f"torchvision:{name}", "library": "torchvision", "view": views[name[:4]]}
+        for name in torchvision_names()
+        if name[:4] in views
+    ]
+
+
+def list_models(pattern: str, json: bool, console: Console | None = None) -> None:
+    """Print the models whose name holds the pattern."""
+    rows = named_models()
+    wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
+    chosen = [row for row in rows if fnmatch(row["name"].lower(), wanted)]
+    if not chosen:
+        raise UnknownName("model", pattern, [row["name"] for row in rows])
+    if json:
+        print(json_module.dumps(chosen, indent=2))
+        return
+    table = Table("name", "library", "view", title=f"{len(chosen)} models", title_justify="left", header_style="bold")
+    for row in chosen:
+        table.add_row(*_cells(row))
+    console = console or Console()
+    console.print(table)
+    console.print(
+        "plain: one grid from start to end, every method. staged: grids that shrink, no method that needs one global "
+        "attention.\nAlso: a transformers folder or owner/name of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP.",
+        highlight=False,
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [row["name"], row["library"], row["view"]]

@@ -1,0 +1,152 @@
+"""Make the small pictures of `steadygaze demo`, 96 x 96 pixels.
+
+    python tools/make_demo_pictures.py src/steadygaze/assets/demo
+
+The cat is a crop of a photograph, the horse a silhouette on a drawn meadow, both from scikit-image; the others are
+drawn here. Sources and licences are in the folder's README.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+SIDE, SCALE = 96, 8
+FULL = SIDE * SCALE
+Colour = tuple[int, int, int]
+
+
+def shade(top: Colour, bottom: Colour, height: int, grain: float, rng: np.random.Generator) -> Image.Image:
+    """A strip that runs from one colour to the other, with soft grain, so that it is no flat area."""
+    ramp = np.linspace(0, 1, height)[:, None, None]
+    strip = (1 - ramp) * np.array(top) + ramp * np.array(bottom) + np.zeros((height, FULL, 1))
+    noise = rng.normal(size=(height // 12 + 1, FULL // 24 + 1)) * 127 / 4 + 128
+    soft = Image.fromarray(noise.clip(0, 255).astype(np.uint8)).resize((FULL, height), Image.Resampling.BICUBIC)
+    strip = strip + grain * (np.asarray(soft, dtype=np.float64)[..., None] - 128)
+    return Image.fromarray(strip.clip(0, 255).astype(np.uint8))
+
+
+def scene(sky: tuple[Colour, Colour], ground: tuple[Colour, Colour] | None, horizon: float, seed: int) -> Image.Image:
+    """Sky above ground; only sky where there is no ground."""
+    rng = np.random.default_rng(seed)
+    picture = shade(*sky, FULL, 0.12, rng)
+    if ground:
+        edge = int(FULL * horizon)
+        picture.paste(shade(*ground, FULL - edge, 0.5, rng), (0, edge))
+    return picture
+
+
+def points(*pairs: tuple[float, float]) -> list[tuple[float, float]]:
+    """Places in percent of the picture."""
+    return [(x / 100 * FULL, y / 100 * FULL) for x, y in pairs]
+
+
+def finish(picture: Image.Image) -> Image.Image:
+    """A little blur, as of a lens, then the final size."""
+    return picture.filter(ImageFilter.GaussianBlur(SCALE * 0.5)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def ship() -> Image.Image:
+    picture = scene(((150, 190, 225), (214, 226, 235)), ((46, 92, 128), (24, 54, 84)), 0.6, 1)
+    pen = ImageDraw.Draw(picture)
+    pen.polygon(points((10, 52), (92, 52), (83, 70), (19, 70)), (42, 46, 56))
+    pen.polygon(points((16.5, 65), (86, 65), (83, 70), (19, 70)), (150, 40, 36))
+    pen.polygon(points((26, 40), (70, 40), (72, 52), (24, 52)), (238, 238, 234))
+    pen.polygon(points((32, 31), (58, 31), (59, 40), (31, 40)), (225, 226, 226))
+    for x in range(28, 68, 6):
+        pen.rectangle(points((x, 44), (x + 3, 47)), (70, 84, 100))
+    pen.polygon(points((42, 17), (51, 17), (52, 31), (41, 31)), (196, 60, 44))
+    pen.rectangle(points((41.6, 17), (51.4, 20)), (32, 32, 36))
+    pen.line(points((78, 52), (78, 28)), (90, 90, 96), SCALE)
+    for x in range(4, 96, 9):
+        pen.arc([*points((x, 69.5))[0], *points((x + 8, 73.5))[0]], 180, 360, (190, 212, 226), SCALE // 2)
+    return finish(picture)
+
+
+def airplane() -> Image.Image:
+    picture = scene(((84, 142, 206), (176, 206, 232)), None, 1, 2)
+    clouds = Image.new("L", picture.size)
+    pen = ImageDraw.Draw(clouds)
+    for x, y, r in ((12, 82, 12), (24, 86, 14), (38, 88, 10), (84, 14, 9), (94, 17, 11)):
+        pen.ellipse([*points((x - r, y - r * 0.55))[0], *points((x + r, y + r * 0.55))[0]], 200)
+    picture.paste((240, 244, 248), mask=clouds.filter(ImageFilter.GaussianBlur(3 * SCALE)))
+    pen = ImageDraw.Draw(picture)
+    pen.polygon(points((44, 46), (56, 45), (38, 16), (31, 17)), (150, 158, 170))  # far wing
+    pen.polygon(points((9, 50), (18, 49), (10, 28), (4, 29)), (196, 52, 48))  # fin
+    pen.polygon(points((6, 50), (60, 42), (84, 42), (94, 48), (90, 53), (64, 57), (14, 55)), (240, 242, 245))
+    pen.polygon(points((6, 50), (14, 55), (64, 57), (90, 53), (94, 49), (60, 52), (14, 52)), (176, 184, 194))
+    pen.polygon(points((42, 53), (60, 52), (40, 84), (31, 85)), (112, 120, 134))  # near wing
+    pen.polygon(points((8, 53), (17, 52), (6, 64), (1, 64)), (130, 138, 150))  # near tailplane
+    for x in range(26, 80, 5):
+        pen.rectangle(points((x, 47), (x + 2, 49)), (64, 78, 98))
+    pen.polygon(points((84, 43.5), (90, 46.5), (85, 47.5)), (48, 60, 78))
+    return finish(picture)
+
+
+def truck() -> Image.Image:
+    picture = scene(((156, 196, 230), (220, 230, 236)), ((112, 112, 114), (78, 78, 80)), 0.7, 3)
+    pen = ImageDraw.Draw(picture)
+    for x in range(-5, 105, 14):
+        pen.ellipse([*points((x, 50))[0], *points((x + 20, 78))[0]], (64 + x % 20, 104 + x % 17, 62))
+    road = scene(((0, 0, 0), (0, 0, 0)), ((116, 116, 118), (80, 80, 82)), 0.72, 3)
+    picture.paste(road.crop((0, int(FULL * 0.72), FULL, FULL)), (0, int(FULL * 0.72)))
+    pen.rectangle(points((6, 24), (66, 70)), (236, 236, 230))
+    pen.rectangle(points((6, 24), (66, 28)), (206, 206, 202))
+    pen.rectangle(points((6, 44), (66, 52)), (46, 96, 160))
+    pen.polygon(points((68, 36), (84, 36), (92, 52), (94, 72), (68, 72)), (196, 44, 40))
+    pen.polygon(points((73, 40), (82.5, 40), (88, 52), (73, 52)), (120, 150, 172))
+    pen.rectangle(points((4, 70), (95, 75)), (44, 44, 48))
+    for x in (20, 34, 80):
+        pen.ellipse([*points((x - 7.5, 69))[0], *points((x + 7.5, 84))[0]], (26, 26, 28))
+        pen.ellipse([*points((x - 3.2, 73.3))[0], *points((x + 3.2, 79.7))[0]], (150, 150, 154))
+    return finish(picture)
+
+
+def car() -> Image.Image:
+    picture = scene(((170, 204, 232), (226, 232, 236)), ((104, 104, 106), (70, 70, 72)), 0.62, 5)
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle(points((0, 54), (100, 64)), (96, 128, 76))
+    pen.polygon(points((26, 50), (36, 33), (64, 33), (78, 50)), (176, 26, 32))
+    pen.polygon(points((31, 49), (38.5, 36.5), (50, 36.5), (50, 49)), (116, 142, 162))
+    pen.polygon(points((53, 49), (53, 36.5), (62, 36.5), (72, 49)), (116, 142, 162))
+    pen.polygon(points((6, 56), (10, 50), (78, 48), (94, 54), (96, 70), (5, 70)), (200, 34, 38))
+    pen.polygon(points((5, 64), (96, 64), (96, 70), (5, 70)), (140, 22, 28))
+    pen.polygon(points((89, 54.5), (94.5, 56), (94.8, 60), (90, 59)), (250, 240, 200))
+    for x in (24, 76):
+        pen.ellipse([*points((x - 10, 60))[0], *points((x + 10, 80))[0]], (24, 24, 26))
+        pen.ellipse([*points((x - 5, 65))[0], *points((x + 5, 75))[0]], (176, 178, 182))
+    return finish(picture)
+
+
+def horse() -> Image.Image:
+    from skimage.data import horse as silhouette
+
+    picture = scene(((150, 190, 226), (214, 226, 228)), ((112, 148, 66), (70, 106, 42)), 0.62, 4)
+    mask = Image.fromarray(np.where(silhouette(), 0, 255).astype(np.uint8))
+    mask = mask.crop(mask.getbbox())
+    mask.thumbnail((int(FULL * 0.86), int(FULL * 0.78)))
+    mask = mask.resize((int(FULL * 0.86), int(mask.height * FULL * 0.86 / mask.width)), Image.Resampling.LANCZOS)
+    coat = shade((140, 88, 50), (78, 44, 24), FULL, 0.4, np.random.default_rng(6)).resize(mask.size)
+    picture.paste(coat, ((FULL - mask.width) // 2, int(FULL * 0.93) - mask.height), mask)
+    return finish(picture)
+
+
+def cat() -> Image.Image:
+    from skimage.data import chelsea
+
+    return Image.fromarray(chelsea()).crop((70, 0, 370, 300)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for make in (airplane, car, cat, horse, ship, truck):
+        make().save(folder / f"{make.__name__}.png", optimize=True)
+        print(folder / f"{make.__name__}.png")
+
+
+if __name__ == "__main__":
+    main()
