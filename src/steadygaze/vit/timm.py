@@ -14,6 +14,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.parts import linear_parts
 from steadygaze.vit.positions import rotary
 from steadygaze.vit.view import Layout, Parts, Plan, Readout
 
@@ -48,7 +49,7 @@ def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) ->
 
     return Plan(
         embed=embedded,
-        blocks=[{"module": b, "call": partial(call, b), "parts": _parts(b)} for b in model.blocks],
+        blocks=[{"module": b, "call": partial(call, b), "parts": _parts(b, _before(model, b))} for b in model.blocks],
         head=lambda x, layout: model.forward_head(model.norm(x)),
         **_description(model),
     )
@@ -89,7 +90,7 @@ def _eva(model: Eva) -> Plan:
 
     return Plan(
         embed=embed,
-        blocks=[{"module": b, "call": partial(call, i), "parts": _parts(b)} for i, b in enumerate(model.blocks)],
+        blocks=[{"module": b, "call": partial(call, i), "parts": _parts(b, _before(model, b))} for i, b in enumerate(model.blocks)],
         head=lambda x, layout: model.forward_head(model.norm(x)),
         rotary=model.rope is not None,
         **_description(model),
@@ -149,13 +150,13 @@ def _description(model: Any) -> dict[str, Any]:
     }
 
 
-def _norm(module: nn.Module) -> tuple[Tensor | None, Tensor | None, float, bool]:
-    """(gain, bias, eps, centred) of a LayerNorm or RMSNorm."""
-    gain, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    return gain, bias, getattr(module, "eps", 1e-6), "rms" not in type(module).__name__.lower()
+def _before(model: Any, block: nn.Module) -> nn.Module | None:
+    """What runs before the first block: `norm_pre`, unless it does nothing."""
+    norm = getattr(model, "norm_pre", None)
+    return norm if block is model.blocks[0] and not isinstance(norm, nn.Identity) else None
 
 
-def _parts(block: Any) -> Callable[[], Parts] | None:
+def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm block with one attention; None where the block is of another make."""
     attn, norm1, norm2 = (getattr(block, name, None) for name in ("attn", "norm1", "norm2"))
     pre_norm = type(block).__name__ in ("Block", "EvaBlock", "RelPosBlock", "SerialBlock")
@@ -163,31 +164,23 @@ def _parts(block: Any) -> Callable[[], Parts] | None:
         return None
 
     def parts() -> Parts:
-        with torch.no_grad():
+        if getattr(attn, "qkv", None) is not None:
             width = attn.proj.in_features
-            if getattr(attn, "qkv", None) is not None:
-                weight, bias = attn.qkv.weight[-width:], attn.qkv.bias
-                bias = bias[-width:] if bias is not None else getattr(attn, "v_bias", None)
-            else:
-                weight, bias = attn.v_proj.weight, attn.v_proj.bias
-            offset = weight.new_zeros(weight.shape[0]) if bias is None else bias
-            beta = _norm(norm1)[1]
-            if beta is not None:
-                offset = offset + weight @ beta
-            if offset.numel() < width:  # grouped queries: a value head serves several query heads
-                offset = offset.unflatten(0, (attn.num_kv_heads, -1)).repeat_interleave(attn.num_kv_groups, 0).flatten()
-            output, inner = attn.proj.weight, getattr(attn, "norm", None)
-            inner_norm = None
-            if inner is not None and not isinstance(inner, nn.Identity):
-                gain, _, eps, centred = _norm(inner)
-                output = output if gain is None else output * gain
-                output = output - output.mean(1, keepdim=True) if centred else output
-                inner_norm = (eps, centred)
-            scale1, scale2 = _layer_scale(block, 1), _layer_scale(block, 2)
-            output = output if scale1 is None else scale1[:, None] * output
-            gain, _, eps, centred = _norm(norm2)
-            gain = torch.ones_like(output[:, 0]) if gain is None else gain
-            return Parts(offset, output, inner_norm, gain if scale2 is None else gain * scale2, (eps, centred))
+            weight, bias = attn.qkv.weight[-width:], attn.qkv.bias
+            bias = bias[-width:] if bias is not None else getattr(attn, "v_bias", None)
+        else:
+            weight, bias = attn.v_proj.weight, attn.v_proj.bias
+        return linear_parts(
+            norm1=norm1,
+            value=(weight, bias),
+            output=attn.proj,
+            norm2=norm2,
+            scale1=_layer_scale(block, 1),
+            scale2=_layer_scale(block, 2),
+            inner=getattr(attn, "norm", None),
+            groups=(getattr(attn, "num_kv_heads", 1), getattr(attn, "num_kv_groups", 1)),
+            before=before,
+        )
 
     return parts
 

@@ -39,7 +39,7 @@ class Layout:
 class Parts:
     """The linear parts of one pre-norm attention branch, for the methods that decompose it (NUMERICS 5).
 
-    x'_i = x_i + s_i · O · concat_h(Σ_j A_hij (v_hj)) + bias, where v_hj = value_hj(x_j) − value_offset is free of biases.
+    x'_i = x_i + s_i · O · concat_h(Σ_j A_hij v_hj) + output_bias; v_hj − value_offset is free of biases.
     """
 
     value_offset: Float[Tensor, " hd"]  # W_v β₁ + b_v: what the value has of biases
@@ -47,6 +47,8 @@ class Parts:
     inner_norm: tuple[float, bool] | None  # (eps, centred) of a norm between A·V and W_o: gives the row scale s_i
     second_gain: Float[Tensor, " d"]  # LayerScale₂ · γ₂
     second_norm: tuple[float, bool]  # (eps, centred) of the norm before the MLP
+    output_bias: Float[Tensor, " d"] | None = None  # LayerScale · (b_o + W_o β of an inner norm)
+    before: Callable[[Tensor], Tensor] | None = None  # a norm that runs before the first block (`norm_pre`)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Plan:
     prefix: int
     readout: Readout
     readout_rows: tuple[int, ...] = (0,)
+    readout_patches: float = 0.0  # share of the patches' mean where a "class" head reads both
     kind: str = ""
     removable: bool = True  # patches can really be removed after embed
     global_attention: bool = True  # every block attends over all tokens in one matrix
