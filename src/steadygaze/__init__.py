@@ -10,8 +10,8 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "ViT": "steadygaze.vit",
     "load_model": "steadygaze.vit.load",
     "explain": "steadygaze.explainer",
-    "method": "steadygaze.registry",
-    "methods": "steadygaze.registry",
+    "method": "steadygaze.methods",
+    "methods": "steadygaze",  # the package itself: called, it lists what it holds
     "Attribution": "steadygaze.heatmap",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
@@ -20,6 +20,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "BadInput": "steadygaze.errors",
     "BadImage": "steadygaze.errors",
     "BadCheckpoint": "steadygaze.errors",
+    "BrokenMap": "steadygaze.errors",
     "DegenerateMap": "steadygaze.errors",
 }
 __all__ = [*_HOME, "__version__"]
@@ -28,6 +29,8 @@ __all__ = [*_HOME, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'steadygaze' has no attribute {name!r}")
+    if name == "methods":
+        return import_module("steadygaze.methods")
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -6,7 +6,8 @@
     ├── UnknownName (ValueError)            a method, aggregator, score, model or class nobody knows
     ├── BadInput (ValueError)               images, targets or options of the wrong kind
     ├── BadImage (ValueError)               a picture file that does not decode
-    └── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
+    ├── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
+    └── BrokenMap (ArithmeticError)         a map with NaN or infinite values
     DegenerateMap (UserWarning)             a map that is zero everywhere
 """
 
@@ -47,6 +48,10 @@ class BadImage(SteadygazeError, ValueError):
 
 class BadCheckpoint(SteadygazeError, ValueError):
     """A checkpoint that does not fit, or that would have to execute code to be read."""
+
+
+class BrokenMap(SteadygazeError, ArithmeticError):
+    """A map with NaN or infinite values."""
 
 
 class DegenerateMap(UserWarning):

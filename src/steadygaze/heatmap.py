@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
 from steadygaze.errors import BadInput
 
-Mode = Literal["bilinear", "bicubic", "nearest"]
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
 SHOWN_IN_NOTEBOOK = 12  # maps
@@ -75,17 +74,9 @@ class Attribution:
             raise BadInput(f"expected {len(self)} pictures, one for each map, got {len(pictures)}")
         return replace(self, pictures=pictures, classes=None if classes is None else tuple(classes))
 
-    def upsample(self, size: int | tuple[int, int], mode: Mode = "bilinear") -> Tensor:
+    def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
         """Scores at each pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
-        height, width = (size, size) if isinstance(size, int) else size
-        if mode not in ("bilinear", "bicubic", "nearest"):
-            raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
-        flat = self.scores.detach().reshape(-1, 1, *self.grid)
-        flat = flat if flat.device.type != "cpu" else flat.to(torch.promote_types(flat.dtype, torch.float32))
-        # "nearest-exact" is the one that does not shift patches when sizes do not divide
-        how: dict[str, Any] = {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
-        pixels = F.interpolate(flat, size=(height, width), **how)
-        return pixels.reshape(*self.scores.shape[:-2], height, width).to(self.scores.dtype)
+        return resized(self.scores.detach(), (size, size) if isinstance(size, int) else size, mode)
 
     def normalised(self) -> Tensor:
         """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero."""
@@ -98,7 +89,7 @@ class Attribution:
         index: Index = 0,
         *,
         signed: bool = False,
-        mode: Mode = "bicubic",
+        mode: str = "bicubic",
         percentile: float = 99.0,
         opacity: float = 0.78,
     ) -> Image.Image:
@@ -114,22 +105,21 @@ class Attribution:
         values = self._display(index, (picture.height, picture.width), mode, signed, percentile)
         return paint(values, picture, signed=signed, opacity=opacity)
 
-    def bare(self, index: Index = 0, *, signed: bool = False, mode: Mode = "bicubic") -> Image.Image:
+    def bare(self, index: Index = 0, *, signed: bool = False, mode: str = "bicubic") -> Image.Image:
         """The map alone, its longer side 224 pixels."""
         scale = BARE_PIXELS / max(self.grid)
         size = max(1, round(self.grid[0] * scale)), max(1, round(self.grid[1] * scale))
         return paint(self._display(index, size, mode, signed, 99.0), None, signed=signed)
 
     def _display(
-        self, index: Index, size: tuple[int, int], mode: Mode, signed: bool, percentile: float
+        self, index: Index, size: tuple[int, int], mode: str, signed: bool, percentile: float
     ) -> Float[np.ndarray, "h w"]:
         """Values for drawing, in [-1, 1]: scaled on the patches, where a percentile is honest, then brought to size."""
         place = self._place(index)
         one = self.scores[place].detach().to("cpu", torch.float64)
         one = one if signed else one.clamp(min=0)
         one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
-        still = replace(self, scores=one[None], target=None)
-        return still.upsample(size, mode)[0].clamp(-1, 1).numpy()
+        return resized(one, size, mode).clamp(-1, 1).numpy()
 
     def _place(self, index: Index) -> tuple[int, ...]:
         place = (index,) if isinstance(index, int) else tuple(index)
@@ -208,6 +198,16 @@ class Attribution:
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {self.grid[0]} x {self.grid[1]} patches"
         return f'<div>{head}</div><div style="display:flex;flex-wrap:wrap">{figures}</div>{more}'
+
+
+def resized(scores: Float[Tensor, "*lead gh gw"], size: tuple[int, int], mode: str) -> Float[Tensor, "*lead h w"]:
+    """Maps brought to another size, in their own dtype; computed in at least float32."""
+    if mode not in ("bilinear", "bicubic", "nearest"):
+        raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
+    flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
+    # "nearest-exact" is the one that does not shift patches when sizes do not divide
+    how: dict[str, Any] = {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
+    return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
 
 
 def grid_picture(

@@ -20,17 +20,17 @@ SCORES = ("logit", "log_prob", "log_odds", "contrast")
 Target = Union[None, int, Sequence[int], Tensor, Callable[[Tensor], Tensor]]
 
 
-def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, "b k"] | None:
-    """The classes to explain as (B, K); None for a callable. None explains the predicted class.
+def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
+    """The classes to explain: (B,), or (B, K) where several were asked for; None for a callable. No target: the predicted class.
 
-    >>> resolve([2, 0], torch.zeros(2, 3)).tolist()
-    [[2], [0]]
+    >>> resolve(2, torch.zeros(2, 3)).tolist()
+    [2, 2]
     """
     batch, classes = logits.shape
     if callable(target):
         return None
     if target is None:
-        return logits.argmax(-1, keepdim=True)
+        return logits.argmax(-1)
     if isinstance(target, bool) or isinstance(target, (float, str)):
         raise BadInput(f"target: expected None, a class index, one index for each image, or a callable, got {target!r}")
     try:
@@ -49,7 +49,7 @@ def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, "b k"] 
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
         raise BadInput(f"target: class {low if low < 0 else high} is out of range; the model has classes 0..{classes - 1}")
-    return index.long().reshape(batch, -1)
+    return index.long()
 
 
 def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

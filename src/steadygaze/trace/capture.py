@@ -9,9 +9,10 @@ without a graph: SkipPLUS needs no gradient there.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.trace.rules import PLAIN, Rules
@@ -31,7 +32,8 @@ class Forward:
     records: tuple[Record, ...]  # one for each block, and one for the head
     logits: Float[Tensor, "b classes"]
 
-    def trace(self, quantity: Float[Tensor, " b"] | None, *, retain: bool = False) -> "Trace":
+    def trace(self, quantity: Float[Tensor, " b"] | None, target: Int[Tensor, " b"] | None = None, *,
+              retain: bool = False) -> "Trace":  # fmt: skip
         """Gradients of `quantity` (one scalar for each image) at everything that was recorded; None: no backward pass."""
         if quantity is None:
             return Trace(self)
@@ -40,9 +42,9 @@ class Forward:
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
         terms = [y for r in self.records for y, _, _ in r.terms if y.requires_grad]
-        everything = list({id(t): t for t in [*inputs, *attention, *norms, *terms]}.values())
+        everything = list({id(t): t for t in [self.logits, *inputs, *attention, *norms, *terms]}.values())
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
-        return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)})
+        return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,8 @@ class Trace:
 
     run: Forward
     _grads: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
+    target: Int[Tensor, " b"] | None = None  # the class; None for a quantity of the user's own
+    memory: dict[str, Any] = field(default_factory=dict, repr=False)  # what several layers of one method share
 
     @property
     def vit(self) -> ViT:
@@ -117,7 +121,8 @@ class Trace:
         x, plan = self.run.hidden[-1], self.vit.plan
         row = x.new_zeros(1, x.shape[1])
         if plan.readout == "class":
-            row[:, list(plan.readout_rows)] = 1.0
+            row[:, list(plan.readout_rows)] = (1.0 - plan.readout_patches) / len(plan.readout_rows)
+            row[:, plan.prefix :] = plan.readout_patches / max(x.shape[1] - plan.prefix, 1)
         else:
             row[:, plan.prefix :] = 1.0
             row[:, list(plan.readout_rows)] = 1.0
@@ -125,22 +130,23 @@ class Trace:
 
 
 def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, want: Want | None = None, start: int = 0,
-            grad: bool = True) -> Forward:  # fmt: skip
-    """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it."""
+            grad: bool = True, cut: bool = True) -> Forward:  # fmt: skip
+    """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it.
+
+    cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
+    """
     seam = Seam(rules, want)
     below = Seam(PLAIN, want)  # without a graph there is nothing to hold constant
     hidden, records = [], []
     layout = vit.layout(tokens)
     x = tokens
     for l, block in enumerate(vit.blocks):
-        if l == start and grad:
+        if l == start and grad and cut:
             x = remember(x.detach().requires_grad_(), layout)
         hidden.append(x)
         with torch.set_grad_enabled(grad and l >= start), (seam if l >= start else below) as active:
             records.append(active.next_record())
             x = block(x)
-    if start >= len(vit.blocks) and grad:
-        x = remember(x.detach().requires_grad_(), layout)
     hidden.append(x)
     with torch.set_grad_enabled(grad), seam:
         records.append(seam.next_record())

@@ -1,0 +1,203 @@
+"""`explain`: from a model and images to maps. Methods share their passes: one forward for each setting of rules, one backward for each
+score and class; a method that only reads attention rides along."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from steadygaze import methods as _methods
+from steadygaze.aggregate import aggregate, fit, layers
+from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable
+from steadygaze.heatmap import Attribution
+from steadygaze.registry import Method
+from steadygaze.target import Target, quantity, resolve
+from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.view import remember, undisturbed
+
+DEFAULT = "gaze"
+Named = str | Method
+
+
+@overload
+def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, method: Named = DEFAULT,
+            score: str | None = None) -> Attribution: ...  # fmt: skip
+@overload
+def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, *, method: Sequence[Named],
+            score: str | None = None) -> dict[str, Attribution]: ...  # fmt: skip
+def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, method: Named | Sequence[Named] = DEFAULT,
+            score: str | None = None) -> Attribution | dict[str, Attribution]:  # fmt: skip
+    """Which patches made the model say this?
+
+    images: (B, 3, H, W), as the model's own transform gives them. target: None (the predicted class), an index, one for each image,
+    (B, K) for several, or a callable logits -> (B,). score: "logit", "log_prob", "log_odds", "contrast"; None is the method's own.
+    Gives an `Attribution` with signed `scores` (B, rows, columns), higher means more for the class; a dict by name for a list of methods.
+    """
+    vit = adapt(model)
+    several = not isinstance(method, (str, Method))
+    chosen = [m if isinstance(m, Method) else _methods.parse(m) for m in (method if several else [method])]  # type: ignore[union-attr, list-item]
+    if not chosen:
+        raise BadInput("method: expected at least one method, got an empty list")
+    for m in chosen:
+        why = unavailable(m, vit)
+        if why:
+            raise MethodUnavailable(f"{m.name}: {why}")
+    with torch.inference_mode(False), undisturbed(vit.model):
+        results = _explain(vit, _prepared(vit, images), target, chosen, score)
+    return results if several else results[chosen[0].name]
+
+
+def unavailable(method: Method, vit: ViT) -> str:
+    """Why `vit` cannot serve `method`; empty if it can."""
+    return method.base.serves(vit) if method.base.serves is not None else ""
+
+
+def rules_of(method: Method) -> Rules:
+    """The rules a method's gradient is taken under."""
+    if method.base.rules is not None:
+        return method.base.rules
+    freeze = method.option("freeze")
+    freeze = method.base.freeze if freeze is None else freeze
+    return PLAIN if freeze is None else frozen(freeze, method.option("slope") or "origin")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a method that runs the model itself is given."""
+
+    vit: ViT
+    images: Tensor
+    tokens: Tensor
+    rules: Rules
+    score: str
+    target: Any  # (B,) classes, or a callable
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.vit.layout(self.tokens).grid if self.vit.plan.global_attention else self.vit.grid
+
+    def value(self, logits: Tensor) -> Tensor:
+        return value_of(self.target, self.score, logits)
+
+    def gradient(self, x: Tensor, space: str) -> Tensor:
+        """∂T/∂x at other tokens, or at other pixels."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            tokens = remember(x, self.vit.layout(self.tokens)) if space == "tokens" else self.vit.embed(x)
+            run = forward(self.vit, tokens, rules=self.rules, cut=False)
+            return torch.autograd.grad(self.value(run.logits).sum(), x)[0]
+
+    def per_patch(self, x: Tensor, space: str) -> Tensor:
+        """Sum what belongs to each patch: channels of its token, or its pixels."""
+        if space == "tokens":
+            return self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1)
+        return fit(x.sum(1), self.grid)
+
+
+def value_of(target: Any, score: str, logits: Tensor) -> Tensor:
+    """The scalar that is explained, one for each image."""
+    if not callable(target):
+        return quantity(score, logits, target)
+    value = target(logits)
+    if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
+        got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise BadInput(f"target: a callable must give a differentiable tensor of shape ({logits.shape[0]},), got {got}")
+    return value
+
+
+def _prepared(vit: ViT, images: Tensor) -> Tensor:
+    images = vit.check(images)
+    parameter = next(vit.model.parameters())
+    if images.device != parameter.device:
+        raise BadInput(f"the images are on {images.device}, the model on {parameter.device}. Use images.to({str(parameter.device)!r}).")
+    if parameter.dtype == torch.bfloat16 and parameter.device.type == "cpu" and not _bf16_on_cpu():
+        raise BadInput("the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes an image. Use model.float().")
+    return images.detach().clone().to(parameter.dtype)
+
+
+def _bf16_on_cpu() -> bool:
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe and probe())
+
+
+def _explain(vit: ViT, images: Tensor, target: Target, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
+    with torch.no_grad():
+        tokens = vit.embed(images)
+    runs: dict[Rules, Forward] = {}
+    for rules, want, start, grad in _passes(chosen, len(vit.blocks)):
+        runs[rules] = forward(vit, tokens, rules=rules, want=want, start=start, grad=grad)
+    logits = next(iter(runs.values())).logits.detach() if runs else _plain_logits(vit, tokens)
+    classes = resolve(target, logits)
+    several = classes is not None and classes.dim() == 2
+    columns = [target] if classes is None else classes.unbind(1) if several else [classes]
+    maps: dict[str, list[Tensor]] = {m.name: [] for m in chosen}
+    for column in columns:
+        traces: dict[tuple[Rules, str], Trace] = {}
+        for m in chosen:
+            maps[m.name].append(_map(Ask(vit, images, tokens, rules_of(m), score or m.score, column), m, runs, traces))
+    results = {}
+    for m in chosen:
+        scores = torch.stack(maps[m.name], 1) if several else maps[m.name][0]
+        _judge(m, scores)
+        results[m.name] = Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=score or m.score)
+    return results
+
+
+def _passes(chosen: list[Method], depth: int) -> list[tuple[Rules, Want, int, bool]]:
+    """The forward passes that serve all methods: one for each setting of rules; those that only read attention join the first."""
+    groups: dict[Rules, tuple[Want, int, bool]] = {}
+    readers: list[Want] = []
+    for m in chosen:
+        if m.base.kind == "whole":
+            continue
+        want = Want(**m.base.needs(dict(m.options)))
+        if not m.base.gradient:
+            readers.append(want)
+            continue
+        rules, first = rules_of(m), min(layers(m, depth))
+        known, start, _ = groups.get(rules, (Want(), depth, True))
+        groups[rules] = (known | want, min(start, first), True)
+    if readers:
+        rules = PLAIN if PLAIN in groups or not groups else next(iter(groups))
+        known, start, grad = groups.get(rules, (Want(), 0, False))
+        for want in readers:
+            known = known | want
+        groups[rules] = (known, start, grad)
+    return [(rules, want, start, grad) for rules, (want, start, grad) in groups.items()]
+
+
+def _map(ask: Ask, m: Method, runs: dict[Rules, Forward], traces: dict[tuple[Rules, str], Trace]) -> Tensor:
+    """The map of one method for one class; backward passes are shared through `traces`."""
+    if m.base.kind == "whole":
+        return m.base.function(ask, **_own(m))
+    if not m.base.gradient:
+        rules = PLAIN if PLAIN in runs else next(iter(runs))
+        return aggregate(runs[rules].trace(None), m)
+    key = (ask.rules, ask.score)
+    if key not in traces:
+        run, target = runs[ask.rules], None if callable(ask.target) else ask.target
+        traces[key] = run.trace(ask.value(run.logits), target, retain=True)
+    return aggregate(traces[key], m)
+
+
+def _own(m: Method) -> dict[str, Any]:
+    return {k: v for k, v in m.options if k in m.base.options}
+
+
+def _plain_logits(vit: ViT, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return vit.logits(tokens)
+
+
+def _judge(m: Method, scores: Tensor) -> None:
+    """A map with NaN is an error; a map of zeros explains nothing, and is said."""
+    if not torch.isfinite(scores).all():
+        raise BrokenMap(f"{m.name}: the map has NaN or infinite values. Use the model in float32, or look for NaN among its weights.")
+    empty = (scores.flatten(-2) == 0).all(-1)
+    if empty.any():
+        which = empty.nonzero()[:, 0].unique().tolist()
+        warn(f"{m.name}: the map is zero everywhere for image(s) {which}: nothing spoke for the class.", DegenerateMap, stacklevel=4)

@@ -1,0 +1,98 @@
+"""Methods that read attention, and its gradient: a matrix for each layer, how much token i takes from token j.
+
+| name          | T^l (mean over heads h)                          | bare name             | source                         |
+| raw_attention | A_h                                              | last block            |                                |
+| rollout       | A_h                                              | Π (½ A + ½ I)         | Abnar & Zuidema 2020           |
+| attn_grad     | ∂y/∂A_h                                          | block 0               | NUMERICS 14                    |
+| attcam        | w_hi A_hij, w_hi = mean_j over patches ∂y/∂A_hij | last block            | Chefer et al. 2021 ("GradCAM") |
+| genatt (gae)  | (A_h ⊙ ∂y/∂A_h)⁺                                 | R ← R + T R           | Chefer et al. 2021, GAE        |
+| gradsam       | the same                                         | Σ_l T^l               | = genatt+plus                  |
+
+A is (B, heads, queries, keys) after softmax; the row that feeds the head is read: the class row, the mean of the patch rows for
+average-pooled heads, or the pooling's own attention as one more layer.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.registry import alias, register
+from steadygaze.trace.capture import Trace
+
+NEEDS = {"attention": True}
+
+
+def global_attention(vit: Any) -> str:
+    """Why a model has no attention matrix over all tokens; empty if it has."""
+    if vit.plan.global_attention:
+        return ""
+    return f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys). Use a gradient or CAM method."
+
+
+def identity_like(m: Float[Tensor, "b n n"]) -> Float[Tensor, "n n"]:
+    return torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
+
+
+def add_identity(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n"]:
+    """R ← R + T R."""
+    return m + identity_like(m)
+
+
+def half_identity(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n"]:
+    """½ A + ½ I."""
+    return 0.5 * m + 0.5 * identity_like(m)
+
+
+@register("raw_attention", "matrix", family="attention", bare="last", gradient=False, needs=NEEDS, serves=global_attention)
+def raw_attention(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """Attention of the last block, mean over heads."""
+    return trace.attention(layer)[0].mean(1)
+
+
+@register("rollout", "matrix", family="attention", bare="rollout", gradient=False, needs=NEEDS, serves=global_attention)
+def rollout(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """Attention rolled out over all blocks: Π (½ A + ½ I)."""
+    return trace.attention(layer)[0].mean(1)
+
+
+for f in (raw_attention, rollout):
+    f.chain, f.pool_residual = half_identity, (0.5, 0.5)  # type: ignore[attr-defined]
+
+
+def _attn_grad(a: Tensor, g: Tensor) -> Tensor:
+    return g.mean(1)
+
+
+@register("attn_grad", "matrix", family="attention", bare="first", needs=NEEDS, serves=global_attention)
+def attn_grad(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """Gradient with respect to the attention of block 0, signed."""
+    return _attn_grad(*trace.attention(layer))
+
+
+def _attcam(a: Tensor, g: Tensor, *, prefix: int = 0, relu: bool = False) -> Tensor:
+    m = (a * g[..., prefix:].mean(-1, keepdim=True)).mean(1)
+    return m.relu() if relu else m
+
+
+@register("attcam", "matrix", family="attention", bare="last", needs=NEEDS, serves=global_attention)
+def attcam(trace: Trace, layer: int, *, relu: bool = False) -> Float[Tensor, "b n n"]:
+    """Attention of the last block, heads weighted by their mean gradient (relu=True: as Chefer et al. draw it)."""
+    return _attcam(*trace.attention(layer), prefix=trace.vit.prefix, relu=relu)
+
+
+def _genatt(a: Tensor, g: Tensor) -> Tensor:
+    return (a * g).clamp(min=0).mean(1)
+
+
+@register("genatt", "matrix", family="attention", bare="rollout", needs=NEEDS, serves=global_attention)
+def genatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """Generic attention explainability (GAE): positive attention x gradient, R + A R over all blocks."""
+    return _genatt(*trace.attention(layer))
+
+
+genatt.chain = add_identity
+attn_grad.fuse, attcam.fuse, genatt.fuse = _attn_grad, _attcam, _genatt
+alias("gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; another name of genatt.")
+alias("gradsam", "genatt+plus", summary="Positive attention x gradient summed over the blocks.")

@@ -1,0 +1,165 @@
+"""Decomposition methods: how much of token i's new state comes from token j (NUMERICS 5 and 6, for pre-norm blocks).
+
+    T_ij = δ_ij x_i + s_i Σ_h A_hij f_hj,   f_hj = LayerScale · W_o^h (v_hj − offset): free of biases
+    v_ij = T_ij + LayerScale₂ γ₂ ⊙ (T_ij − mean T_ij) / σ₂_i   (the second norm decomposed, the MLP passed by)
+
+| name    | matrix of a layer                                   | bare name                               | source               |
+| attin   | ‖T_ij − δ_ij x_i‖₂ ("n"), ‖T_ij‖₂ ("n_res")         | Π (½ rows to 1 + ½ I); "n_res": Π       | Kobayashi 2020, 2021 |
+| globenc | ‖v_ij‖₂                                             | Π                                       | Modarressi 2022      |
+| alti    | (‖y_i‖₁ − ‖y_i − T_ij‖₁)⁺, rows sum to 1            | Π                                       | Ferrando 2022        |
+| decompx | input x gradient with A, σ and slopes frozen        | from block 0                            | Modarressi 2023      |
+| gaze    | the same, A frozen by 3/4, score log-odds           | Σ_l                                     | NUMERICS 13          |
+
+No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads x heads numbers a token.
+ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.errors import UnknownName
+from steadygaze.methods.attention import global_attention, half_identity
+from steadygaze.methods.gradient import ixg
+from steadygaze.registry import alias, register
+from steadygaze.trace.capture import Trace
+from steadygaze.trace.replay import BIAS_RULES, decompose
+
+SLICE = 2**24  # numbers in one slice of T
+
+
+def _has_parts(vit: Any) -> str:
+    why = global_attention(vit)
+    if why:
+        return why
+    if any(b.parts is None for b in vit.blocks):
+        return f"it is defined for pre-norm blocks with one attention each, and a {vit.plan.kind} has blocks of another make."
+    return ""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What the attention branch of one block mixes."""
+
+    x: Float[Tensor, "b n d"]  # input of the block
+    a: Float[Tensor, "b h n n"]  # attention, times the row scale s_i
+    f: Float[Tensor, "b h n d"]  # what a head would send of token j
+    own: Float[Tensor, "b n d"]  # T_ii
+    after: Float[Tensor, "b n d"]  # x', the true state after the attention branch
+    gain: Float[Tensor, " d"]  # LayerScale₂ γ₂
+    centred: bool
+    t: Float[Tensor, "b n"]  # 1/σ₂_i
+
+    def second(self, vectors: Tensor) -> Tensor:
+        """LayerScale₂ γ₂ ⊙ (T − mean T), before the division by σ₂."""
+        return self.gain * (vectors - vectors.mean(-1, keepdim=True) if self.centred else vectors)
+
+
+def _inverse_sigma(x: Tensor, norm: tuple[float, bool]) -> Float[Tensor, "b n"]:
+    eps, centred = norm
+    return ((x.var(-1, unbiased=False) if centred else x.pow(2).mean(-1)) + eps).rsqrt()
+
+
+def _mix(trace: Trace, layer: int) -> Mixed:
+    block, seen = trace.vit.blocks[layer], trace.mixing(layer)
+    assert block.parts is not None and seen.v is not None and seen.out is not None
+    parts = block.parts()
+    x = trace.run.hidden[layer].detach()
+    x = x if parts.before is None else parts.before(x).detach()
+    heads, width = seen.v.shape[1], seen.v.shape[-1]
+    output = parts.output.detach().unflatten(1, (heads, width))
+    free = seen.v.detach() - parts.value_offset.detach().view(heads, 1, width)
+    f = torch.einsum("bhjk,dhk->bhjd", free, output)
+    a, z = seen.a.detach(), seen.out.detach().transpose(1, 2)
+    branch = torch.einsum("bihk,dhk->bid", z, output)
+    if parts.inner_norm is not None:
+        s = _inverse_sigma(z.flatten(2), parts.inner_norm)
+        a, branch = a * s[:, None, :, None], branch * s[..., None]
+    after = x + branch if parts.output_bias is None else x + branch + parts.output_bias.detach()
+    own = x + torch.einsum("bhi,bhid->bid", a.diagonal(dim1=-2, dim2=-1), f)
+    return Mixed(x, a, f, own, after, parts.second_gain.detach(), parts.second_norm[1], _inverse_sigma(after, parts.second_norm))
+
+
+def _quadratic(a: Tensor, f: Tensor, g: Tensor) -> Float[Tensor, "b n n"]:
+    """Σ_hg A_hij A_gij ⟨f_hj, g_gj⟩."""
+    gram = torch.einsum("bhjd,bgjd->bjhg", f, g)
+    return (torch.einsum("bhij,bjhg->bgij", a, gram) * a).sum(1)
+
+
+def _with_diagonal(m: Float[Tensor, "b n n"], diagonal: Float[Tensor, "b n"]) -> Float[Tensor, "b n n"]:
+    return m - torch.diag_embed(m.diagonal(dim1=-2, dim2=-1)) + torch.diag_embed(diagonal)
+
+
+@register("attin", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
+          needs={"attention": True, "value": True})  # fmt: skip
+def attin(trace: Trace, layer: int, *, form: str = "n") -> Float[Tensor, "b n n"]:
+    """Norms of what attention sends from token to token (form: "n", or "n_res" with the residual)."""
+    if form not in ("n", "n_res"):
+        raise UnknownName("form", form, ("n", "n_res"))
+    mixed = _mix(trace, layer)
+    norms = _quadratic(mixed.a, mixed.f, mixed.f).clamp_min(0).sqrt()
+    return norms if form == "n" else _with_diagonal(norms, mixed.own.norm(dim=-1))
+
+
+def _attin_chain(m: Tensor, *, form: str = "n") -> Tensor:
+    return half_identity(m / m.sum(-1, keepdim=True).clamp_min(1e-12)) if form == "n" else m
+
+
+attin.chain = _attin_chain
+
+
+@register("globenc", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
+          needs={"attention": True, "value": True})  # fmt: skip
+def globenc(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """Norms of the decomposed block without its MLP: attention, residuals and both norms."""
+    mixed = _mix(trace, layer)
+    u, t = mixed.second(mixed.f), mixed.t[..., None]
+    square = (
+        _quadratic(mixed.a, mixed.f, mixed.f)
+        + 2 * t * _quadratic(mixed.a, mixed.f, u)
+        + t**2 * _quadratic(mixed.a, u, u)
+    )
+    return _with_diagonal(square.clamp_min(0).sqrt(), (mixed.own + t * mixed.second(mixed.own)).norm(dim=-1))
+
+
+@register("alti", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
+          needs={"attention": True, "value": True})  # fmt: skip
+def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b n n"]:
+    """How near each token's part is to the whole, in L1 (against: the attention branch "attn", or the whole "block")."""
+    if against not in ("attn", "block"):
+        raise UnknownName("against", against, ("attn", "block"))
+    mixed = _mix(trace, layer)
+    y = mixed.after if against == "attn" else trace.run.hidden[layer + 1].detach()
+    batch, n, d = mixed.x.shape
+    rows = max(1, SLICE // (batch * n * d))
+    pieces = []
+    for begin in range(0, n, rows):
+        i = slice(begin, min(begin + rows, n))
+        part = torch.einsum("bhij,bhjd->bijd", mixed.a[:, :, i], mixed.f)
+        index = torch.arange(n, device=part.device)[i]
+        part[:, index - begin, index] += mixed.x[:, i]
+        if against == "block":
+            part = part + mixed.t[:, i, None, None] * mixed.second(part)
+        distance = (y[:, i, None] - part).abs().sum(-1)
+        pieces.append((y[:, i].abs().sum(-1, keepdim=True) - distance).clamp_min(0))
+    c = torch.cat(pieces, dim=1)
+    total = c.sum(-1, keepdim=True)
+    return torch.where(total > 0, c / total.clamp_min(torch.finfo(c.dtype).tiny), torch.zeros_like(c))
+
+
+@register("decompx", "vector", family="decomposition", bare="first", freeze=1.0)
+def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b h w"]:
+    """DecompX in one backward pass (bias "none" or "token"); biases shared out by "absdot", "norm", "equal", "cls": full decomposition."""
+    if bias not in BIAS_RULES:
+        raise UnknownName("bias", bias, BIAS_RULES)
+    if bias in ("none", "token"):
+        return ixg(trace, layer)
+    shares = decompose(trace, layer, bias)
+    return shares[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
+
+
+alias("gaze", "decompx+plus:freeze=0.75", score="log_odds",
+      summary="What speaks for the class against the others: frozen-linear input x gradient over all blocks.")  # fmt: skip

@@ -1,0 +1,228 @@
+"""Relevance propagation: TransAtt (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
+
+TransAtt sends relevance R, one-hot at the class, back through the network by these rules (NUMERICS 2); a ⊘ b is a / (b + 1e-9):
+
+| operation              | rule                                                                                        |
+| linear (bias ignored)  | R_in = x⁺ ⊙ (S W⁺) + x⁻ ⊙ (S W⁻), S = R ⊘ (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ)                                  |
+| matmul A·V, Q·Kᵀ       | each operand X ⊙ ∂Z/∂X (R ⊘ Z), then halved                                                  |
+| residual a + b         | a' = a (R ⊘ Z), b' = b (R ⊘ Z); then a' |Σa'| / (|Σa'| + |Σb'|) · ΣR ⊘ Σa', and so for b' (sums for each image) |
+| norm, softmax, activation, LayerScale, scale of q·k | R passes                                                       |
+| pooling                | x ⊙ ∂Z/∂x (R ⊘ Z)                                                                            |
+
+The layer's matrix is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R. In code, autograd carries relevance in place of a gradient.
+AttnLRP is input x gradient under its own rules (trace/rules.py): both operands of a product get half, softmax its own gradient.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from steadygaze.methods.attention import add_identity, global_attention
+from steadygaze.methods.gradient import ixg
+from steadygaze.registry import register
+from steadygaze.trace.capture import Trace
+from steadygaze.trace.rules import ATTNLRP
+from steadygaze.trace.seam import ADD, MATMUL, MUL, SOFTMAX, Seam
+from steadygaze.vit.view import remember
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """a ⊘ b: a / (b + 1e-9), and 0 where b is 0."""
+    shifted = b + 1e-9
+    return torch.where(b != 0, a / torch.where(shifted == 0, torch.full_like(b, 1e-9), shifted), torch.zeros_like(a))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        (xp, xn), (wp, wn) = (x.clamp(min=0), x.clamp(max=0)), (w.clamp(min=0), w.clamp(max=0))
+        s = divide(r, xp @ wp.T + xn @ wn.T)
+        return xp * (s @ wp) + xn * (s @ wn), None, None
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        z = a @ b
+        ctx.save_for_backward(a, b, z)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b, z = ctx.saved_tensors
+        s = divide(r, z)
+        return a * (s @ b.transpose(-2, -1)) / 2, b * (a.transpose(-2, -1) @ s) / 2
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a + b
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        s = divide(r, a + b)
+        a, b = a * s, b * s
+        axes = tuple(range(1, a.dim()))
+        total, sum_a, sum_b = (t.sum(axes, keepdim=True) for t in (r, a, b))
+        both = sum_a.abs() + sum_b.abs()
+        return (
+            a * divide(divide(sum_a.abs(), both) * total, sum_a),
+            b * divide(divide(sum_b.abs(), both) * total, sum_b),
+        )
+
+
+class _Pass(torch.autograd.Function):
+    """The value y for the input x; relevance passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return r, None
+
+
+class _Pool(torch.autograd.Function):
+    """The mean over a set of tokens, or one of them: x ⊙ weight (R ⊘ Z)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, z, weight)
+        return z.view_as(z)
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        x, z, weight = ctx.saved_tensors
+        return x * weight * divide(r, z).unsqueeze(1), None, None
+
+
+class _Relevance(TorchFunctionMode):
+    """The model's own forward pass, with a graph that carries relevance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention: list[Tensor] = []
+        passing = (F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm)
+        self.table: dict[Any, Any] = dict.fromkeys(passing, self.passes) | dict.fromkeys(MATMUL, self.matmul)
+        self.table |= {F.linear: self.linear, F.scaled_dot_product_attention: self.sdpa}
+        self.table |= {F.multi_head_attention_forward: self.mha, torch.Tensor.__getitem__: self.select}
+        self.table |= {torch.Tensor.mean: self.mean, torch.mean: self.mean}
+        self.table |= dict.fromkeys(ADD, self.add) | dict.fromkeys(MUL, self.mul) | dict.fromkeys(SOFTMAX, self.softmax)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = self.table.get(func)
+        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+
+    def passes(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return _Pass.apply(x, func(x.detach(), *args, **kwargs))
+
+    def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _Linear.apply(x, weight, bias)
+
+    def matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
+        return _Matmul.apply(a, b) if a.requires_grad and b.requires_grad else func(a, b)
+
+    def softmax(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        a = self.passes(func, x, *args, **kwargs)
+        if x.dim() == 4:
+            self.attention.append(a)
+        return a
+
+    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+             is_causal: bool = False, scale: float | None = None, **kwargs: Any) -> Tensor:  # fmt: skip
+        raw = _Matmul.apply(q, k.transpose(-2, -1))
+        with torch.no_grad():
+            logits = raw * (q.shape[-1] ** -0.5 if scale is None else scale)
+            a = (logits if attn_mask is None else logits + attn_mask).softmax(-1)
+        self.attention.append(_Pass.apply(raw, a))
+        return _Matmul.apply(self.attention[-1], v)
+
+    def mha(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return Seam.mha(self, func, *args, **kwargs)  # type: ignore[arg-type]
+
+    def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
+        if len(graph) == 2 and x.shape == y.shape:
+            return _Add.apply(x, y)
+        return self._constant(func, graph, x, y)
+
+    def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        return self._constant(func, [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad], x, y)
+
+    def _constant(self, func: Any, graph: list[Tensor], x: Any, y: Any) -> Tensor:
+        """An operand that is no part of the graph (LayerScale, a bias, a scale): relevance passes."""
+        if len(graph) != 1:
+            return func(x, y)
+        value = func(*(t.detach() if isinstance(t, Tensor) else t for t in (x, y)))
+        return _Pass.apply(graph[0], value) if value.shape == graph[0].shape else func(x, y)
+
+    def select(self, func: Any, x: Tensor, index: Any) -> Tensor:
+        y = func(x, index)
+        if not (x.requires_grad and x.dim() == 3 and y.dim() == 2):
+            return y
+        weight = torch.zeros_like(x[:1, :, :1])
+        weight[0, index[1]] = 1
+        return _Pool.apply(x, y.detach(), weight)
+
+    def mean(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        y = func(x, *args, **kwargs)
+        if not (x.requires_grad and x.dim() == 3 and y.dim() == 2):
+            return y
+        return _Pool.apply(x, y.detach(), torch.full_like(x[:1, :1, :1], 1 / x.shape[1]))
+
+
+def _plain_blocks(vit: Any) -> str:
+    why = global_attention(vit)
+    if why:
+        return why
+    if vit.plan.rotary or any(b.parts is None for b in vit.blocks) or vit.readout == "pool":
+        return (
+            f"its relevance rules are written for pre-norm blocks without rotary positions and a class or mean head; a "
+            f"{vit.plan.kind} has others. Use attnlrp."
+        )
+    return ""
+
+
+def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
+    """R_A of every block from the first one with a gradient on; computed once for a trace."""
+    if "transatt" not in trace.memory:
+        run, mode = trace.run, _Relevance()
+        x = remember(run.hidden[run.start].detach().requires_grad_(), run.layout)
+        with torch.enable_grad(), mode:
+            logits = trace.vit.logits(x, start=run.start)
+        one_hot = trace.grad(run.logits) if trace.target is None else F.one_hot(trace.target, logits.shape[1]).to(logits)
+        trace.memory["transatt"] = torch.autograd.grad(logits, mode.attention, one_hot)
+    return trace.memory["transatt"]
+
+
+def _transatt(a: Tensor, g: Tensor) -> Tensor:
+    return (a * g).clamp(min=0).mean(1)
+
+
+@register("transatt", "matrix", family="propagation", bare="rollout", needs={"attention": True}, serves=_plain_blocks, cost=5.0)
+def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """LRP relevance of attention x its gradient, R + T R over all blocks (start=1: as the authors' evaluation)."""
+    return _transatt(relevances(trace)[layer - trace.run.start], trace.attention(layer)[1])
+
+
+transatt.chain = add_identity
+
+
+@register("attnlrp", "vector", family="propagation", bare="first", rules=ATTNLRP)
+def attnlrp(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
+    """AttnLRP: relevance through attention and softmax, as input x modified gradient."""
+    return ixg(trace, layer)

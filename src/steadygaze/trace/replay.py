@@ -1,0 +1,168 @@
+"""Full decomposition: the model's own code, run on N source vectors at once (NUMERICS 6.1, 6.2).
+
+A first pass over x^l notes what DecompX holds constant: A, σ and slopes. The second pass sends D (sources, tokens, channels) with
+D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its held linear one. A bias is shared out over the sources:
+
+| rule   | share of source k                        |
+| none   | none: biases go to a source of their own |
+| absdot | |D_k · b|                                |
+| norm   | ‖D_k‖                                    |
+| equal  | 1 for each source that is not zero       |
+| cls    | all to the first token                   |
+
+These rules are not linear in D, so no single backward pass can replace them. Cost and memory: N x N x d, one image at a time.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from steadygaze.errors import MethodUnavailable
+from steadygaze.trace.capture import Trace
+from steadygaze.trace.seam import ADD, MUL, SOFTMAX, Seam
+from steadygaze.vit.view import remember
+
+BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
+ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu)
+SIGMOID = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid)
+
+
+class _Replay(TorchFunctionMode):
+    """Notes in the first pass, answers from the notes in the second."""
+
+    def __init__(self, rule: str, tangent: bool) -> None:
+        super().__init__()
+        self.rule, self.tangent, self.noting = rule, tangent, True
+        self.notes: list[Tensor] = []
+        self.table: dict[Any, Any] = {F.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, F.linear: self.linear}
+        self.table |= {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
+        self.table |= dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(ACTIVATIONS, self.activation)
+        self.table |= dict.fromkeys(SIGMOID, self.gate) | dict.fromkeys(MUL, self.mul) | dict.fromkeys(ADD, self.add)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = self.table.get(func)
+        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+
+    def note(self, value: Tensor) -> Tensor:
+        """Keep a constant of the first pass; give it back, in the same order, in the second."""
+        if self.noting:
+            self.notes.append(value)
+            return value
+        return self.notes.pop(0)
+
+    def share(self, d: Float[Tensor, "s n c"], b: Float[Tensor, " c"]) -> Tensor:
+        """D with the bias b added: in the first pass to the state itself, in the second shared out over the sources."""
+        if self.noting:
+            return d + b
+        sources = d[:-1]
+        if self.rule in ("none", "token"):
+            return torch.cat([sources, d[-1:] + b])
+        if self.rule == "absdot":
+            weight = torch.einsum("s...c,c->s...", sources, b).abs()
+        elif self.rule == "norm":
+            weight = sources.norm(dim=-1)
+        elif self.rule == "equal":
+            weight = (sources != 0).any(-1).to(d.dtype)
+        else:
+            weight = torch.zeros_like(sources[..., 0])
+            weight[0] = 1
+        weight = weight / (weight.sum(0, keepdim=True) + 1e-12)
+        return torch.cat([sources + weight[..., None] * b, d[-1:]])
+
+    def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = func(x, weight)
+        return y if bias is None else self.share(y, bias)
+
+    def layer_norm(self, func: Any, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        y = centred * self.note((centred.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
+        y = y if weight is None else y * weight
+        return y if bias is None else self.share(y, bias)
+
+    def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        y = x * self.note((x.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
+        return y if weight is None else y * weight
+
+    def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("inplace", None)
+        value = self.note(func(x, *args, **kwargs))
+        if self.tangent:
+            if self.noting:
+                with torch.enable_grad():
+                    t = x.detach().requires_grad_()
+                    (slope,) = torch.autograd.grad(func(t, *args, **kwargs).sum(), t)
+            slope = self.note(slope if self.noting else value)
+            offset = self.note(value - slope * x if self.noting else value)
+            y = x * slope
+            y = y + offset if self.noting else torch.cat([y[:-1], y[-1:] + offset])
+        else:
+            slope = self.note((value / x).nan_to_num(nan=0.5) if self.noting else value)
+            y = x * slope
+        y.gate_ = value  # type: ignore[attr-defined]
+        return y
+
+    def gate(self, func: Any, x: Tensor) -> Tensor:
+        y = self.note(func(x))
+        y = y if self.noting else y.expand_as(x)
+        y.gate_ = y  # type: ignore[attr-defined]
+        return y
+
+    def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        """The gate of a product of two branches is a constant."""
+        x = getattr(x, "gate_", x) if isinstance(y, Tensor) and y.dim() > 2 else x
+        y = getattr(y, "gate_", y) if isinstance(x, Tensor) and x.dim() > 2 and not hasattr(x, "gate_") else y
+        return func(x, y, **kwargs)
+
+    def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        if isinstance(y, Tensor) and y.dim() == 1 and isinstance(x, Tensor) and x.dim() >= 3:
+            return self.share(x, y)
+        return func(x, y, **kwargs)
+
+    def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        y = func(x, dim, *args, **kwargs)
+        return self.note(y) if x.dim() == 4 and dim in (-1, 3) else y
+
+    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *args: Any,
+             scale: float | None = None, enable_gqa: bool = False, **kwargs: Any) -> Tensor:  # fmt: skip
+        if enable_gqa and q.shape[-3] != k.shape[-3]:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
+        if not self.noting:
+            return self.note(v) @ v
+        logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if attn_mask is not None:
+            masked = attn_mask.dtype == torch.bool
+            logits = logits.masked_fill(~attn_mask, float("-inf")) if masked else logits + attn_mask
+        return self.note(logits.softmax(-1)) @ v
+
+    def mha(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return Seam.mha(self, func, *args, **kwargs)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
+    """Score of every token of x^layer: Σ_c ∂T/∂y_c · (its share of logit c), biases shared out by `rule`."""
+    vit, weights = trace.vit, trace.grad(trace.logits)
+    if not vit.plan.global_attention:
+        raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: its grids change")
+    tangent = not trace.run.rules.slope
+    scores = []
+    for x, weight in zip(trace.run.hidden[layer].detach(), weights, strict=True):
+        n, d = x.shape
+        replay = _Replay(rule, tangent)
+        sources = x.new_zeros(n + 1, n, d)
+        sources[torch.arange(n), torch.arange(n)] = x
+        with replay:
+            _run(trace, layer, remember(x[None].clone(), trace.run.layout))
+            replay.noting = False
+            shares = _run(trace, layer, remember(sources, trace.run.layout))
+        scores.append(shares[:-1] @ weight)
+    return torch.stack(scores)
+
+
+def _run(trace: Trace, layer: int, x: Tensor) -> Tensor:
+    return trace.vit.logits(x, start=layer)
