@@ -67,7 +67,7 @@ def run(request: Request, console: Console | None = None) -> int:
     """Do it; 0, or 1 where a file could not be read."""
     console = console or Console()
     if request.top > 1 and request.target != "auto":
-        raise BadInput(f"--top means the most probable classes, but --target is {request.target}: leave one of them out")
+        raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
     files = find_images(request.images)
     device = request.device
     if device == "auto":

@@ -1,0 +1,230 @@
+"""Attribution: pixels, pictures, files, notebook."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from steadygaze.drawing import COOL, WARM, Row, as_picture, paint, ramp, robust_scale, tile
+from steadygaze.errors import BadInput
+from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent
+
+
+def attribution(scores: torch.Tensor, **other) -> Attribution:
+    logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(len(scores), 1)
+    target = other.pop("target", torch.ones(scores.shape[:-2], dtype=torch.long))
+    return Attribution(scores=scores, target=target, logits=logits, method="gaze", score="log_odds", **other)
+
+
+@pytest.fixture
+def maps() -> Attribution:
+    return attribution(torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture
+def picture() -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def test_grid_and_length(maps):
+    assert maps.grid == (4, 6) and len(maps) == 2
+
+
+def test_nearest_upsampling_repeats_each_patch(maps):
+    expected = maps.scores.repeat_interleave(3, 1).repeat_interleave(5, 2)
+    assert torch.equal(maps.upsample((12, 30), "nearest"), expected)
+
+
+def test_bilinear_upsampling_keeps_constants_mean_and_type():
+    flat = attribution(torch.full((1, 3, 3), -2.5, dtype=torch.float64))
+    assert torch.allclose(flat.upsample(9), torch.tensor(-2.5, dtype=torch.float64))
+    half = attribution(torch.ones(1, 3, 3, dtype=torch.float16))
+    assert half.upsample(9).dtype == torch.float16
+
+
+def test_bilinear_upsampling_puts_a_patch_where_it_is():
+    scores = torch.zeros(1, 4, 4)
+    scores[0, 1, 2] = 1
+    pixels = attribution(scores).upsample((40, 80))[0]
+    row, column = divmod(int(pixels.argmax()), 80)
+    assert 10 <= row < 20 and 40 <= column < 60
+
+
+def test_upsampling_of_several_targets():
+    assert attribution(torch.randn(2, 3, 4, 4)).upsample((8, 12)).shape == (2, 3, 8, 12)
+
+
+def test_unknown_mode_is_refused(maps):
+    with pytest.raises(BadInput, match="bilinear"):
+        maps.upsample(8, "lanczos")
+
+
+def test_normalised_keeps_sign_and_zero():
+    scores = torch.tensor([[[-4.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    expected = torch.tensor([[[-1.0, 0.5], [0.0, 0.25]], [[0.0, 0.0], [0.0, 0.0]]])
+    assert torch.equal(attribution(scores).normalised(), expected)
+
+
+def test_overlay_has_the_size_of_its_picture(maps, picture):
+    assert maps.overlay(picture).size == (60, 40)
+
+
+def test_overlay_is_warm_for_and_cool_against():
+    scores = torch.zeros(1, 2, 2)
+    scores[0, 0, 0], scores[0, 1, 1] = 3.0, -3.0
+    att, grey = attribution(scores), Image.new("RGB", (40, 40), (128, 128, 128))
+    plain = np.asarray(att.overlay(grey, mode="nearest"), dtype=int)
+    signed = np.asarray(att.overlay(grey, mode="nearest", signed=True), dtype=int)
+    red, blue = plain[5, 5], signed[35, 35]
+    assert red[0] > red[2] + 50
+    assert blue[2] > blue[0]
+    assert (plain[35, 35] == plain[5, 35]).all(), "without signed, evidence against looks like none"
+    assert (signed[35, 35] != signed[5, 35]).any()
+
+
+def test_one_outlier_does_not_blank_the_map():
+    scores = torch.zeros(1, 8, 8)
+    scores[0, 4, 4:6] = 1.0
+    calm = np.asarray(attribution(scores).overlay(Image.new("RGB", (64, 64))), dtype=int)
+    scores[0, 0, 0] = 1e6
+    loud = np.asarray(attribution(scores).overlay(Image.new("RGB", (64, 64))), dtype=int)
+    assert np.abs(calm[32:, 32:] - loud[32:, 32:]).max() <= 2
+    assert robust_scale(scores[0].numpy()) == 1.0
+
+
+def test_an_empty_map_shows_only_the_picture(picture):
+    att = attribution(torch.zeros(1, 4, 4))
+    assert np.array_equal(att.overlay(picture), attribution(-torch.ones(1, 4, 4)).overlay(picture))
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "grey"])
+def test_kinds_of_pictures(maps, picture, kind):
+    array = np.asarray(picture)
+    given = {
+        "array": array,
+        "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1) / 255,
+        "grey": np.asarray(picture.convert("L")),
+    }[kind]
+    expected = picture.convert("L").convert("RGB") if kind == "grey" else picture
+    assert np.array_equal(as_picture(given), expected)
+    assert maps.overlay(given).size == picture.size
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.randn(3, 8, 8) * 3, torch.rand(2, 3, 8, 8), torch.rand(8, 8), np.zeros((8, 8, 5), np.uint8)]
+)
+def test_other_pictures_are_refused(maps, bad):
+    with pytest.raises(BadInput, match=r"expected|must lie"):
+        maps.overlay(bad)
+
+
+@pytest.mark.parametrize("index", [2, -3, (0, 0)])
+def test_index_out_of_range(maps, picture, index):
+    with pytest.raises(BadInput, match="index"):
+        maps.overlay(picture, index)
+
+
+def test_title_and_probability():
+    att = attribution(torch.zeros(1, 2, 2))
+    expected = float(torch.tensor([0.0, 2.0, 1.0]).softmax(0)[1])
+    assert att.probability() == pytest.approx(expected)
+    assert att.title(classes=["a", "tabby", "c"]) == "tabby 67 %"
+    assert att.title() == "class 1 67 %"
+    assert attribution(torch.zeros(1, 2, 2), target=None).title() == ""
+
+
+def test_title_of_several_targets():
+    att = attribution(torch.zeros(1, 2, 2, 2), target=torch.tensor([[1, 2]]))
+    assert [att.title(place) for place in att.places()] == ["class 1 67 %", "class 2 24 %"]
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.5, "50 %"), (0.997, "99.7 %"), (0.003, "0.3 %"), (None, "")])
+def test_percent(share, text):
+    assert percent(share) == text
+
+
+def test_save_writes_pictures_scores_and_manifest(tmp_path, maps, picture):
+    files = maps.save(tmp_path / "new", [picture, picture], ["left", "right"])
+    assert [file.name for file in files] == ["left.gaze.png", "right.gaze.png", "scores.npz", "manifest.json"]
+    assert Image.open(files[0]).size == picture.size
+    with np.load(files[2]) as stored:
+        assert np.array_equal(stored["scores"], maps.scores.numpy())
+        assert stored["names"].tolist() == ["left", "right"] and stored["target"].tolist() == [1, 1]
+    manifest = json.loads(files[3].read_text())
+    assert manifest["method"] == "gaze" and manifest["score"] == "log_odds" and manifest["grid"] == [4, 6]
+    assert manifest["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+
+
+def test_save_without_pictures_and_with_several_targets(tmp_path):
+    files = attribution(torch.randn(1, 2, 4, 6)).save(tmp_path)
+    assert [file.name for file in files[:2]] == ["0.gaze.0.png", "0.gaze.1.png"]
+    assert Image.open(files[0]).size == (224, 149)
+
+
+def test_save_refuses_other_counts(tmp_path, maps, picture):
+    with pytest.raises(BadInput, match="expected 2 pictures"):
+        maps.save(tmp_path, [picture])
+    with pytest.raises(BadInput, match="expected 2 names"):
+        maps.save(tmp_path, names=["one"])
+
+
+def test_file_names_of_methods_with_options():
+    assert overlay_name("cat", "attixg+plus:pairing=next,freeze=0.75") == "cat.attixg+plus-pairing=next-freeze=0.75.png"
+
+
+def test_notebook_shows_maps_with_and_without_pictures(maps, picture):
+    bare = maps._repr_html_()
+    assert bare.count("<img") == 2 and "gaze" in bare
+    shown = maps.with_pictures([picture, picture], ["a", "<b>", "c"])
+    assert "&lt;b&gt; 67 %" in shown._repr_html_()
+    assert shown._repr_html_() != bare
+    assert maps._repr_png_().startswith(b"\x89PNG") and shown._repr_png_() != maps._repr_png_()
+
+
+def test_to_moves_every_tensor(maps):
+    moved = maps.to("meta")
+    assert {moved.scores.device.type, moved.logits.device.type, moved.target.device.type} == {"meta"}
+    assert moved.method == maps.method
+
+
+def test_grid_picture_has_a_row_for_each_picture_and_a_column_for_each_method(maps, picture):
+    small = grid_picture([picture, picture], {"gaze": maps}, cell=64)
+    wide = grid_picture([picture, picture], {"gaze": maps, "gae": maps}, cell=64)
+    assert wide.width - small.width == 64 + 4 and wide.height == small.height
+    several = attribution(torch.randn(2, 2, 4, 6))
+    assert grid_picture([picture, picture], {"gaze": several}, cell=64).height > small.height
+
+
+def test_grid_picture_survives_long_words(maps, picture):
+    names = ["word " * 40] * 3
+    grid = grid_picture([picture, picture], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64)
+    assert grid.width < 200
+
+
+def test_grid_picture_refuses_what_does_not_match(maps, picture):
+    with pytest.raises(BadInput, match="at least one"):
+        grid_picture([picture], {})
+    with pytest.raises(BadInput, match="2 pictures"):
+        grid_picture([picture], {"gaze": maps})
+    with pytest.raises(BadInput, match="same images"):
+        grid_picture([picture] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
+    with pytest.raises(BadInput, match="heading"):
+        tile([Row([picture])], ["one", "two"])
+
+
+@pytest.mark.parametrize("anchors", [WARM, COOL])
+def test_ramps_get_lighter_step_by_step(anchors):
+    light = ramp(anchors) @ np.array([0.2126, 0.7152, 0.0722])
+    assert (np.diff(light) > 0).all()
+    steps = np.abs(np.diff(ramp(anchors), axis=0)).max(1)
+    assert steps.max() < 0.03, "no visible edge between two colours"
+
+
+def test_bare_map_is_black_where_nothing_is():
+    values = np.zeros((4, 4))
+    values[0, 0] = 1
+    pixels = np.asarray(paint(values, None))
+    assert pixels[3, 3].tolist() == [0, 0, 0] and pixels[0, 0].min() > 100

@@ -1,0 +1,45 @@
+"""The public names: each resolves, none is missing, and the command line has its verbs."""
+
+import types
+
+import pytest
+import typer.main
+
+import steadygaze as sg
+from steadygaze.cli import app
+
+PUBLIC = {
+    "adapt", "ViT", "load_model", "explain", "method", "methods", "Attribution", "SteadygazeError", "UnsupportedModel",
+    "MethodUnavailable", "UnknownName", "BadInput", "BadImage", "BadCheckpoint", "DegenerateMap", "__version__",
+}  # fmt: skip
+
+
+def test_the_list_of_public_names():
+    assert set(sg.__all__) >= PUBLIC
+    assert len(sg.__all__) == len(set(sg.__all__))
+    assert dir(sg) == sorted(sg.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(sg.__all__))
+def test_each_name_resolves(name):
+    value = getattr(sg, name)
+    assert not isinstance(value, types.ModuleType)
+    if name != "__version__":
+        assert value.__name__ == name
+        assert value.__doc__
+
+
+def test_other_names_raise():
+    with pytest.raises(AttributeError, match="explian"):
+        _ = sg.explian
+
+
+@pytest.mark.parametrize("error", ["UnsupportedModel", "MethodUnavailable", "UnknownName", "BadInput", "BadImage"])
+def test_errors_have_one_root_and_a_built_in(error):
+    kind = getattr(sg, error)
+    assert issubclass(kind, sg.SteadygazeError)
+    assert issubclass(kind, (ValueError, TypeError))
+
+
+def test_commands():
+    assert {"explain", "methods", "models", "demo"} <= set(typer.main.get_command(app).commands)
