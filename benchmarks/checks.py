@@ -1,0 +1,86 @@
+"""What "adapted" means, in float64: the model's own logits, removal as masked keys, and DecompX in one pass as N vectors."""
+
+import torch
+from torch import Tensor, nn
+
+import steadygaze as sg
+from benchmarks import oracles, zoo
+from steadygaze.trace import forward, frozen
+from steadygaze.vit.view import ViT, logits_of, remember
+
+
+def check(model: nn.Module) -> dict[str, float | str]:
+    """Relative errors of the three checks by name; a string says why one does not apply, or what went wrong."""
+    found: dict[str, float | str] = {}
+    try:
+        vit = sg.adapt(model)
+    except Exception as error:  # any failure is a row of the table, not the end of the run
+        return {"logits": f"{type(error).__name__}: {error}"}
+    for name, test in (("logits", logits_error), ("removal", removal_error), ("decompx", decompx_error)):
+        try:
+            found[name] = test(vit)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def logits_error(vit: ViT) -> float:
+    """The view against the model, whole and from each layer's hidden state."""
+    images = zoo.image_of(vit.model, vit.plan.input_size, batch=2)
+    with torch.no_grad():
+        expected = logits_of(vit.model(images))
+        x = vit.embed(images)
+        worst = relative(vit(images), expected)
+        for layer, block in enumerate(vit.blocks):
+            if layer in (0, len(vit.blocks) - 1):
+                worst = max(worst, relative(vit.logits(x.clone(), start=layer), expected))  # a tensor that forgot its layout
+            x = block(x)
+        return max(worst, relative(vit.head(x), expected))
+
+
+def removal_error(vit: ViT) -> float | str:
+    """Removed patches against keys masked with −inf: the kept tokens behind the last block, and the logits where the
+    readout does not average over the patches."""
+    if not vit.plan.removable:
+        return "not removable"
+    images = zoo.image_of(vit.model, vit.plan.input_size, batch=2, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    patches = vit.grid[0] * vit.grid[1]
+    order = torch.stack([torch.randperm(patches, generator=generator) for _ in range(2)])
+    keep, removed = order[:, : patches // 2], order[:, patches // 2 :]
+    expected, last = oracles.masked_run(vit.model, vit.blocks[-1].module, images, removed, patches)
+    with torch.no_grad():
+        x = vit.select(vit.embed(images), keep)
+        for block in vit.blocks:
+            x = block(x)
+        rows = torch.cat([torch.arange(vit.prefix).expand(2, -1), keep + vit.prefix], dim=1)
+        error = relative(x, last.gather(1, rows[:, :, None].expand(-1, -1, last.shape[-1])))
+        if vit.readout == "class" and not vit.plan.readout_patches or vit.readout == "pool":
+            error = max(error, relative(vit.head(x), expected))
+    return error
+
+
+def decompx_error(vit: ViT, most_sources: int = 24) -> float:
+    """Input × gradient of one frozen pass against one propagated vector for each source, from every layer."""
+    images = zoo.image_of(vit.model, vit.plan.input_size, seed=3)
+    with torch.no_grad():
+        tokens = vit.embed(images)
+    run = forward(vit, tokens, rules=frozen(1.0))
+    target = int(run.logits[0].argmax())
+    trace = run.trace(run.logits[:, target])
+    worst, layout = 0.0, run.layout
+    generator = torch.Generator().manual_seed(4)
+    for layer in range(len(vit.blocks)):
+        x, gradient = trace.tokens(layer)
+        got = (x * gradient).sum(-1)[0]
+        sources = sorted(torch.randperm(x.shape[1], generator=generator)[:most_sources].tolist())
+        shares = oracles.decomposition(lambda t, l=layer: vit.logits(remember(t, layout), start=l), x, sources)[:, target]
+        worst = max(worst, relative(got[sources], shares[:-1]))
+        if len(sources) == x.shape[1]:
+            worst = max(worst, relative(got.sum() + shares[-1], run.logits[0, target]))
+    return worst
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Largest difference, over the largest value."""
+    return float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-12))

@@ -1,0 +1,241 @@
+"""Tiny models of every kind that steadygaze views: the real architecture, few layers, small pictures, random weights, float64.
+
+Nothing is left at a trivial value: LayerScale, norm gains, biases, relative tables, registers and positions are random.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+PLAIN = ("vision_transformer", "eva", "beit", "deit")
+PLAIN_TOO = ("cait", "vision_transformer_relpos", "vision_transformer_hybrid")
+HIERARCHICAL = ("swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "pvt_v2", "pit", "mvitv2", "hiera",
+                "twins", "xcit")  # fmt: skip
+CLASSES = 7
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the zoo: where it comes from, its name, and how it is built."""
+
+    family: str
+    name: str
+    build: Callable[[], tuple[nn.Module, str]]  # -> (model, what was cut)
+
+
+def entries() -> Iterator[Entry]:
+    """Every model that the coverage table has a row for."""
+    for module in (*PLAIN, *PLAIN_TOO):
+        for name in timm.list_models(module=module):
+            yield Entry(f"timm {module}", name, partial(plain, name))
+    for module in HIERARCHICAL:
+        for name in timm.list_models(module=module):
+            yield Entry(f"timm {module}", name, partial(hierarchical, name, module))
+    for kind in transformers_kinds():
+        for attention in ("sdpa", "eager"):
+            yield Entry("transformers", f"{kind} ({attention})", partial(transformers_model, kind, attention))
+    for name in ("vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32"):
+        yield Entry("torchvision", name, partial(torchvision_model, name))
+
+
+def image_of(model: nn.Module, size: tuple[int, int, int], batch: int = 1, seed: int = 0) -> Tensor:
+    """Noise in the model's dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(next(model.parameters()).dtype)
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+
+
+def plain(name: str) -> tuple[nn.Module, str]:
+    """A plain ViT of timm: depth 3, two heads of the model's own head width, 4 x 5 patches, as far as its constructor goes."""
+    with _quiet():
+        with torch.device("meta"):
+            whole = timm.create_model(name, depth=1) if _takes(name, "depth", 1) else timm.create_model(name)
+        block = whole.blocks[0]
+        attention = getattr(block, "attn", None) or getattr(block, "attns", [block])[0]
+        heads = int(attention.num_heads)
+        width = whole.embed_dim // heads
+        cut = {"depth": 3, "embed_dim": 2 * width, "num_heads": 2}
+        if getattr(attention, "num_kv_groups", 1) > 1:
+            cut |= {"embed_dim": 4 * width, "num_heads": 4, "num_kv_heads": 2}
+        embed = whole.patch_embed
+        sizes: list[dict[str, Any]] = []
+        if not hasattr(embed, "backbone"):
+            patch = getattr(embed, "patch_size", (16, 16))
+            sizes = [{"img_size": (4 * patch[0], 5 * patch[1])}, {"img_size": 4 * patch[0]}]
+        else:
+            step = embed.img_size[0] // embed.grid_size[0]
+            sizes = [{"img_size": (3 * step, 4 * step)}, {"img_size": 4 * step}]
+        trials = [cut | s for s in (*sizes, {})] + [{"depth": 3} | s for s in (*sizes, {})] + [*sizes, {}]
+        return _first_that_builds(name, trials)
+
+
+def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
+    """A hierarchical model of timm with at most two blocks a stage, and a small picture where the constructor takes one."""
+    with _quiet(), torch.device("meta"):
+        whole = timm.create_model(name)
+    trials: list[dict[str, Any]]
+    if module.startswith("swin"):
+        heads = [s.blocks[0].attn.num_heads for s in (whole.stages if module.endswith("cr") else whole.layers)]
+        small = {"depths": (1, 2, 1, 2), "embed_dim": 16, "num_heads": (1, 2, 4, 8)}
+        if module == "swin_transformer" and "s3" in name:
+            small["window_size"] = (4, 4, 4, 4)
+        trials = [small | {"img_size": 128, "window_size": 4}, {"depths": (1, 2, 1, 2)}, {"num_heads": heads}]
+    elif module in ("pvt_v2", "twins"):
+        trials = [{"depths": (1, 2, 1, 2), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 4, 4)}, {"depths": (1, 2, 1, 2)}]
+        trials = [t | {"img_size": 64} for t in trials] + trials if module == "twins" else trials
+    elif module == "pit":
+        trials = [{"depth": (1, 2, 2), "base_dims": (16, 16, 16), "heads": (1, 2, 4), "img_size": 96}, {"depth": (1, 2, 2)}]
+    elif module == "mvitv2":
+        from timm.models.mvitv2 import MultiScaleVit, model_cfgs  # depths live in a config object that the entry point hides
+
+        from dataclasses import replace
+
+        cfg = model_cfgs[name]
+        cfg = replace(cfg, depths=(1, 2, 1, 2), embed_dim=16 * max(1, cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1))
+        with _quiet():
+            model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=CLASSES)
+        return randomise(model), "depths (1, 2, 1, 2), width 16, 64 pixels"
+    elif module == "hiera":
+        trials = [{"stages": (1, 2, 1, 2), "embed_dim": 16, "num_heads": 1, "img_size": (64, 96)}, {"stages": (1, 2, 1, 2)}]
+    else:  # xcit
+        patch = 16 if "p16" in name else 8
+        trials = [{"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": (4 * patch, 5 * patch)}, {"depth": 2}]
+    with _quiet():
+        return _first_that_builds(name, [*trials, {}])
+
+
+def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Module, str]:
+    for options in trials:
+        try:
+            model = timm.create_model(name, num_classes=CLASSES, **options)
+        except (TypeError, ValueError, AssertionError, RuntimeError, ZeroDivisionError, KeyError, IndexError):
+            continue
+        return randomise(model), ", ".join(f"{k} {v}" for k, v in options.items()) or "nothing"
+    raise RuntimeError(f"timm cannot build {name}")
+
+
+def _takes(name: str, option: str, value: Any) -> bool:
+    try:
+        with torch.device("meta"):
+            timm.create_model(name, **{option: value})
+    except (TypeError, AssertionError):
+        return False
+    return True
+
+
+# -- transformers and torchvision ---------------------------------------------------------------------------------------
+
+
+def transformers_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name of a row -> (class, options of its tiny configuration beside the common ones)."""
+    return {
+        "ViTForImageClassification": ("ViT", {}),
+        "DeiTForImageClassification": ("DeiT", {}),
+        "DeiTForImageClassificationWithTeacher": ("DeiT", {}),
+        "BeitForImageClassification": ("Beit", {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}),
+        "BeitForImageClassification, shared bias, class token": (
+            "Beit",
+            {"use_shared_relative_position_bias": True, "use_mean_pooling": False, "use_absolute_position_embeddings": True},
+        ),
+        "Data2VecVisionForImageClassification": ("Data2VecVision", {"use_relative_position_bias": True}),
+        "Dinov2ForImageClassification": ("Dinov2", {}),
+        "Dinov2ForImageClassification, SwiGLU": ("Dinov2", {"use_swiglu_ffn": True}),
+        "Dinov2WithRegistersForImageClassification": ("Dinov2WithRegisters", {"num_register_tokens": 2}),
+        "DINOv3ViTModel and a head": ("DINOv3ViT", {"num_register_tokens": 2}),
+        "DINOv3ViTModel and a head, gated MLP": ("DINOv3ViT", {"num_register_tokens": 2, "use_gated_mlp": True}),
+        "CLIPForImageClassification": ("CLIP", {}),
+        "MetaClip2ForImageClassification": ("MetaClip2", {}),
+        "SiglipForImageClassification": ("Siglip", {}),
+        "IJepaForImageClassification": ("IJepa", {}),
+        "ViTMSNForImageClassification": ("ViTMSN", {}),
+    }
+
+
+def transformers_model(kind: str, attention: str) -> tuple[nn.Module, str]:
+    """A classifier of transformers: depth 3, width 24, 4 x 4 patches."""
+    import transformers
+
+    stem, options = transformers_kinds()[kind]
+    small: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48,
+                             "image_size": 32, "patch_size": 8} | options  # fmt: skip
+    with _quiet():
+        if stem in ("CLIP", "Siglip", "MetaClip2"):
+            config = getattr(transformers, f"{stem}Config")(vision_config=small, num_labels=CLASSES)
+        else:
+            config = getattr(transformers, f"{stem}Config")(**small, num_labels=CLASSES)
+        config._attn_implementation = attention
+        if stem == "DINOv3ViT":
+            from steadygaze.vit.huggingface import Classifier
+
+            backbone = transformers.DINOv3ViTModel._from_config(config, attn_implementation=attention)
+            return randomise(Classifier(backbone, nn.Linear(24, CLASSES))), "depth 3, width 24"
+        cls = getattr(transformers, kind.split(",")[0])
+        return randomise(cls._from_config(config, attn_implementation=attention)), "depth 3, width 24"
+
+
+def torchvision_model(name: str) -> tuple[nn.Module, str]:
+    """torchvision's VisionTransformer with the patch size of `name`: depth 3, width 24."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    patch = int(name.rsplit("_", 1)[1])
+    model = VisionTransformer(4 * patch, patch, 3, 2, 24, 48, num_classes=CLASSES)
+    return randomise(model), "depth 3, width 24, 4 x 4 patches"
+
+
+# -- random weights -----------------------------------------------------------------------------------------------------
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter and running statistic random and of ordinary size; float64; evaluation mode."""
+    generator = torch.Generator().manual_seed(seed)
+    model = model.double().eval()
+
+    def noise(t: Tensor) -> Tensor:
+        return torch.randn(t.shape, generator=generator, dtype=torch.float64)
+
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            leaf = name.rsplit(".", 1)[-1]
+            if "logit_scale" in name or "temperature" in name or "freqs" in name or "periods" in name:
+                p.add_(0.1 * noise(p))
+            elif leaf in ("gamma", "gamma_1", "gamma_2", "gamma1", "gamma2", "gamma3", "lambda1", "lambda_1", "lambda_2"):
+                p.copy_(0.7 + 0.3 * noise(p))
+            elif "lambda" in leaf:
+                p.copy_(0.3 * noise(p))
+            elif p.dim() == 1 and leaf == "weight":
+                p.copy_(1 + 0.3 * noise(p))
+            elif p.dim() <= 1:
+                p.copy_(0.3 * noise(p))
+            elif leaf == "weight" and "position_embedding" not in name:
+                fan = p[0].numel()
+                p.copy_(1.2 * noise(p) / fan**0.5)
+            else:  # positions, class and register tokens, relative tables, latents
+                p.copy_(0.5 * noise(p))
+        for name, b in model.named_buffers():
+            if name.endswith("running_mean"):
+                b.copy_(0.3 * noise(b))
+            elif name.endswith("running_var"):
+                b.copy_(0.5 + noise(b).abs())
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and log lines that libraries print about cut models."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
