@@ -100,6 +100,13 @@ def test_an_empty_map_shows_only_the_picture(picture):
     assert np.array_equal(att.overlay(picture), attribution(-torch.ones(1, 4, 4)).overlay(picture))
 
 
+def test_a_map_above_zero_everywhere_is_drawn_from_its_smallest_score(picture):
+    scores = torch.rand(1, 4, 4, generator=torch.Generator().manual_seed(1))
+    scores[0, 0, 0] = 0.0
+    above = attribution(scores + 100).overlay(picture)
+    assert np.abs(np.asarray(above, int) - np.asarray(attribution(scores).overlay(picture), int)).max() <= 1
+
+
 @pytest.mark.parametrize("kind", ["array", "tensor", "grey"])
 def test_kinds_of_pictures(maps, picture, kind):
     array = np.asarray(picture)

@@ -170,7 +170,7 @@ def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length:
     signed, height = kind == "signed", max(6, length // 24)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
-    words = ("against the class", "for the class") if signed else ("no evidence", "most evidence for the class")
+    words = ("against the class", "for the class") if signed else ("least evidence", "most evidence for the class")
     pen = ImageDraw.Draw(sheet)
     right -= int(pen.textlength(words[1], font))
     pen.text((right, top + height), words[1], QUIET, font, anchor="ls")

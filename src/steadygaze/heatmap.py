@@ -98,7 +98,8 @@ class Attribution:
         image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and crop, so that
             patches meet their pixels
         index: which image, or (image, target) where there are several targets
-        signed: draw negative scores too, in cool colours; they are left out otherwise
+        signed: draw negative scores too, in cool colours; they are left out otherwise; a map that is above zero
+            everywhere is drawn from its smallest score up
         percentile: the magnitude that gets the strongest colour; 100 lets an outlier dim all the rest
         """
         picture = as_picture(image)
@@ -117,6 +118,8 @@ class Attribution:
         """Values for drawing, in [-1, 1]: scaled on the patches, where a percentile is honest, then brought to size."""
         place = self._place(index)
         one = self.scores[place].detach().to("cpu", torch.float64)
+        if one.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
+            one = one - one.min()
         one = one if signed else one.clamp(min=0)
         one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
         return resized(one, size, mode).clamp(-1, 1).numpy()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -20,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
-from steadygaze.errors import BadImage, BadInput, DegenerateMap
+from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
 from steadygaze.vit import ViT, adapt
@@ -60,11 +61,12 @@ class Results:
     targets: list[np.ndarray] = field(default_factory=list)
     grid: list[tuple[list[Image.Image], dict[str, Attribution], list[str]]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # pictures with a map that is not finite
     empty: list[str] = field(default_factory=list)  # maps that are zero everywhere
 
 
 def run(request: Request, console: Console | None = None) -> int:
-    """Do it; 0, or 1 where a file could not be read."""
+    """Do it; 0, or 1 where a file could not be read or explained."""
     console = console or Console()
     if request.top > 1 and request.target != "auto":
         raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
@@ -82,16 +84,18 @@ def run(request: Request, console: Console | None = None) -> int:
         task = progress.add_task("", total=len(files))
         for some, images in batches(files, loaded, request.batch, found.unreadable):
             explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
-            progress.update(task, completed=len(found.rows) + len(found.unreadable))
+            progress.update(task, completed=len(found.rows) + len(found.unreadable) + len(found.broken))
     if found.rows:
         finish(request, loaded, found)
         print_predictions(found, console)
         print_written(request, found, console)
     for text in found.empty:
-        console.print(f"zero everywhere, explains nothing: {text}", style="yellow", markup=False, highlight=False)
+        console.print(f"zero everywhere, explains nothing: {text}", style="yellow", markup=False, soft_wrap=True)
+    for text in found.broken:
+        console.print(f"not explained: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
     for text in found.unreadable:
-        console.print(f"not read: {text}", style="red", markup=False, highlight=False)
-    return 1 if found.unreadable else 0
+        console.print(f"not read: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 1 if found.unreadable or found.broken else 0
 
 
 def batches(files: list[Path], loaded: Loaded, size: int, unreadable: list[str]) -> Iterator[tuple[list[Path], Tensor]]:
@@ -114,18 +118,24 @@ def batches(files: list[Path], loaded: Loaded, size: int, unreadable: list[str])
 def explain_batch(
     request: Request, loaded: Loaded, vit: ViT, names: list[str], files: list[Path], images: Tensor, found: Results
 ) -> None:
-    """Explain a batch, write its overlays and note everything for the record."""
+    """Explain a batch, write its overlays and note it for the record; a picture with a broken map is left out."""
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
         with torch.no_grad():
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DegenerateMap)
-        many = explain(vit, images, target=target, method=list(request.methods), score=request.score)
-    for warning in caught:
-        if not issubclass(warning.category, DegenerateMap):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateMap)  # told at the end, with the picture's name
+            many = explain(vit, images, target=target, method=list(request.methods), score=request.score)
+    except BrokenMap as error:
+        if len(files) == 1:
+            found.broken.append(f"{files[0]}: {error}")
+            return
+        for one in range(len(files)):
+            each = slice(one, one + 1)
+            explain_batch(request, loaded, vit, names[each], files[each], images[each], found)
+        return
     pictures = [loaded.picture(image) for image in images]
     many = {name: attribution.to("cpu") for name, attribution in many.items()}
     for name, attribution in many.items():
@@ -211,6 +221,7 @@ def finish(request: Request, loaded: Loaded, found: Results) -> None:
         "grid": list(next(iter(whole.values())).grid),
         "images": found.rows,
         "unreadable": found.unreadable,
+        "not_explained": found.broken,
         "zero_maps": found.empty,
         "versions": versions(),
     }
@@ -242,9 +253,11 @@ def short(classes: tuple[str, ...] | None) -> list[str] | None:
 
 
 def print_predictions(found: Results, console: Console) -> None:
-    table = Table("picture", "1st", "2nd", "3rd", title="what the model says", title_justify="left")
+    table = Table("picture", "1st", "2nd", "3rd", title="what the model says", title_justify="left", box=SIMPLE)
     for row in found.rows[:TABLE_ROWS]:
-        answers = [f"{p['name'] or p['class']} {percent(p['probability'])}" for p in row["predictions"]]
+        answers = [
+            f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}" for p in row["predictions"]
+        ]
         table.add_row(*(escape(text) for text in (row["name"], *answers)))
     console.print(table)
     if len(found.rows) > TABLE_ROWS:

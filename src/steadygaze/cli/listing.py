@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 from dataclasses import asdict
 from fnmatch import fnmatch
-from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from steadygaze.errors import UnknownName
@@ -21,22 +23,26 @@ STAGED = ("swin_transformer", "swin_transformer_v2", "pvt_v2", "pit", "mvitv2", 
 
 def list_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, cost in forward passes, and what it needs."""
-    from steadygaze.registry import methods
+    import steadygaze.methods  # noqa: F401 - registers them
+    from steadygaze.registry import infos
 
-    known = methods()
+    known = infos()
     if json:
         print(json_module.dumps([asdict(info) for info in known], indent=2, default=str))
         return
-    table = Table(title=f"{len(known)} methods", title_justify="left", header_style="bold")
-    table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("family", no_wrap=True)
+    table = Table(title=f"{len(known)} methods", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("name", no_wrap=True)
     table.add_column("cost", justify="right")
     table.add_column("class", justify="center")
     table.add_column("layers", justify="center")
     table.add_column("summary")
-    for info in known:
-        marks = ["yes" if flag else "-" for flag in (info.class_specific, info.layers)]
-        table.add_row(info.name, info.family, f"{info.cost:g}", *marks, info.summary)
+    for family in dict.fromkeys(info.family for info in known):
+        table.add_row(f"[bold]{family}[/bold]")
+        for info in (info for info in known if info.family == family):
+            marks = ["yes" if flag else "-" for flag in (info.class_specific, info.layers)]
+            summary = re.sub(r"\s*\([^()]*[=:][^()]*\)", "", info.summary)  # options: --json tells them
+            table.add_row(f"  {info.name}", f"{info.cost:g}", *marks, escape(summary))
+        table.add_section()
     console = console or Console()
     console.print(table)
     console.print(
@@ -74,9 +80,9 @@ def list_models(pattern: str, json: bool, console: Console | None = None) -> Non
     if json:
         print(json_module.dumps(chosen, indent=2))
         return
-    table = Table("name", "library", "view", title=f"{len(chosen)} models", title_justify="left", header_style="bold")
+    table = Table("name", "library", "view", title=f"{len(chosen)} models", title_justify="left", box=SIMPLE)
     for row in chosen:
-        table.add_row(*_cells(row))
+        table.add_row(row["name"], row["library"], row["view"])
     console = console or Console()
     console.print(table)
     console.print(
@@ -85,6 +91,3 @@ def list_models(pattern: str, json: bool, console: Console | None = None) -> Non
         highlight=False,
     )
 
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [row["name"], row["library"], row["view"]]
