@@ -101,7 +101,7 @@ def test_an_empty_map_shows_only_the_picture(picture):
 
 
 def test_a_map_above_zero_everywhere_is_drawn_from_its_smallest_score(picture):
-    scores = torch.rand(1, 4, 4, generator=torch.Generator().manual_seed(1))
+    scores = torch.rand(1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     scores[0, 0, 0] = 0.0
     above = attribution(scores + 100).overlay(picture)
     assert np.abs(np.asarray(above, int) - np.asarray(attribution(scores).overlay(picture), int)).max() <= 1

@@ -35,10 +35,11 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         typer.echo(f"steadygaze {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

@@ -67,20 +67,20 @@ class Results:
 
 def run(request: Request, console: Console | None = None) -> int:
     """Do it; 0, or 1 where a file could not be read or explained."""
-    console = console or Console()
+    console, live = console or Console(), Console(stderr=True)
     if request.top > 1 and request.target != "auto":
         raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
     files = find_images(request.images)
     device = request.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    with console.status(f"loading {escape(request.model)}"):
+    with live.status(f"loading {escape(request.model)}"):
         loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
         vit = adapt(loaded.model)
     names, found = unique_names(files), Results()
     request.out.mkdir(parents=True, exist_ok=True)
     columns = (SpinnerColumn(), TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as progress:
         task = progress.add_task("", total=len(files))
         for some, images in batches(files, loaded, request.batch, found.unreadable):
             explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
