@@ -49,7 +49,7 @@ def removal_error(vit: ViT) -> float | str:
     order = torch.stack([torch.randperm(patches, generator=generator) for _ in range(2)])
     keep, removed = order[:, : patches // 2], order[:, patches // 2 :]
     expected, last = oracles.masked_run(vit.model, vit.blocks[-1].module, images, removed, patches)
-    with torch.no_grad():
+    with torch.no_grad(), oracles.WideSoftmax():
         x = vit.select(vit.embed(images), keep)
         for block in vit.blocks:
             x = block(x)

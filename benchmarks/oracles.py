@@ -25,6 +25,16 @@ MULTIPLY = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rm
 MAXIMUM = (torch.Tensor.amax, torch.amax, F.max_pool2d, torch.max_pool2d)
 
 
+class WideSoftmax(TorchFunctionMode):
+    """transformers' eager attention takes its softmax in float32 whatever the model's dtype; inside, in the model's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in SOFTMAX:
+            kwargs.pop("dtype", None)
+        return func(*args, **kwargs)
+
+
 class MaskKeys(TorchFunctionMode):
     """−inf on the logits of the patches `removed` (B, r) in every attention over all patches, prefix tokens before them."""
 
@@ -62,7 +72,7 @@ def masked_run(model: nn.Module, last_block: nn.Module, images: Tensor, removed:
         if type(module).__name__ == "TalkingHeadAttn":  # a bias behind the softmax gives removed keys weight: no value either
             handles.append(module.qkv.register_forward_hook(lambda m, i, o: _without_values(o, removed, patches)))
     try:
-        with torch.no_grad(), MaskKeys(removed, patches) as mode:
+        with torch.no_grad(), WideSoftmax(), MaskKeys(removed, patches) as mode:
             output = model(images)
     finally:
         for handle in handles:

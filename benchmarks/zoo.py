@@ -59,24 +59,16 @@ def plain(name: str) -> tuple[nn.Module, str]:
     """A plain ViT of timm: depth 3, two heads of the model's own head width, 4 x 5 patches, as far as its constructor goes."""
     with _quiet():
         with torch.device("meta"):
-            whole = timm.create_model(name, depth=1) if _takes(name, "depth", 1) else timm.create_model(name)
-        block = whole.blocks[0]
-        attention = getattr(block, "attn", None) or getattr(block, "attns", [block])[0]
-        heads = int(attention.num_heads)
-        width = whole.embed_dim // heads
-        cut = {"depth": 3, "embed_dim": 2 * width, "num_heads": 2}
-        if getattr(attention, "num_kv_groups", 1) > 1:
-            cut |= {"embed_dim": 4 * width, "num_heads": 4, "num_kv_heads": 2}
+            whole = timm.create_model(name)
+        attentions = [m for m in whole.blocks.modules() if isinstance(getattr(m, "num_heads", None), int)]
+        width = whole.embed_dim // attentions[0].num_heads
+        cut: dict[str, Any] = {"depth": 3, "embed_dim": 2 * width, "num_heads": 2}
+        if any(getattr(m, "num_kv_groups", 1) > 1 for m in attentions):  # grouped queries, in some blocks
+            cut = {"depth": 3, "embed_dim": 4 * width, "num_heads": 4, "num_kv_heads": (4, 2, 4)}
         embed = whole.patch_embed
-        sizes: list[dict[str, Any]] = []
-        if not hasattr(embed, "backbone"):
-            patch = getattr(embed, "patch_size", (16, 16))
-            sizes = [{"img_size": (4 * patch[0], 5 * patch[1])}, {"img_size": 4 * patch[0]}]
-        else:
-            step = embed.img_size[0] // embed.grid_size[0]
-            sizes = [{"img_size": (3 * step, 4 * step)}, {"img_size": 4 * step}]
-        trials = [cut | s for s in (*sizes, {})] + [{"depth": 3} | s for s in (*sizes, {})] + [*sizes, {}]
-        return _first_that_builds(name, trials)
+        step = [i // g for i, g in zip(embed.img_size, embed.grid_size, strict=True)]
+        sizes: list[dict[str, Any]] = [{"img_size": (4 * step[0], 5 * step[1])}, {"img_size": 4 * step[0]}, {}]
+        return _first_that_builds(name, [c | s for c in (cut, cut | {"num_kv_heads": None}, {"depth": 3}, {}) for s in sizes])
 
 
 def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
@@ -115,22 +107,19 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
 
 
 def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Module, str]:
+    reason: Exception | None = None
     for options in trials:
         try:
+            with torch.device("meta"):
+                shape = timm.create_model(name, num_classes=CLASSES, **options)
+            if sum(p.numel() for p in shape.parameters()) > 4e8:
+                raise RuntimeError(f"{name} is too large to be built whole, and its constructor takes no smaller shape")
             model = timm.create_model(name, num_classes=CLASSES, **options)
-        except (TypeError, ValueError, AssertionError, RuntimeError, ZeroDivisionError, KeyError, IndexError):
+        except (TypeError, ValueError, AssertionError, RuntimeError, ZeroDivisionError, KeyError, IndexError) as error:
+            reason = error
             continue
         return randomise(model), ", ".join(f"{k} {v}" for k, v in options.items()) or "nothing"
-    raise RuntimeError(f"timm cannot build {name}")
-
-
-def _takes(name: str, option: str, value: Any) -> bool:
-    try:
-        with torch.device("meta"):
-            timm.create_model(name, **{option: value})
-    except (TypeError, AssertionError):
-        return False
-    return True
+    raise RuntimeError(f"timm cannot build a small {name}: {reason}")
 
 
 # -- transformers and torchvision ---------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Seam(TorchFunctionMode):
     def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Eager attention: a softmax over the keys of a (batch, heads, queries, keys) tensor."""
         y = func(x, dim, *args, **kwargs)
-        if x.dim() != 4 or dim not in (-1, 3):
+        if x.dim() < 4 or dim not in (-1, x.dim() - 1):
             return y
         y = self.weights(y)
         y.attention_ = Attention(y)  # type: ignore[attr-defined]

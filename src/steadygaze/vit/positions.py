@@ -39,20 +39,19 @@ class _Gather(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def pairs(self, table: Tensor, left: int) -> Tensor:
-        """(..., N, N) -> (B, ..., K, K) for the tokens that are left; anything else as it is."""
-        for extra in (self.prefix, 0):
-            if table.shape[-1] == extra + self.patches and table.shape[-2] == table.shape[-1] != left:
-                index = self.index if extra else self.kept
-                table = table.expand(index.shape[0], *table.shape[-3:])
+        """(..., N, N) -> (B, ..., K, K) for the `left` tokens that are left; anything that is no larger as it is."""
+        for extra, index in ((self.prefix, self.index), (0, self.kept)):
+            if table.shape[-1] == table.shape[-2] == extra + self.patches and left == index.shape[1] < table.shape[-1]:
+                table = table.expand(index.shape[0], *table.shape[-3:] if table.dim() > 2 else (1, *table.shape))
                 rows = index[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[-1])
                 columns = index[:, None, None, :].expand(-1, table.shape[1], index.shape[1], -1)
                 return table.gather(2, rows).gather(3, columns)
         return table
 
     def fit(self, table: Tensor, other: Tensor) -> Tensor:
-        if table.dim() == 4 and other.dim() == 4 and table.shape[-2:] != other.shape[-2:]:
-            return self.pairs(table, other.shape[-2])
-        if table.dim() == 3 and other.dim() == 3 and table.shape[0] == 1 and table.shape[1] != other.shape[1]:
+        if table.dim() == 4 and other.dim() == 4 and other.shape[-1] == other.shape[-2]:
+            return self.pairs(table, other.shape[-1])
+        if table.dim() == 3 and other.dim() == 3 and table.shape[0] == 1 and table.shape[1] > other.shape[1]:
             for extra, index in ((self.prefix, self.index), (0, self.kept)):
                 if table.shape[1] == extra + self.patches and other.shape[1] == index.shape[1]:
                     return table[0][index]

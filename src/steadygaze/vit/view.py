@@ -127,7 +127,10 @@ class ViT:
         return remember(tokens, Layout(grid, state=state))
 
     def select(self, tokens: Float[Tensor, "b n d"], keep: Int[Tensor, "b k"]) -> Float[Tensor, "b m d"]:
-        """Only the patches `keep` (indices in raster order); prefix tokens stay. Positions are those of the image."""
+        """Only the patches `keep`, in the order given; prefix tokens stay. Positions are those of the image.
+
+        Indices count the patches of `tokens` in raster order, each at most once. With all of them nothing changes.
+        """
         if not self.plan.removable:
             raise BadInput(
                 f"patches of a {self.plan.kind} cannot be removed: its blocks need the whole grid. Mask them instead."
@@ -141,6 +144,11 @@ class ViT:
         if keep.numel() and (int(keep.min()) < 0 or int(keep.max()) >= patches):
             raise BadInput(f"keep: indices must lie in 0..{patches - 1}, got {int(keep.min())}..{int(keep.max())}")
         keep = keep.to(device=tokens.device, dtype=torch.long)
+        ordered = keep.sort(dim=1).values
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
+            raise BadInput("keep: a patch stands twice in one row; each patch can be kept once")
+        if keep.shape[1] == patches:  # nothing is removed: raster order, so that position tables fit as they are
+            keep = ordered
         patch = tokens[:, self.prefix :].gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         kept = keep if layout.kept is None else layout.kept.gather(1, keep)
         return remember(torch.cat([tokens[:, : self.prefix], patch], dim=1), replace(layout, kept=kept))
