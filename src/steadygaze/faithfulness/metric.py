@@ -1,0 +1,144 @@
+"""What a measure is, and the table of all of them: name, family, direction, range, unit.
+
+Every value is one number for one map of one image. `combine` makes the data set's number of many rows; where it is not the
+mean, the rows carry what it needs as `detail`. A value that is undefined for an image (a mask without object) is NaN and is
+left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from steadygaze.errors import BadInput, UnknownName
+
+Family = Literal["removal", "perturbation", "localisation", "sanity", "truth"]
+Combine = Callable[[Any, Sequence[Any]], float]
+
+
+def mean(values: Any, details: Sequence[Any] = ()) -> float:
+    """The mean of the values that are defined; NaN if none is."""
+    values = np.asarray(values, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def pooled(values: Any, details: Sequence[Any]) -> float:
+    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images first.
+
+    A pair whose second number is zero everywhere (no such pixel in the data) is left out.
+    """
+    known = [d for d in details if d is not None]
+    if not known:
+        return float("nan")
+    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
+    total = total[total[:, 1] > 0]
+    return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measure: `low` and `high` bound its value, `better` says which way is good, `masks` whether it needs masks."""
+
+    name: str
+    family: Family
+    better: Literal["higher", "lower"]
+    low: float
+    high: float
+    unit: Literal["%", "", "nats"]
+    summary: str
+    masks: bool = False
+    explains: bool = False  # runs the method again: `evaluate` needs `explain`
+    combine: Combine = mean
+
+
+@dataclass(frozen=True)
+class Values:
+    """A measure of M maps of B images; `detail` holds the raw curve, or the counts that `combine` adds up."""
+
+    value: Float[Tensor, "m b"]
+    detail: Float[Tensor, "m b k"] | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images as the model wants them, with what is known of them. Masks: 255 object, 128 border (left out), 0 background."""
+
+    images: Float[Tensor, "b c h w"]
+    labels: Int[Tensor, " b"]
+    masks: UInt8[Tensor, "b h w"] | None = None
+    mean: Float[Tensor, " c"] | None = None  # of the normalisation; needed by perturbations, which paint pixels
+    std: Float[Tensor, " c"] | None = None
+    names: tuple[str, ...] = ()  # one for each image; random numbers of an image depend on the seed and its name
+
+    def __post_init__(self) -> None:
+        count = self.images.shape[0]
+        if tuple(self.labels.shape) != (count,):
+            raise BadInput(f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}")
+        if self.names and len(self.names) != count:
+            raise BadInput(f"names: expected one for each of {count} images, got {len(self.names)}")
+        if self.masks is not None and tuple(self.masks.shape) != (count, *self.images.shape[-2:]):
+            raise BadInput(
+                f"masks: expected {(count, *self.images.shape[-2:])}, the size of the images, got {tuple(self.masks.shape)}. "
+                "Resize them with the images (nearest)."
+            )
+
+    def name(self, index: int) -> str:
+        """The name of an image; its index where none was given."""
+        return self.names[index] if self.names else str(index)
+
+
+def _removal() -> list[Metric]:
+    said = "area under the curve over the ratios, by true token removal"
+    return [
+        Metric("insertion_accuracy", "removal", "higher", 0, 100, "%", f"right answers with the top k patches alone; {said}"),
+        Metric("deletion_accuracy", "removal", "higher", 0, 100, "%", f"100 − right answers without the top k patches; {said}"),
+        Metric("insertion_aopc", "removal", "higher", 0, 200, "%", f"100 − lost probability with the top k patches alone; {said}"),
+        Metric("deletion_aopc", "removal", "higher", -100, 100, "%", f"lost probability without the top k patches; {said}"),
+    ]
+
+
+def _perturbation() -> list[Metric]:
+    inf = float("inf")
+    found = [
+        Metric("positive_perturbation", "perturbation", "lower", 0, 100, "%", "right answers, most relevant pixels painted first; mean of nine steps"),
+        Metric("negative_perturbation", "perturbation", "higher", 0, 100, "%", "right answers, least relevant pixels painted first; mean of nine steps"),
+    ]  # fmt: skip
+    for sign, first in (("positive", "most"), ("negative", "least")):
+        up, down = ("higher", "lower") if sign == "positive" else ("lower", "higher")
+        order = f"{first} relevant pixels turned into noise first, 29 points"
+        found += [
+            Metric(f"{sign}_kl", "perturbation", up, 0, inf, "nats", f"KL(p whole ‖ p perturbed), {order}; mean height of the curve"),  # type: ignore[arg-type]
+            Metric(f"{sign}_accuracy", "perturbation", down, 0, 100, "%", f"answer still that of the whole picture, {order}; mean height"),  # type: ignore[arg-type]
+            Metric(f"{sign}_kl_code", "perturbation", up, 0, inf, "nats", f"−log p of the first answer, {order}; area, steps of 1 (as the code)"),  # type: ignore[arg-type]
+            Metric(f"{sign}_accuracy_code", "perturbation", down, 0, 28, "", f"p of the first answer, {order}; area, steps of 1 (as the code)"),  # type: ignore[arg-type]
+        ]  # fmt: skip
+    return found
+
+
+def _others() -> list[Metric]:
+    return [
+        Metric("average_precision", "localisation", "higher", 0, 100, "%", "average precision of the object's pixels, map upsampled by nearest", True),
+        Metric("pixel_accuracy", "localisation", "higher", 0, 100, "%", "pixels on the right side of the map's mean, summed over images", True, combine=pooled),
+        Metric("miou", "localisation", "higher", 0, 100, "%", "mean IoU of object and background at the map's mean, summed over images", True, combine=pooled),
+        Metric("map_chefer", "localisation", "higher", 0, 100, "%", "average precision over both channels, map and 1 − map", True),
+        Metric("pointing_game", "localisation", "higher", 0, 100, "%", "the map's maximum lies in the object: 100 or 0", True),
+        Metric("mask_share", "localisation", "higher", 0, 100, "%", "share of the positive relevance that lies in the object", True),
+        Metric("randomisation", "sanity", "higher", 0, 1, "", "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade", explains=True),
+        Metric("class_sensitivity", "sanity", "lower", -1, 1, "", "rank correlation of the maps of the target and of another class", explains=True),
+        Metric("truth_auroc", "truth", "higher", 0, 1, "", "area under the ROC curve of the patches that are truly relevant", True),
+        Metric("truth_precision", "truth", "higher", 0, 100, "%", "truly relevant ones among the top n patches, n their number", True),
+    ]  # fmt: skip
+
+
+METRICS: dict[str, Metric] = {m.name: m for m in (*_removal(), *_perturbation(), *_others())}
+
+
+def metric(name: str) -> Metric:
+    """The measure of that name, or `UnknownName` with the nearest one."""
+    if name not in METRICS:
+        raise UnknownName("metric", name, METRICS)
+    return METRICS[name]

@@ -1,0 +1,174 @@
+"""Token removal: what does the model say with the top patches alone, and what without them? (SkipPLUS; NUMERICS 11, 12)
+
+Patches are removed after `embed`, each of the others stays at its position, prefix tokens always stay. With P patches,
+ratio r and k = int(r·P), ranked by the map (stable, descending; ties in raster order):
+
+    insertion keeps the top k         deletion removes the top k, so P − k are left
+    accuracy(r) = 100 · [argmax = target]          AOPC(r) = 100 · (p_whole − p_left) of the target
+    area = ∫ curve dr / (r_last − r_first), trapezoid; a single ratio: the curve itself
+
+    insertion_accuracy = area                      deletion_accuracy = 100 − area
+    insertion_aopc     = 100 − area                deletion_aopc     = area            higher is better in all four
+
+All four come from one set of runs. Runs with the same number of patches left share a batch, over maps, images, insertion
+and deletion, in chunks of a bounded number of tokens. `embed` and the run on the whole image happen once for all maps.
+
+A model whose patches cannot be removed (Swin) is masked instead (`vit.masking`). A model that reads only patches says
+nothing when none is left: probability and expected accuracy 1 / classes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.metric import Values
+from steadygaze.vit import ViT
+from steadygaze.vit.masking import masked_logits
+from steadygaze.vit.view import remember
+
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+TOKENS = {"cpu": 4096}  # tokens in one chunk; elsewhere
+TOKENS_ELSEWHERE = 1 << 17
+NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A batch of images seen by the model once: everything that all maps and measures share."""
+
+    vit: ViT
+    images: Float[Tensor, "b c h w"]
+
+    @cached_property
+    def tokens(self) -> Float[Tensor, "b n d"]:
+        """The embedding."""
+        return self.vit.embed(self.images)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "b classes"]:
+        """Logits of the whole images."""
+        return self.vit.logits(self.tokens)
+
+    @cached_property
+    def probabilities(self) -> Float[Tensor, "b classes"]:
+        """Softmax of the logits, at least in float32."""
+        return softmax(self.logits)
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of a map."""
+        return self.vit.layout(self.tokens).grid
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that may run at once."""
+        return TOKENS.get(self.images.device.type, TOKENS_ELSEWHERE)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities, at least in float32."""
+    return logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
+def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
+    """Patches by relevance, highest first; equal ones in raster order."""
+    return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
+
+
+def removal(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"],
+            ratios: Sequence[float] = RATIOS) -> dict[str, Values]:  # fmt: skip
+    """The four removal scores of every map, in percent, higher is better; `detail` is the raw curve over the ratios."""
+    ratios = checked(ratios)
+    right, probability = curves(whole, ranking(maps), target, ratios)
+    lost = whole.probabilities.gather(1, target[:, None])[:, 0][:, None] - probability  # (2, M, B, R)
+    raw = dict(zip(NAMES, (*(100 * right), *(100 * lost)), strict=True))
+    turned = ("deletion_accuracy", "insertion_aopc")
+    areas = {name: area(curve, ratios) for name, curve in raw.items()}
+    return {name: Values(100 - areas[name] if name in turned else areas[name], raw[name]) for name in NAMES}
+
+
+def curves(whole: Whole, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
+           ratios: Sequence[float]) -> tuple[Float[Tensor, "2 m b r"], Float[Tensor, "2 m b r"]]:  # fmt: skip
+    """(right answer 0 or 1, probability of the target), first for insertion, then for deletion, at every ratio."""
+    m, b, p = order.shape
+    right = whole.probabilities.new_empty(2, m, b, len(ratios))
+    probability = right.clone()
+    for left, entries in _by_patches_left(p, ratios).items():
+        keep = torch.stack([order[..., :left] if kind == 0 else order[..., p - left :] for kind, _ in entries])
+        ok, prob = _run(whole, keep, target)
+        for e, (kind, column) in enumerate(entries):
+            right[kind, :, :, column], probability[kind, :, :, column] = ok[e], prob[e]
+    return right, probability
+
+
+def _by_patches_left(patches: int, ratios: Sequence[float]) -> dict[int, list[tuple[int, int]]]:
+    """Number of patches left -> the runs (0 insertion | 1 deletion, index of the ratio) that leave so many."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for column, ratio in enumerate(ratios):
+        k = int(ratio * patches)
+        groups.setdefault(k, []).append((0, column))
+        groups.setdefault(patches - k, []).append((1, column))
+    return groups
+
+
+def _run(whole: Whole, keep: Int[Tensor, "e m b k"], target: Int[Tensor, " b"]) -> tuple[Tensor, Tensor]:
+    """Right answer and probability of the target with only the patches `keep`: two tensors (e, m, b)."""
+    e, m, b, k = keep.shape
+    image = torch.arange(b, device=keep.device).expand(e, m, b).reshape(-1)
+    flat = keep.reshape(-1, k)
+    wanted = target[image]
+    if k == 0 and (whole.vit.readout != "class" or whole.vit.plan.readout_patches > 0):
+        chance = whole.probabilities.new_full((e, m, b), 1 / whole.probabilities.shape[1])
+        return chance, chance
+    everything = k == whole.grid[0] * whole.grid[1]
+    right, probability, start = [], [], 0
+    for logits in [whole.logits[image]] if everything else _chunks(whole, image, flat):
+        now = wanted[start : start + len(logits)]
+        right.append((logits.argmax(1) == now).to(whole.probabilities.dtype))
+        probability.append(softmax(logits).gather(1, now[:, None])[:, 0])
+        start += len(logits)
+    return torch.cat(right).view(e, m, b), torch.cat(probability).view(e, m, b)
+
+
+def _chunks(whole: Whole, image: Int[Tensor, " n"], keep: Int[Tensor, "n k"]) -> Iterator[Tensor]:
+    vit, removable = whole.vit, whole.vit.plan.removable
+    size = max(1, whole.chunk // (vit.prefix + keep.shape[1] if removable else whole.tokens.shape[1]))
+    for start in range(0, len(keep), size):
+        rows, kept = image[start : start + size], keep[start : start + size].sort(1).values
+        if removable:
+            yield vit.logits(take(vit, whole.tokens, rows, kept))
+        else:
+            there = torch.zeros(len(rows), whole.grid[0] * whole.grid[1], dtype=torch.bool, device=kept.device)
+            there.scatter_(1, kept, True)
+            yield masked_logits(vit, whole.tokens, there.view(-1, *whole.grid), rows)
+
+
+def take(vit: ViT, tokens: Float[Tensor, "b n d"], image: Int[Tensor, " s"], keep: Int[Tensor, "s k"]) -> Float[Tensor, "s m d"]:
+    """`vit.select` for many subsets of few images: subset s is the patches keep[s] of image[s]."""
+    prefix = torch.arange(vit.prefix, device=keep.device).expand(len(keep), -1)
+    few = tokens[image[:, None], torch.cat([prefix, keep + vit.prefix], dim=1)]
+    return remember(few, replace(vit.layout(tokens), kept=keep))
+
+
+def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor, "*b"]:
+    """Trapezoid over the ratios, divided by their span: the mean height of the curve."""
+    if len(ratios) == 1:
+        return curve[..., 0].double()
+    x = torch.tensor(ratios, dtype=torch.float64, device=curve.device)
+    height = torch.trapezoid(curve.double(), x, dim=-1) / (x[-1] - x[0])
+    return height.clamp(curve.double().amin(-1), curve.double().amax(-1))  # rounding must not leave the curve's range
+
+
+def checked(ratios: Sequence[float]) -> tuple[float, ...]:
+    """Ratios in 0..1, rising."""
+    found = tuple(float(r) for r in ratios)
+    rising = all(a < b for a, b in pairwise(found))
+    if not found or not rising or found[0] < 0 or found[-1] > 1:
+        raise BadInput(f"ratios: expected numbers from 0 to 1 in rising order, such as 0.1, 0.5, 0.9, got {list(ratios)}")
+    return found

@@ -1,0 +1,124 @@
+"""Attention masking: patches hidden from a model that needs its whole grid (Swin, PVT, MViT, ...). Not the same as removal.
+
+A hidden token is NaN. What works on each token alone carries the NaN along; only what mixes tokens is answered here, so that
+nothing of a hidden token reaches another one:
+
+    attention     hidden keys get weight zero, in windows and shifted windows too; hidden queries stay hidden
+    mean          over the tokens that are there
+    convolution, pooling     hidden places count as zero (maximum: −∞), then the output's hidden places are marked again
+
+A map's cell covers whole tokens on every finer grid; on a coarser grid (reduced keys) a place is there if any of its cells is.
+For a plain ViT this equals removal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from steadygaze.errors import MethodUnavailable
+from steadygaze.vit.view import ViT, remember
+
+NAN = float("nan")
+MEAN = (torch.mean, torch.Tensor.mean)
+SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+CONV = (F.conv2d, torch.conv2d, F.avg_pool2d, F.adaptive_avg_pool2d)
+MAXPOOL = (torch.max_pool2d, F.max_pool2d)
+
+
+def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "s gh gw"],
+                  image: Int[Tensor, " s"] | None = None) -> Float[Tensor, "s classes"]:  # fmt: skip
+    """Logits with only the cells `keep` of the map's grid visible; row s is of image `image[s]` (default: s)."""
+    layout = vit.layout(tokens)
+    rows = torch.arange(len(keep), device=tokens.device) if image is None else image
+    x = tokens[rows].clone()
+    place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
+    where = vit.blocks[0].patches(place, layout)[0, :, :, 0].long()  # (h, w): which token lies there
+    hidden = ~at(keep, (where.shape[0], where.shape[1]))
+    flat = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    flat[:, where.flatten()] = hidden.flatten(1)
+    x[flat] = NAN
+    with _Missing(keep):
+        logits = vit.logits(remember(x, layout))
+    seen = keep.flatten(1).any(1)
+    if not torch.isfinite(logits[seen]).all():
+        raise MethodUnavailable(f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in a way that is not known here.")
+    return logits
+
+
+def at(keep: Bool[Tensor, "s gh gw"], grid: tuple[int, int]) -> Bool[Tensor, "s h w"]:
+    """Which places of another grid are there: finer, those of the cells; coarser, where any cell is."""
+    if tuple(keep.shape[-2:]) == tuple(grid):
+        return keep
+    finer = grid[0] >= keep.shape[-2] and grid[1] >= keep.shape[-1]
+    image = keep[:, None].float()
+    other = F.interpolate(image, size=grid, mode="nearest") if finer else F.adaptive_max_pool2d(image, grid)
+    return other[:, 0] > 0.5
+
+
+class _Missing(TorchFunctionMode):
+    """Makes NaN mean "not there" for everything that mixes tokens."""
+
+    def __init__(self, keep: Tensor) -> None:
+        super().__init__()
+        self.keep = keep
+        self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.normalize: self.normalize}
+        self.table |= dict.fromkeys(MEAN, self.mean) | dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
+        self.table |= dict.fromkeys(CONV, self.convolution) | dict.fromkeys(MAXPOOL, self.maximum)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = self.table.get(func)
+        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+
+    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        there = ~k.isnan().any(-1)[..., None, :]  # (b, h, 1, keys)
+        if attn_mask is None or attn_mask.dtype == torch.bool:
+            mask = there if attn_mask is None else there & attn_mask
+            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
+        else:
+            mask = attn_mask.expand(there.shape[0], *attn_mask.shape[-3:]) if attn_mask.dim() == 4 else attn_mask
+            mask = mask.masked_fill(~there, float("-inf"))
+        hidden = q.isnan().any(-1, keepdim=True)
+        out = func(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), attn_mask=mask, **kwargs)
+        return out.masked_fill(hidden, NAN)
+
+    def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Eager attention: a column without any number is a hidden key; a row without any is a hidden query."""
+        y = func(x.masked_fill(x.isnan(), float("-inf")), dim, *args, **kwargs)
+        y.weights_ = True
+        return y
+
+    def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+        """A·v: hidden values have weight zero. Over channels (XCiT) the hidden places of v stay hidden."""
+        gone = v.isnan()
+        by_row = getattr(a, "weights_", False) and torch.equal(gone.any(-1), gone.all(-1))
+        return func(a, v.nan_to_num() if by_row else v, **kwargs)
+
+    def normalize(self, func: Any, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Tensor:
+        """Along tokens, over those that are there; along channels a hidden token stays hidden."""
+        gone = x.isnan()
+        return func(x.masked_fill(gone & ~gone.all(dim, keepdim=True), 0.0), p, dim, *args, **kwargs)
+
+    def mean(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.nanmean(x, *args, **kwargs)
+
+    def convolution(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        gone = x.isnan()
+        y = func(x.masked_fill(gone, 0.0), *args, **kwargs)
+        if func is F.adaptive_avg_pool2d:  # a mean: over the places that are there
+            y = y / func((~gone).to(x.dtype), *args, **kwargs)
+        return self.mark(y)
+
+    def maximum(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.mark(func(x.masked_fill(x.isnan(), float("-inf")), *args, **kwargs))
+
+    def mark(self, y: Tensor) -> Tensor:
+        """Hide the places (b, c, h, w) that are not there; heads may have been folded into the batch."""
+        there = at(self.keep, (y.shape[-2], y.shape[-1])).repeat_interleave(y.shape[0] // len(self.keep), 0)
+        return y.masked_fill(~there[:, None], NAN)
