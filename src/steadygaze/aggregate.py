@@ -1,8 +1,8 @@
 """From layers to one map: last, rollout, plus, skipplus. They compose with every method that has layers.
 
 | aggregator | map                                                                                        |
-| first      | the map at layer 0 (what many bare names mean)                                             |
-| last       | the map at the last layer                                                                  |
+| first      | the map at layer 0 (what many bare names mean), or at layer `start`                        |
+| last       | the map at the last layer, or at layer `start`                                             |
 | plus       | Σ_{l ≥ start} map_l (PLUS, Mehri et al. 2024); start = 0                                   |
 | skipplus   | the same from start = ⌈L/2⌉ (`cut="ceil"`, the paper) or ⌊L/2⌋ (`cut="floor"`, its code)    |
 | rollout    | product of the layers' matrices in forward order, then the row that feeds the head         |
@@ -37,7 +37,7 @@ def first_layer(method: Method, depth: int) -> int:
 def layers(method: Method, depth: int) -> range:
     """The layers whose maps are added (or multiplied)."""
     first = first_layer(method, depth)
-    return range(first, first + 1) if method.aggregator == "first" else range(first, depth)
+    return range(first, first + 1) if method.aggregator in ("first", "last") else range(first, depth)
 
 
 def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
@@ -85,12 +85,13 @@ def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any])
     row = _pool_row(trace, function, own) if pooled else trace.readout_row().expand(trace.logits.shape[0], -1)
     total = row if pooled and method.aggregator != "first" else torch.zeros_like(row)
     if not (pooled and method.aggregator == "last"):
+        read = getattr(function, "read", plain_chain)
         for l in span:
-            total = total + torch.einsum("bi,bij->bj", row, function(trace, l, **own))
+            total = total + read(torch.einsum("bi,bij->bj", row, function(trace, l, **own)), **own)
     return total
 
 
-def plain_chain(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n"]:
+def plain_chain(m: Tensor, **own: Any) -> Tensor:
     return m
 
 

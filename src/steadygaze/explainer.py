@@ -95,7 +95,10 @@ class Ask:
         """Sum what belongs to each patch: channels of its token, or its pixels."""
         if space == "tokens":
             return self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1)
-        return fit(x.sum(1), self.grid)
+        pixels, (height, width) = x.sum(1), self.grid
+        if pixels.shape[1] % height or pixels.shape[2] % width:
+            return fit(pixels, self.grid)
+        return pixels.unflatten(2, (width, -1)).unflatten(1, (height, -1)).sum((2, 4))
 
 
 def value_of(target: Any, score: str, logits: Tensor) -> Tensor:

@@ -71,15 +71,21 @@ def attn_grad(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     return _attn_grad(*trace.attention(layer))
 
 
-def _attcam(a: Tensor, g: Tensor, *, prefix: int = 0, relu: bool = False) -> Tensor:
-    m = (a * g[..., prefix:].mean(-1, keepdim=True)).mean(1)
+def _attcam(a: Tensor, g: Tensor, *, prefix: int = 0, **own: Any) -> Tensor:
+    return (a * g[..., prefix:].mean(-1, keepdim=True)).mean(1)
+
+
+def _positive(m: Tensor, *, relu: bool = False) -> Tensor:
     return m.relu() if relu else m
 
 
 @register("attcam", "matrix", family="attention", bare="last", needs=NEEDS, serves=global_attention)
 def attcam(trace: Trace, layer: int, *, relu: bool = False) -> Float[Tensor, "b n n"]:
     """Attention of the last block, heads weighted by their mean gradient (relu=True: as Chefer et al. draw it)."""
-    return _attcam(*trace.attention(layer), prefix=trace.vit.prefix, relu=relu)
+    return _attcam(*trace.attention(layer), prefix=trace.vit.prefix)
+
+
+attcam.read = attcam.chain = _positive  # the row that feeds the head is read first
 
 
 def _genatt(a: Tensor, g: Tensor) -> Tensor:

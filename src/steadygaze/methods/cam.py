@@ -72,6 +72,8 @@ def _activations(trace: Trace, layer: int, at: str) -> tuple[Tensor, Tensor]:
     if at != "norm1":
         raise UnknownName("at", at, ("input", "norm1"))
     norms = trace.norms(layer)
+    parts = trace.vit.blocks[layer].parts
+    norms = norms[1:] if parts is not None and parts().before is not None else norms  # `norm_pre` ran in this block
     if not norms or norms[0].shape != trace.run.hidden[layer].shape:
         raise MethodUnavailable(f"at='norm1': block {layer} of this model does not begin with a norm over its tokens")
     return norms[0].detach(), trace.grad(norms[0])

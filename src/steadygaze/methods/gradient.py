@@ -113,8 +113,8 @@ def random(ask: Any, *, seed: int = 0) -> Float[Tensor, "b h w"]:
 
     draws = []
     for image in ask.images:
-        key = crc32(image.detach().cpu().double().numpy().tobytes())
-        generator = torch.Generator().manual_seed(seed * 2**32 + key)
+        key = crc32(str(seed).encode() + image.detach().cpu().double().numpy().tobytes())
+        generator = torch.Generator().manual_seed(key)
         draws.append(torch.rand(ask.grid, generator=generator, dtype=torch.float64))
     return torch.stack(draws).to(ask.images)
 

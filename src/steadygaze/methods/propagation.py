@@ -205,7 +205,7 @@ def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
         with torch.enable_grad(), mode:
             logits = trace.vit.logits(x, start=run.start)
         one_hot = trace.grad(run.logits) if trace.target is None else F.one_hot(trace.target, logits.shape[1]).to(logits)
-        trace.memory["transatt"] = torch.autograd.grad(logits, mode.attention, one_hot)
+        trace.memory["transatt"] = list(torch.autograd.grad(logits, mode.attention, one_hot))
     return trace.memory["transatt"]
 
 

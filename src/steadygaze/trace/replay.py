@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steadygaze.errors import MethodUnavailable
@@ -34,9 +34,9 @@ SIGMOID = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid)
 class _Replay(TorchFunctionMode):
     """Notes in the first pass, answers from the notes in the second."""
 
-    def __init__(self, rule: str, tangent: bool) -> None:
+    def __init__(self, rule: str, tangent: bool, fused: frozenset[int] = frozenset()) -> None:
         super().__init__()
-        self.rule, self.tangent, self.noting = rule, tangent, True
+        self.rule, self.tangent, self.fused, self.noting = rule, tangent, fused, True
         self.notes: list[Tensor] = []
         self.table: dict[Any, Any] = {F.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, F.linear: self.linear}
         self.table |= {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
@@ -54,7 +54,7 @@ class _Replay(TorchFunctionMode):
             return value
         return self.notes.pop(0)
 
-    def share(self, d: Float[Tensor, "s n c"], b: Float[Tensor, " c"]) -> Tensor:
+    def share(self, d: Float[Tensor, "s *n c"], b: Float[Tensor, "*#n c"]) -> Tensor:
         """D with the bias b added: in the first pass to the state itself, in the second shared out over the sources."""
         if self.noting:
             return d + b
@@ -62,7 +62,7 @@ class _Replay(TorchFunctionMode):
         if self.rule in ("none", "token"):
             return torch.cat([sources, d[-1:] + b])
         if self.rule == "absdot":
-            weight = torch.einsum("s...c,c->s...", sources, b).abs()
+            weight = (sources * b).sum(-1).abs()
         elif self.rule == "norm":
             weight = sources.norm(dim=-1)
         elif self.rule == "equal":
@@ -75,7 +75,11 @@ class _Replay(TorchFunctionMode):
 
     def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = func(x, weight)
-        return y if bias is None else self.share(y, bias)
+        if bias is None:
+            return y
+        if id(weight) in self.fused:  # only v meets A: what is shared out must not depend on q and k
+            return torch.cat([self.share(d, b) for d, b in zip(y.chunk(3, -1), bias.chunk(3), strict=True)], -1)
+        return self.share(y, bias)
 
     def layer_norm(self, func: Any, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -98,8 +102,7 @@ class _Replay(TorchFunctionMode):
                     (slope,) = torch.autograd.grad(func(t, *args, **kwargs).sum(), t)
             slope = self.note(slope if self.noting else value)
             offset = self.note(value - slope * x if self.noting else value)
-            y = x * slope
-            y = y + offset if self.noting else torch.cat([y[:-1], y[-1:] + offset])
+            y = self.share(x * slope, offset[0])
         else:
             slope = self.note((value / x).nan_to_num(nan=0.5) if self.noting else value)
             y = x * slope
@@ -149,11 +152,13 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
     vit, weights = trace.vit, trace.grad(trace.logits)
     if not vit.plan.global_attention:
         raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: its grids change")
-    tangent = not trace.run.rules.slope
+    if rule == "cls" and vit.prefix == 0:
+        raise MethodUnavailable(f"bias='cls' gives every bias to the class token, and this {vit.plan.kind} has none among its tokens")
+    tangent, fused = not trace.run.rules.slope, _fused(vit.model)
     scores = []
     for x, weight in zip(trace.run.hidden[layer].detach(), weights, strict=True):
         n, d = x.shape
-        replay = _Replay(rule, tangent)
+        replay = _Replay(rule, tangent, fused)
         sources = x.new_zeros(n + 1, n, d)
         sources[torch.arange(n), torch.arange(n)] = x
         with replay:
@@ -162,6 +167,12 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             shares = _run(trace, layer, remember(sources, trace.run.layout))
         scores.append(shares[:-1] @ weight)
     return torch.stack(scores)
+
+
+def _fused(model: nn.Module) -> frozenset[int]:
+    """Weights that make q, k and v in one product."""
+    found = (getattr(getattr(m, "qkv", None), "weight", getattr(m, "in_proj_weight", None)) for m in model.modules())
+    return frozenset(id(w) for w in found if w is not None and w.shape[0] == 3 * w.shape[1])
 
 
 def _run(trace: Trace, layer: int, x: Tensor) -> Tensor:
