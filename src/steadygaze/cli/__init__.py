@@ -84,6 +84,64 @@ def explain(
 
 
 @app.command()
+def verify(
+    model: Annotated[
+        str,
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+    ],
+    data: Annotated[Path, typer.Option(help="Labelled pictures: FOLDER/<synset, index or class name>/, or index.csv.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rows; the same command goes on where it stopped.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="Masks: index.csv, the same paths as the pictures, ImageNet-S, Pascal VOC.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Methods, separated by commas; all: every one the model serves.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="Metrics, separated by commas. Default: the four removal scores.")
+    ] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="logit, log_prob, log_odds, contrast, or several. Default: each method's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many pictures, spread evenly over the classes.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
+    start_layers: Annotated[
+        str | None, typer.Option(help="all, or 0,3,6: score each method with PLUS begun at each of these layers.")
+    ] = None,
+    ratios: Annotated[str | None, typer.Option(help="Shares of the patches. Default: 0.1,0.2,...,0.9.")] = None,
+    target: Annotated[str, typer.Option(help="Class that is explained: label, predicted, a number or a name.")] = "label",
+    workers: Annotated[int, typer.Option(min=0, help="Threads that read pictures ahead.")] = 0,
+    num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Is the explanation true? Ranks methods by faithfulness and localisation on your model and data."""
+    from steadygaze.cli.verify import run
+    from steadygaze.runs.request import Request, command_line, numbers, words
+
+    request = Request(
+        model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or ["gaze"]),
+        metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch, start_layers=start_layers,
+        ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes, device=device, command=command_line(),
+    )  # fmt: skip
+    raise typer.Exit(run(request))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze verify` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file. Default: report.html in the first folder.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: the best.")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show the best and worst pictures.")] = True,
+) -> None:
+    """One HTML file that works offline: ranking, curves, pictures, how it was run; table.csv and table.md beside it."""
+    from steadygaze.cli.report import run
+
+    raise typer.Exit(run(runs, out, baseline, pictures))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("steadygaze-demo"),
 ) -> None:

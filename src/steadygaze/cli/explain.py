@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,15 @@ def run(request: Request, console: Console | None = None) -> int:
     device = request.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    with live.status(f"loading {escape(request.model)}"):
+    with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
         loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
         vit = adapt(loaded.model)
     names, found = unique_names(files), Results()
     request.out.mkdir(parents=True, exist_ok=True)
     columns = (SpinnerColumn(), TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=live, transient=True, disable=not live.is_terminal) as progress:
-        task = progress.add_task("", total=len(files))
+    progress = Progress(*columns, console=live, transient=True)
+    task = progress.add_task("", total=len(files))
+    with progress if live.is_terminal else nullcontext():
         for some, images in batches(files, loaded, request.batch, found.unreadable):
             explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
             progress.update(task, completed=len(found.rows) + len(found.unreadable) + len(found.broken))
