@@ -13,6 +13,8 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "method": "steadygaze.methods",
     "methods": "steadygaze",  # the package itself: called, it lists what it holds
     "Attribution": "steadygaze.heatmap",
+    "verify": "steadygaze.runs.verify",
+    "Rows": "steadygaze.runs.rows",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
     "MethodUnavailable": "steadygaze.errors",

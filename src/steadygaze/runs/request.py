@@ -1,0 +1,205 @@
+"""A run over a folder of pictures: what `steadygaze verify` is asked for, checked as a whole before anything is written, then done."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadygaze.data.folders import Classes, Item
+from steadygaze.data.images import read_image
+from steadygaze.data.masks import Labelled, find, geometry, read_mask
+from steadygaze.errors import BadImage, BadInput
+from steadygaze.faithfulness.metric import Batch
+from steadygaze.runs.loop import Chunk, Told, World, run
+from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan, start_layers
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.store import Done, Store, prepare
+from steadygaze.runs.verify import about, picker, settings_of
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.load import Loaded, load_model
+
+
+def words(texts: Sequence[str] | None) -> list[str]:
+    """Names between commas."""
+    return [piece.strip() for text in texts or () for piece in text.split(",") if piece.strip()]
+
+
+def numbers(text: str | None) -> list[float] | None:
+    """Numbers between commas."""
+    try:
+        return None if text is None else [float(piece) for piece in text.split(",")]
+    except ValueError as error:
+        raise BadInput(f"--ratios: expected numbers such as 0.1,0.5,0.9; got {text!r}") from error
+
+
+def command_line() -> str:
+    """The command that was given, to be read and to be given again."""
+    return shlex.join(["steadygaze", *sys.argv[1:]])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `steadygaze verify` is asked for."""
+
+    model: str
+    data: Path
+    out: Path
+    methods: list[str]
+    checkpoint: Path | None = None
+    masks: Path | None = None
+    metrics: list[str] = field(default_factory=list)  # empty: the four removal scores
+    scores: list[str] | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch: int = 16
+    start_layers: str | None = None
+    ratios: list[float] | None = None
+    workers: int = 0
+    target: str = "label"
+    num_classes: int | None = None
+    device: str = "auto"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run over a folder, checked, with nothing computed yet."""
+
+    request: Request
+    loaded: Loaded
+    vit: ViT
+    plan: Plan
+    found: Labelled
+    settings: dict[str, Any]
+
+    @property
+    def chunks(self) -> list[tuple[Item, ...]]:
+        """The items of each batch."""
+        size = self.request.batch
+        return [tuple(self.found.items[i : i + size]) for i in range(0, len(self.found.items), size)]
+
+
+def prepare_run(request: Request, place: World | None = None) -> Prepared:
+    """Load the model, find the pictures, check every name; raises before anything is written."""
+    place = place or World()
+    device: Any = request.device
+    if device == "auto":
+        device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
+    vit = adapt(loaded.model)
+    plan = make_plan(vit, request.methods, request.metrics or DEFAULT_METRICS, request.scores, request.ratios, request.seed,
+                     start_layers(request.start_layers, vit))  # fmt: skip
+    found = find(request.data, request.masks, Classes(loaded.classes, _outputs(vit)), request.limit)
+    if plan.needs_masks and found.decode is None:
+        raise BadInput(
+            f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out."
+        )
+    if request.target == "label" and any(item.label is None for item in found.items):
+        unknown = next(item.name for item in found.items if item.label is None)
+        raise BadInput(
+            f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted"
+        )
+    target: Any = request.target if request.target in ("label", "predicted") else loaded.class_index(request.target)
+    if isinstance(target, int) and target >= _outputs(vit):
+        raise BadInput(f"class {target} is out of range: the model has classes 0..{_outputs(vit) - 1}")
+    more = {
+        "checkpoint": None if request.checkpoint is None else request.checkpoint.name,
+        "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
+        "data": request.data.resolve().name,
+        "pictures": len(found.items),
+        "pictures_hash": _hash(found.items),
+        "layout": found.layout,
+        "masks": found.decode is not None,
+        "limit": request.limit,
+        "batch": request.batch,
+        "target": str(target),
+        "start_layers": request.start_layers,
+        "device": loaded_device(vit).type,
+    }
+    settings = settings_of(plan, {"model": loaded.name, "weights": loaded.weights_hash}, more)
+    return Prepared(request, loaded, vit, plan, found, settings)
+
+
+def verify_run(request: Request, place: World | None = None, told: Told = lambda finished, computed: None,
+               prepared: Prepared | None = None) -> Rows:  # fmt: skip
+    """Run `steadygaze verify`: rows go into the request's folder; what is there already is not computed again."""
+    place = place or World()
+    ready = prepared or prepare_run(request, place)
+    if place.local_main:
+        where = {"data": str(request.data), "masks": request.masks and str(request.masks), "model": request.model,
+                 "checkpoint": request.checkpoint and str(request.checkpoint), "num_classes": request.num_classes}  # fmt: skip
+        prepare(request.out, ready.settings, {**about(request.command), "given": where})
+    place.wait()
+    target: Any = request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
+    identity = {"model": ready.loaded.name, "weights": ready.loaded.weights_hash}
+    pool = ThreadPoolExecutor(max(1, request.workers))
+    try:
+        with Store(request.out, place.rank) as store:
+            place.wait()  # every file is open before anyone reads them
+            chunks = (_chunk(ready, items, pool) for items in ready.chunks)
+            run(ready.vit, chunks, ready.plan, picker(ready.vit, target), identity, store.append, Done(request.out), told, place,
+                ahead=request.workers)  # fmt: skip
+    finally:
+        pool.shutdown(cancel_futures=True)
+    place.wait()
+    return Rows.read(request.out)
+
+
+def _chunk(ready: Prepared, items: tuple[Item, ...], pool: ThreadPoolExecutor) -> Chunk:
+    loaded, decode, where = ready.loaded, ready.found.decode, loaded_device(ready.vit)
+    shrink = None if decode is None else geometry(loaded.source, loaded.recipe)
+
+    def one(item: Item) -> tuple[Tensor, Tensor | None] | str:
+        try:
+            picture = read_image(item.path)
+            image, mask = loaded.preprocess(picture), None
+            if decode is not None and shrink is not None:
+                seen = shrink(read_mask(item, decode, picture.size))
+                mask = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8).view(seen.height, seen.width)
+        except BadImage as error:
+            return str(error)
+        return image, mask
+
+    def load() -> tuple[Batch | None, dict[str, str]]:
+        parts = list(pool.map(one, items)) if ready.request.workers else [one(item) for item in items]
+        good = [(item, part) for item, part in zip(items, parts, strict=True) if not isinstance(part, str)]
+        failed = {item.name: part for item, part in zip(items, parts, strict=True) if isinstance(part, str)}
+        if not good:
+            return None, failed
+        images = torch.stack([image for _, (image, _) in good])
+        masks = torch.stack([mask for _, (_, mask) in good if mask is not None]) if decode is not None else None
+        labels = torch.tensor([-1 if item.label is None else item.label for item, _ in good])
+        mean, std = (torch.tensor(x, dtype=torch.float32, device=where) for x in (loaded.mean, loaded.std))
+        names = tuple(item.name for item, _ in good)
+        return Batch(
+            images.to(where), labels.to(where), None if masks is None else masks.to(where), mean, std, names
+        ), failed
+
+    def again(names: Sequence[str]) -> bool:
+        return any(not isinstance(one(item), str) for item in items if item.name in set(names))
+
+    return Chunk(tuple(item.name for item in items), load, again)
+
+
+def loaded_device(vit: ViT) -> torch.device:
+    return next(vit.model.parameters()).device
+
+
+def _outputs(vit: ViT) -> int:
+    parameter = next(vit.model.parameters())
+    with torch.no_grad():
+        return vit(torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)).shape[1]
+
+
+def _hash(items: list[Item]) -> str:
+    text = "\n".join(f"{item.name}\t{item.label}\t{item.mask is not None}" for item in items)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

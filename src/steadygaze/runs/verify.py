@@ -1,0 +1,193 @@
+"""`verify`: is the explanation true? Scores methods on data, in memory or into a folder of rows that can be gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steadygaze.data.masks import BORDER, OBJECT
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.metric import METRICS, Batch
+from steadygaze.heatmap import versions
+from steadygaze.registry import Method
+from steadygaze.runs.loop import Chunk, Told, run
+from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan
+from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.store import Done, Store, prepare
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.checkpoint import weights_hash
+from steadygaze.vit.load import Loaded
+
+Data = Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def verify(model: nn.Module | ViT | Loaded, data: Data, methods: Sequence[str | Method] = ("gaze",),
+           metrics: Sequence[str] = DEFAULT_METRICS, target: int | str | Sequence[int] | Tensor | None = None,
+           score: str | Sequence[str] | None = None, seed: int = 0, *, ratios: Sequence[float] | None = None,
+           mean: Sequence[float] | None = None, std: Sequence[float] | None = None, out: str | Path | None = None,
+           told: Told = lambda finished, computed: None) -> Rows:  # fmt: skip
+    """How true are these methods' maps, on this model and data?
+
+    data: batches (images, labels) or (images, labels, masks): images (B, 3, H, W) as the model wants them, labels (B,), masks
+        (B, H, W), 255 object, 128 border, 0 background, or booleans. Pictures are called "0", "1", ... in order.
+    methods, metrics: names, see `sg.methods()` and `steadygaze.faithfulness.metric.METRICS`; "all" is every method the model serves
+    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each picture
+    score: which quantity is explained, or several of them; None is each method's own
+    mean, std: the normalisation of the images, for measures that paint pixels; taken from a timm model
+    out: a folder; rows are then written there as they come, and the same call goes on where it stopped
+    """
+    origin = model if isinstance(model, Loaded) else None
+    vit = adapt(origin.model if origin else model)  # type: ignore[arg-type]
+    scores = [score] if isinstance(score, str) else score
+    plan = make_plan(vit, [methods] if isinstance(methods, (str, Method)) else methods, [metrics] if isinstance(metrics, str) else metrics,
+                     scores, ratios, seed)  # fmt: skip
+    where = next(vit.model.parameters()).device
+    normal = _normalisation(vit, origin, mean, std, plan)
+    named = origin.name if origin else type(vit.model).__name__
+    identity = {"model": named, "weights": origin.weights_hash if origin else weights_hash(vit.model)}
+    settings = settings_of(plan, identity, {"data": "in memory", "target": _target_in_words(target)})
+    folder = None if out is None else Path(out)
+    gathered: list[Row] = []
+    if folder is not None:
+        prepare(folder, settings, about(""))
+    chunks = _batches(data, where, normal, plan)
+    pick = picker(vit, target)
+    if folder is None:
+        run(vit, chunks, plan, pick, identity, gathered.extend, Done(None), told)
+        return Rows([{"settings": settings, "about": about("")}], gathered)
+    with Store(folder) as store:
+        run(vit, chunks, plan, pick, identity, store.append, Done(folder), told)
+    return Rows.read(folder)
+
+
+def settings_of(plan: Plan, identity: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Everything that defines the numbers of a run."""
+    return {
+        **identity,
+        **more,
+        "columns": [[column.method.name, column.score] for column in plan.columns],
+        "metrics": list(plan.metrics),
+        "ratios": list(plan.ratios),
+        "seed": plan.seed,
+        "versions": versions(),
+    }
+
+
+def about(command: str) -> dict[str, Any]:
+    """What does not change the numbers, but is good to know."""
+    return {"command": command, "began": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def picker(vit: ViT, target: int | str | Sequence[int] | Tensor | None) -> Callable[[Batch], Tensor]:
+    """From a batch to the classes that are explained, (B,)."""
+    if target is None or target == "label":
+        return lambda batch: batch.labels
+    if isinstance(target, str):
+        if target != "predicted":
+            raise BadInput(f"target: expected label, predicted, a class, or one class for each picture, got {target!r}")
+        return lambda batch: _predicted(vit, batch.images)
+    if isinstance(target, int):
+        return lambda batch: torch.full_like(batch.labels, target)
+    classes = torch.as_tensor(target, dtype=torch.long)
+    if classes.dim() != 1:
+        raise BadInput(f"target: expected one class for each picture of the data, got shape {tuple(classes.shape)}")
+
+    def of(batch: Batch) -> Tensor:
+        places = [int(name) for name in batch.names]
+        if places[-1] >= len(classes):
+            raise BadInput(
+                f"target: expected one class for each picture, got {len(classes)} for more than {places[-1]} pictures"
+            )
+        return classes[places].to(batch.labels.device)
+
+    return of
+
+
+def _predicted(vit: ViT, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return vit(images).argmax(-1)
+
+
+def _target_in_words(target: Any) -> str:
+    if target is None or isinstance(target, (str, int)):
+        return "label" if target is None else str(target)
+    digest = hashlib.sha256(str(torch.as_tensor(target).tolist()).encode()).hexdigest()
+    return f"given, {digest[:16]}"
+
+
+def _normalisation(vit: ViT, origin: Loaded | None, mean: Any, std: Any, plan: Plan) -> tuple[Tensor, Tensor]:
+    if mean is None or std is None:
+        known = getattr(vit.model, "pretrained_cfg", None) or {}
+        if origin is not None:
+            mean, std = origin.mean, origin.std
+        elif "mean" in known and "std" in known:
+            mean, std = known["mean"], known["std"]
+        else:
+            mean, std = IMAGENET
+            painting = [name for name in plan.metrics if METRICS[name].family == "perturbation"]
+            if painting:
+                warnings.warn(
+                    f"{', '.join(painting)} paint pixels before the normalisation, and the model does not say what it is: taking "
+                    "ImageNet's mean and std. Give mean= and std= if they are others.", stacklevel=3,
+                )  # fmt: skip
+    return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
+
+
+def _batches(data: Any, where: torch.device, normal: tuple[Tensor, Tensor], plan: Plan) -> Iterator[Chunk]:
+    if isinstance(data, (str, Path)):
+        raise BadInput(
+            f"data: expected batches (images, labels), got {str(data)!r}. For a folder: steadygaze verify --data {data}"
+        )
+    before, number = 0, -1
+    for number, given in enumerate(data):
+        if (
+            not isinstance(given, (tuple, list))
+            or len(given) not in (2, 3)
+            or not all(isinstance(x, Tensor) for x in given)
+        ):
+            kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
+            raise BadInput(
+                f"data: expected batches (images, labels) or (images, labels, masks) of tensors, got {kinds} as batch {number}"
+            )
+        images, labels = given[0], given[1]
+        if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(images):
+            raise BadInput(
+                f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}"
+            )
+        masks = _as_masks(given[2], images, number) if len(given) == 3 else None
+        if masks is None and plan.needs_masks:
+            raise BadInput(
+                f"{', '.join(plan.needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks)."
+            )
+        names = tuple(str(before + i) for i in range(len(images)))
+        before += len(images)
+        batch = Batch(images.to(where), labels.to(where, torch.long), None if masks is None else masks.to(where),
+                      normal[0].to(where), normal[1].to(where), names)  # fmt: skip
+        yield Chunk(names, lambda batch=batch: (batch, {}))  # type: ignore[misc]
+    if number < 0:
+        raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
+
+
+def _as_masks(masks: Tensor, images: Tensor, number: int) -> Tensor:
+    if masks.dim() == 4 and masks.shape[1] == 1:
+        masks = masks[:, 0]
+    if tuple(masks.shape) != (len(images), *images.shape[-2:]):
+        raise BadInput(
+            f"masks: expected {(len(images), *images.shape[-2:])}, the size of the images, got {tuple(masks.shape)} in batch {number}"
+        )
+    values = set(masks.unique().tolist())
+    if values <= {0, 1}:
+        return masks.to(torch.uint8) * OBJECT
+    if not values <= {0, BORDER, OBJECT}:
+        raise BadInput(
+            f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}"
+        )
+    return masks.to(torch.uint8)
