@@ -1,4 +1,6 @@
-"""Common ground of all tests: one thread, so that sums come in one order, and no map of zeros unless a test asks for it."""
+"""Common ground of all tests: one thread, and no test may leave torch in another state than it found it."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -6,11 +8,9 @@ import torch
 torch.set_num_threads(1)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:.*lru_cache.*:UserWarning:torch.*")
-
-
 @pytest.fixture(autouse=True)
-def _one_thread_and_grad() -> None:
-    """A test that changed torch's state fails here and not in the next test."""
+def _torch_is_left_alone() -> Iterator[None]:
+    """A test that leaves a mode of torch switched fails itself, and does not spoil the next one."""
+    yield
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert torch.get_default_dtype() == torch.float32

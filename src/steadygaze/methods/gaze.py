@@ -68,7 +68,7 @@ def _removable(vit: Any) -> str:
 def gaze_twice(ask: Any) -> Float[Tensor, "b h w"]:
     """gaze_keys on the whole image, and again on its best patches and on the rest, each alone."""
     whole = _evidence(ask, ask.tokens)
-    order = whole.argsort(1, descending=True, stable=True)
+    order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])
     second = torch.zeros_like(whole)
     for part in (order[:, :best], order[:, best:]):
