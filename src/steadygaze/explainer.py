@@ -27,7 +27,7 @@ Named = str | Method
 def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, method: Named = DEFAULT,
             score: str | None = None) -> Attribution: ...  # fmt: skip
 @overload
-def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, *, method: Sequence[Named],
+def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, *, method: list[Named] | list[str] | list[Method],
             score: str | None = None) -> dict[str, Attribution]: ...  # fmt: skip
 def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, method: Named | Sequence[Named] = DEFAULT,
             score: str | None = None) -> Attribution | dict[str, Attribution]:  # fmt: skip
@@ -39,7 +39,8 @@ def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, metho
     """
     vit = adapt(model)
     several = not isinstance(method, (str, Method))
-    chosen = [m if isinstance(m, Method) else _methods.parse(m) for m in (method if several else [method])]  # type: ignore[union-attr, list-item]
+    named: Sequence[Named] = [method] if isinstance(method, (str, Method)) else method
+    chosen = [m if isinstance(m, Method) else _methods.parse(m) for m in named]
     if not chosen:
         raise BadInput("method: expected at least one method, got an empty list")
     for m in chosen:

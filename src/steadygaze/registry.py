@@ -38,7 +38,7 @@ class Base:
     options: dict[str, Any]
     rules: Any = None  # rules that are part of the method; None: those of the option `freeze`
     freeze: float | None = None  # default of the option `freeze`
-    parts: bool = False  # needs Block.parts
+    score: str = "logit"  # the quantity that is explained unless the caller says otherwise
     serves: Callable[[Any], str] | None = None  # view -> "" or why this model cannot be served
     once: Callable[..., Any] | None = None  # (trace, first layer, **options) -> what is added once, not for each layer
 
@@ -99,7 +99,8 @@ def register(name: str, kind: Kind, *, family: str, bare: Aggregator | None = No
         own = {k: p.default for k, p in signature(function).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
         BASES[name] = Base(
             name=name, kind=kind, function=function, family=family, bare=bare, gradient=gradient, options=own,
-            needs=needs if callable(needs) else lambda options: needs, class_specific=gradient if class_specific is None else class_specific,
+            needs=needs if callable(needs) else lambda options: needs,
+            class_specific=gradient if class_specific is None else class_specific,
             cost=(2.0 if gradient else 1.0) if cost is None else cost,
             summary=(function.__doc__ or "").strip().splitlines()[0], **more,
         )  # fmt: skip
@@ -158,7 +159,7 @@ def make(name: str, **options: Any) -> Method:
             raise UnknownName(f"option of {name!r}", key, allowed)
     _check(name, options)
     ordered = tuple(sorted(options.items()))
-    return Method(_written(name, options), base, how, ordered)
+    return Method(_written(name, options), base, how, ordered, base.score)
 
 
 def allowed_options(base: Base, aggregator: str | None) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def allowed_options(base: Base, aggregator: str | None) -> dict[str, Any]:
 def infos() -> list[MethodInfo]:
     """All names: base methods, then aliases."""
     listed = [
-        MethodInfo(b.name, b.family, b.cost, b.class_specific, b.kind != "whole", allowed_options(b, b.bare), b.summary)
+        MethodInfo(b.name, b.family, b.cost, b.class_specific, b.kind != "whole", allowed_options(b, b.bare), b.summary, b.score)
         for b in BASES.values()
     ]
     for name, known in ALIASES.items():

@@ -8,7 +8,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Union
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +16,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput, UnknownName
 
 SCORES = ("logit", "log_prob", "log_odds", "contrast")
-Target = Union[None, int, Sequence[int], Tensor, Callable[[Tensor], Tensor]]
+Target = None | int | Sequence[int] | Tensor | Callable[[Tensor], Tensor]
 
 
 def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
@@ -31,7 +30,7 @@ def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] |
         return None
     if target is None:
         return logits.argmax(-1)
-    if isinstance(target, bool) or isinstance(target, (float, str)):
+    if isinstance(target, (bool, float, str)):
         raise BadInput(f"target: expected None, a class index, one index for each image, or a callable, got {target!r}")
     try:
         index = torch.as_tensor(target, device=logits.device)

@@ -58,7 +58,7 @@ def rollout(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
 
 
 for f in (raw_attention, rollout):
-    f.chain, f.pool_residual = half_identity, (0.5, 0.5)  # type: ignore[attr-defined]
+    f.chain, f.pool_residual = half_identity, (0.5, 0.5)
 
 
 def _attn_grad(a: Tensor, g: Tensor) -> Tensor:

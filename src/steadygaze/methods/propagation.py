@@ -43,7 +43,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:
         x, w = ctx.saved_tensors
         (xp, xn), (wp, wn) = (x.clamp(min=0), x.clamp(max=0)), (w.clamp(min=0), w.clamp(max=0))
         s = divide(r, xp @ wp.T + xn @ wn.T)
@@ -58,7 +58,7 @@ class _Matmul(torch.autograd.Function):
         return z
 
     @staticmethod
-    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:
         a, b, z = ctx.saved_tensors
         s = divide(r, z)
         return a * (s @ b.transpose(-2, -1)) / 2, b * (a.transpose(-2, -1) @ s) / 2
@@ -71,7 +71,7 @@ class _Add(torch.autograd.Function):
         return a + b
 
     @staticmethod
-    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         s = divide(r, a + b)
         a, b = a * s, b * s
@@ -92,7 +92,7 @@ class _Pass(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None]:
         return r, None
 
 
@@ -105,7 +105,7 @@ class _Pool(torch.autograd.Function):
         return z.view_as(z)
 
     @staticmethod
-    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, None, None]:
         x, z, weight = ctx.saved_tensors
         return x * weight * divide(r, z).unsqueeze(1), None, None
 

@@ -73,7 +73,8 @@ class Seam(TorchFunctionMode):
         if rules.gate != "free" or self.want.implicit:
             self.table |= dict.fromkeys(MUL, self.mul)
         if self.want.bias:
-            self.table |= {F.linear: self.linear, **dict.fromkeys(ADD, self.add)}
+            self.table[F.linear] = self.linear
+            self.table |= dict.fromkeys(ADD, self.add)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = self.table.get(func)

@@ -14,7 +14,7 @@ _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()  # model -> its shape when checked
 
 
-def adapt(model: nn.Module) -> ViT:
+def adapt(model: "nn.Module | ViT") -> ViT:
     """A view of a timm, transformers or torchvision vision transformer.
 
     The view must give the model's own logits, or `UnsupportedModel` is raised; that is checked once for a model.

@@ -122,6 +122,7 @@ def _description(model: Any) -> dict[str, Any]:
     prefix = getattr(model, "num_prefix_tokens", 0)
     pool = getattr(model, "global_pool", "token")
     readout: Readout
+    rows: tuple[int, ...]
     if isinstance(model, VisionTransformerDistilled):
         readout, rows = "class", (0, 1)
     elif getattr(model, "attn_pool", None) is not None or pool == "map":
@@ -158,9 +159,10 @@ def _before(model: Any, block: nn.Module) -> nn.Module | None:
 
 def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm block with one attention; None where the block is of another make."""
-    attn, norm1, norm2 = (getattr(block, name, None) for name in ("attn", "norm1", "norm2"))
+    attn: Any = getattr(block, "attn", None)
     pre_norm = type(block).__name__ in ("Block", "EvaBlock", "RelPosBlock", "SerialBlock")
-    if not pre_norm or getattr(attn, "gate", None) is not None or not hasattr(attn, "proj"):
+    gated, differential = getattr(attn, "gate", None) is not None, hasattr(attn, "lambda_init")
+    if not pre_norm or gated or differential or not hasattr(attn, "proj"):
         return None
 
     def parts() -> Parts:
@@ -171,10 +173,10 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
         else:
             weight, bias = attn.v_proj.weight, attn.v_proj.bias
         return linear_parts(
-            norm1=norm1,
+            norm1=block.norm1,
             value=(weight, bias),
             output=attn.proj,
-            norm2=norm2,
+            norm2=block.norm2,
             scale1=_layer_scale(block, 1),
             scale2=_layer_scale(block, 2),
             inner=getattr(attn, "norm", None),

@@ -1,0 +1,125 @@
+"""Speed and memory of `explain`, in forward passes: python -m benchmarks.explain [--models NAME,...] [--rounds N] [--json FILE]
+
+Unit: one forward pass of the model without gradients, same batch, same run (224 pixels, batch 8, two threads). Weights are random:
+they do not change the cost. The limits: one backward pass that skips weight gradients costs one forward, so `decompx+skipplus` cannot cost
+less than 1.5, and a method with gradients at every layer not less than 2.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import steadygaze as sg
+from benchmarks.measure import peak_memory, ratios
+
+GOALS = {"decompx+skipplus": 2.0, "decompx+plus": 2.7, "gaze": 2.7, "cat": 2.7, "gae": 2.7, "all one-pass methods": 10.0}
+MEMORY = ("decompx+skipplus", "gaze", "gae", "globenc", "alti")
+
+
+def one_pass() -> list[str]:
+    """Every method that needs no more than one forward and one backward pass of its own."""
+    return [m.name for m in sg.methods() if m.cost <= 2]
+
+
+def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    vit = sg.adapt(model)
+    runs: dict[str, Callable[[], Any]] = {
+        name: partial(sg.explain, vit, images, 1, name) for name in ("decompx+skipplus", "decompx+plus", "gaze", "cat", "gae")
+    }
+    runs["all one-pass methods"] = partial(sg.explain, vit, images, 1, one_pass())
+    runs["transatt"] = partial(sg.explain, vit, images, 1, "transatt")
+    return runs | peers(model, images)
+
+
+def peers(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    from captum.attr import InputXGradient
+    from pytorch_grad_cam import GradCAM
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    side = images.shape[-1] // model.patch_embed.patch_size[0]
+    cam = GradCAM(model, [model.blocks[-1].norm1], reshape_transform=lambda x: x[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2))
+    targets = [ClassifierOutputTarget(1)] * len(images)
+    ixg = InputXGradient(model)
+    return {
+        "pytorch-grad-cam GradCAM": lambda: cam(images, targets),
+        "captum InputXGradient (pixels)": lambda: ixg.attribute(images.clone().requires_grad_(), target=1),
+    }
+
+
+def memory_run(name: str, size: int, method: str) -> Callable[[], Any]:
+    """What `peak_memory` measures: the explanation alone; the model is loaded, adapted and warm."""
+    torch.set_num_threads(2)
+    model = timm.create_model(name, img_size=size).eval()
+    images = torch.randn(1, 3, size, size)
+    vit = sg.adapt(model)
+    with torch.no_grad():
+        model(images)
+    return partial(sg.explain, vit, images, 1, method)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="deit_tiny_patch16_224,vit_base_patch16_224")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(2)
+    console, record = Console(), []
+    for name in chosen.models.split(","):
+        model = timm.create_model(name).eval()
+        images = torch.randn(chosen.batch, 3, 224, 224)
+        unit = torch.no_grad()(partial(model, images))
+        table = Table("method", "ms an image", "forwards", "goal", title=f"{name}, 224 pixels, batch {chosen.batch}, two threads")
+        for method, (seconds, ratio) in ratios(unit, candidates(model, images), chosen.rounds).items():
+            goal = GOALS.get(method)
+            table.add_row(method, f"{1000 * seconds / chosen.batch:.1f}", f"{ratio:.2f}", f"≤ {goal}" if goal else "")
+            record.append({"model": name, "method": method, "batch": chosen.batch, "ms": 1000 * seconds / chosen.batch, "forwards": ratio})
+        console.print(table)
+    record += full_decomposition(console)
+    record += memory(console)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(record, indent=1))
+
+
+def full_decomposition(console: Console) -> list[dict[str, Any]]:
+    """DecompX with N source vectors, against one backward pass: DeiT-Tiny, one image."""
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    image = torch.randn(1, 3, 224, 224)
+    vit = sg.adapt(model)
+    runs = {
+        "decompx, one pass": partial(sg.explain, vit, image, 1, "decompx"),
+        "decompx, N vectors (bias=absdot)": partial(sg.explain, vit, image, 1, "decompx:bias=absdot"),
+    }
+    table = Table("method", "ms", "forwards", title="deit_tiny_patch16_224, batch 1: the full decomposition")
+    record = []
+    for name, (seconds, ratio) in ratios(torch.no_grad()(partial(model, image)), runs, 3).items():
+        table.add_row(name, f"{1000 * seconds:.0f}", f"{ratio:.1f}")
+        record.append({"model": "deit_tiny_patch16_224", "method": name, "batch": 1, "ms": 1000 * seconds, "forwards": ratio})
+    console.print(table)
+    return record
+
+
+def memory(console: Console) -> list[dict[str, Any]]:
+    """Peak memory of one explanation at N = 197 and 785 tokens, beside what an N x N x d tensor alone would take."""
+    table = Table("method", "N = 197: MiB", "N = 785: MiB", title="deit_tiny_patch16_224, batch 1: peak memory over the loaded model")
+    record = []
+    for method in MEMORY:
+        row = [peak_memory(memory_run, "deit_tiny_patch16_224", size, method) for size in (224, 448)]
+        table.add_row(method, *(f"{m:.0f}" for m in row))
+        record.append({"method": method, "mib": row})
+    table.add_row("one N x N x d tensor", *(f"{n * n * 192 * 4 / 2**20:.0f}" for n in (197, 785)))
+    console.print(table)
+    return record
+
+
+if __name__ == "__main__":
+    main()
