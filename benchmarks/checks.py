@@ -60,8 +60,9 @@ def removal_error(vit: ViT) -> float | str:
     return error
 
 
-def decompx_error(vit: ViT, most_sources: int = 24) -> float:
-    """Input × gradient of one frozen pass against one propagated vector for each source, from every layer."""
+def decompx_error(vit: ViT) -> float:
+    """Input × gradient of one frozen pass against one propagated vector for each source (a sample of eight where there are
+    more than 64 tokens), from every layer."""
     images = zoo.image_of(vit.model, vit.plan.input_size, seed=3)
     with torch.no_grad():
         tokens = vit.embed(images)
@@ -73,7 +74,8 @@ def decompx_error(vit: ViT, most_sources: int = 24) -> float:
     for layer in range(len(vit.blocks)):
         x, gradient = trace.tokens(layer)
         got = (x * gradient).sum(-1)[0]
-        sources = sorted(torch.randperm(x.shape[1], generator=generator)[:most_sources].tolist())
+        count = x.shape[1] if x.shape[1] <= 64 else 8
+        sources = sorted(torch.randperm(x.shape[1], generator=generator)[:count].tolist())
         shares = oracles.decomposition(lambda t, l=layer: vit.logits(remember(t, layout), start=l), x, sources)[:, target]
         worst = max(worst, relative(got[sources], shares[:-1]))
         if len(sources) == x.shape[1]:

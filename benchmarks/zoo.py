@@ -84,7 +84,8 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
         trials = [small | {"img_size": 128, "window_size": 4}, {"depths": (1, 2, 1, 2)}, {"num_heads": heads}]
     elif module in ("pvt_v2", "twins"):
         trials = [{"depths": (1, 2, 1, 2), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 4, 4)}, {"depths": (1, 2, 1, 2)}]
-        trials = [t | {"img_size": 64} for t in trials] + trials if module == "twins" else trials
+        small = {"img_size": 64} if module == "twins" else {"pretrained_cfg_overlay": {"input_size": (3, 64, 96)}}
+        trials = [t | small for t in trials] + trials
     elif module == "pit":
         trials = [{"depth": (1, 2, 2), "base_dims": (16, 16, 16), "heads": (1, 2, 4), "img_size": 96}, {"depth": (1, 2, 2)}]
     elif module == "mvitv2":
@@ -188,6 +189,9 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Every parameter and running statistic random and of ordinary size; float64; evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
+    for module in model.modules():
+        if hasattr(module, "t_x"):  # timm makes mixed rotary tables in float32, and fails if the positions are float64
+            module.t_x, module.t_y = module.t_x.float(), module.t_y.float()  # type: ignore[union-attr]
 
     def noise(t: Tensor) -> Tensor:
         return torch.randn(t.shape, generator=generator, dtype=torch.float64)
