@@ -102,7 +102,8 @@ def verify(
         list[str] | None, typer.Option(help="Metrics, separated by commas. Default: the four removal scores.")
     ] = None,
     score: Annotated[
-        list[str] | None, typer.Option(help="logit, log_prob, log_odds, contrast, or several. Default: each method's own.")
+        list[str] | None,
+        typer.Option(help="logit, log_prob, log_odds, contrast, or several. Default: each method's own."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many pictures, spread evenly over the classes.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
@@ -111,7 +112,7 @@ def verify(
         str | None, typer.Option(help="all, or 0,3,6: score each method with PLUS begun at each of these layers.")
     ] = None,
     ratios: Annotated[str | None, typer.Option(help="Shares of the patches. Default: 0.1,0.2,...,0.9.")] = None,
-    target: Annotated[str, typer.Option(help="Class that is explained: label, predicted, a number or a name.")] = "label",
+    target: Annotated[str, typer.Option(help="Class explained: label, predicted, a number or a name.")] = "label",
     workers: Annotated[int, typer.Option(min=0, help="Threads that read pictures ahead.")] = 0,
     num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
@@ -122,8 +123,9 @@ def verify(
 
     request = Request(
         model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or ["gaze"]),
-        metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch, start_layers=start_layers,
-        ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes, device=device, command=command_line(),
+        metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch,
+        start_layers=start_layers, ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes,
+        device=device, command=command_line(),
     )  # fmt: skip
     raise typer.Exit(run(request))
 
@@ -133,7 +135,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze verify` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file. Default: report.html in the first folder.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: the best.")] = None,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show the best and worst pictures.")] = True,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show best and worst pictures.")] = True,
 ) -> None:
     """One HTML file that works offline: ranking, curves, pictures, how it was run; table.csv and table.md beside it."""
     from steadygaze.cli.report import run

@@ -1,6 +1,7 @@
 """`steadygaze verify`: progress while it runs, the ranking when it is done.
 
-Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130, stopped by hand.
+Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130,
+stopped by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from steadygaze.runs.loop import World, world
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import RowsNotWritten
-from steadygaze.runs.table import better, label, number
+from steadygaze.runs.table import Section, better, label, number
 
 SHOWN = 40  # lines of the printed table
 NAMED = 20  # pictures named at the end
@@ -30,7 +31,7 @@ EVERY = 15.0  # seconds between lines of progress where there is no terminal
 def run(request: Request, console: Console | None = None) -> int:
     """Do it; gives the exit code."""
     place = world()
-    console = console or Console()
+    console = console or _wide(Console())
     notes = Console(stderr=True)
     main = place.rank == 0
     try:
@@ -44,28 +45,29 @@ def run(request: Request, console: Console | None = None) -> int:
             return 0
         return _close(request, rows, console)
     except RowsNotWritten as error:
-        notes.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
         if main:
-            notes.print(
-                f"stopped; the same command goes on where it stopped ({request.out})", markup=False, soft_wrap=True
-            )
+            _say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
         return 130
     finally:
         place.end()
+
+
+def _wide(console: Console) -> Console:
+    """Into a file or a pipe there is no screen that a table must fit."""
+    return console if console.is_terminal else Console(width=200)
 
 
 def _announce(ready: Prepared, place: World, notes: Console) -> None:
     plan, request = ready.plan, ready.request
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {place.size} processes" if place.size > 1 else ""
-    notes.print(
-        f"{request.model}: {len(ready.found.items)} pictures, {len(plan.columns)} methods with scores{shared}, "
-        f"{len(plan.metrics)} metrics{processes}", markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    what = f"{len(plan.columns)} methods with scores{shared}, {len(plan.metrics)} metrics{processes}"
+    _say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
     if ready.found.without:
-        notes.print(f"{ready.found.without} pictures have no mask and are left out", style="yellow", highlight=False)
+        _say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
 
 
 @contextmanager
@@ -81,11 +83,12 @@ def _progress(total: int, place: World, notes: Console) -> Iterator[Callable[[in
                TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
     with Progress(*columns, console=notes, transient=True, speed_estimate_period=300) as progress:
         task = progress.add_task("", total=total)
-        skipped = 0
+        skipped, working = 0, False
 
         def told(finished: int, computed: int) -> None:
-            nonlocal skipped
-            if computed:
+            nonlocal skipped, working
+            working = working or bool(computed)
+            if working:
                 progress.advance(task, finished)
             else:  # done before: no part of the speed
                 skipped += finished
@@ -107,7 +110,7 @@ def _plain(total: int, notes: Console) -> Callable[[int, int], None]:
         said = clock
         left = (total - finished) * (clock - began) / computed if computed else 0.0
         before = f" ({finished - computed} from before)" if finished > computed else ""
-        notes.print(f"{finished}/{total} pictures{before}, {_duration(left)} left", highlight=False, soft_wrap=True)
+        _say(notes, f"{finished}/{total} pictures{before}, {_duration(left)} left")
 
     return told
 
@@ -120,59 +123,41 @@ def _duration(seconds: float) -> str:
 
 def _close(request: Request, rows: Rows, console: Console) -> int:
     """The ranking, what was flagged and what could not be read."""
-    table = rows.table()
-    for section in table.sections:
-        shown = Shown(
-            title=f"{section.model} on {section.data}, {len(section.images)} pictures, 95 % intervals",
-            title_justify="left",
-            box=SIMPLE,
-        )
-        shown.add_column("method", no_wrap=True)
-        shown.add_column("score", no_wrap=True)
-        for metric in section.shown:
-            shown.add_column(f"{label(metric)} {'↑' if better(metric) == 'higher' else '↓'}", justify="right")
-        for line in section.lines[:SHOWN]:
-            cells = []
-            for metric in section.shown:
-                cell = section.cells.get((metric, line))
-                strong = section.best(metric) == line
-                text = (
-                    ""
-                    if cell is None
-                    else f"{number(cell.value, metric)} ({number(cell.low, metric)}–{number(cell.high, metric)})"
-                )
-                cells.append(f"[bold]{text}[/bold]" if strong else text)
-            shown.add_row(escape(line[0]), line[1], *cells)
-        console.print(shown)
+    for section in rows.table().sections:
+        console.print(_ranking(section))
         if len(section.lines) > SHOWN:
-            console.print(
-                f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-    console.print(
-        f"rows in {request.out}; the whole story: steadygaze report {request.out}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+            _say(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
+    _say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
     flagged = rows.flagged
     if flagged:
-        told = ", ".join(f"{method} {count}" for (method, _), count in flagged.items())
+        each = ", ".join(f"{method} {count}" for (method, _), count in flagged.items())
         kinds = " or ".join(sorted({flag for _, flag in flagged}))
-        console.print(
-            f"flagged: {sum(flagged.values())} maps ({kinds}): {told}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {each}", "yellow")
     unreadable = rows.unreadable
     for why in list(unreadable.values())[:NAMED]:
-        console.print(f"not used: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"not used: {why}", "red")
     if len(unreadable) > NAMED:
-        console.print(
-            f"and {len(unreadable) - NAMED} more pictures that could not be used", style="red", highlight=False
-        )
+        _say(console, f"and {len(unreadable) - NAMED} more pictures that could not be used", "red")
     return 1 if unreadable else 0
+
+
+def _ranking(section: Section) -> Shown:
+    title = f"{section.model} on {section.data}, {len(section.images)} pictures; ± half of the 95 % interval"
+    shown = Shown(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown.add_column("method", no_wrap=True)
+    shown.add_column("score", no_wrap=True)
+    for metric in section.shown:
+        shown.add_column(f"{label(metric)} {'↑' if better(metric) == 'higher' else '↓'}", justify="right", min_width=10)
+    best = {metric: section.best(metric) for metric in section.shown}
+    for line in section.lines[:SHOWN]:
+        cells = []
+        for metric in section.shown:
+            cell = section.cells.get((metric, line))
+            text = "" if cell is None else f"{number(cell.value, metric)} ±{number((cell.high - cell.low) / 2, metric)}"
+            cells.append(f"[bold]{text}[/bold]" if best[metric] == line else text)
+        shown.add_row(escape(line[0]), line[1], *cells)
+    return shown
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -2,11 +2,12 @@
 
 | layout | label |
 | --- | --- |
-| `FOLDER/<class>/**/*.jpg` | the folder's name: a synset (n02123045), an index (281), or a class name ("tabby", "tabby cat") |
-| `FOLDER/index.csv` | columns `image` and one of `imagenet_index`, `index`, `label`, `synset`, `class`; `mask` if there is one |
+| `FOLDER/<class>/**/*.jpg` | a synset (n02123045), an index (281), or a class name ("tabby cat") |
+| `FOLDER/index.csv` | columns `image`, one of `imagenet_index`, `index`, `label`, `synset`, `class`, and maybe `mask` |
 
-Pictures are put into an order that visits the classes evenly: one of every class before the second of any, classes in bit-reversed
-order. So the first N pictures are an even sample for any N, without chance, and a smaller sample is part of a larger one.
+Pictures are put into an order that visits the classes evenly: one of every class before the second of any, classes in
+bit-reversed order. So the first N pictures are an even sample for any N, without chance, and a smaller sample is part
+of a larger one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LABELS = ("imagenet_index", "index", "label", "synset", "class", "name")
 
 @dataclass(frozen=True)
 class Item:
-    """One picture: its name (the path below the folder), its file, its label (None: not one of the model's), its mask."""
+    """One picture: its name (the path below the folder), its file, its label (None: not one of the model's), its
+    mask."""
 
     name: str
     path: Path
@@ -62,9 +64,7 @@ class Classes:
 
     def _synset(self, text: str) -> int:
         if not self._synsets:
-            raise BadInput(
-                f"{text} is an ImageNet synset, but the model has {self.count} classes: name folders by index or class name"
-            )
+            raise BadInput(f"{text} is an ImageNet synset, but the model has {self.count} classes: name folders by index or class name")
         if text not in self._synsets:
             raise UnknownName("class", text, self._synsets, "It is no synset of the model's classes.")
         return self._synsets[text]
@@ -99,9 +99,7 @@ def _plain(name: str) -> str:
 def pictures_in(folder: Path) -> list[Path]:
     """Every picture below a folder, by name; none is an error."""
     if not folder.is_dir():
-        raise BadInput(
-            f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}"
-        )
+        raise BadInput(f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}")
     found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not found:
         raise BadInput(f"expected pictures in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
@@ -114,15 +112,10 @@ def by_class(folder: Path, classes: Classes) -> list[Item]:
     for path in pictures_in(folder):
         inside = path.relative_to(folder)
         if len(inside.parts) < 2:
-            raise BadInput(
-                f"{path} lies in no class folder: expected {folder}/<class>/{path.name}, the class a synset, an index or a name"
-            )
+            raise BadInput(f"{path} lies in no class folder: expected {folder}/<class>/{path.name}, the class a synset, an index or a name")
         groups.setdefault(inside.parts[0], []).append(path)
     labels = {name: classes.index(name) for name in groups}
-    items = [
-        [Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths]
-        for name, paths in groups.items()
-    ]
+    items = [[Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths] for name, paths in groups.items()]
     return evenly(items)
 
 
@@ -136,9 +129,7 @@ def from_index(file: Path, classes: Classes) -> list[Item]:
             columns = reader.fieldnames or []
             label = next((name for name in LABELS if name in columns), None)
             if "image" not in columns or label is None:
-                raise BadInput(
-                    f"{file}: expected the columns image and one of {', '.join(LABELS)}, got {', '.join(columns) or 'nothing'}"
-                )
+                raise BadInput(f"{file}: expected the columns image and one of {', '.join(LABELS)}, got {', '.join(columns) or 'nothing'}")
             for row in reader:
                 if not row["image"] or not row[label]:
                     raise BadInput(f"{file}, line {reader.line_num}: image or {label} is empty")

@@ -1,14 +1,15 @@
-"""Pictures with masks, and masks brought to what the model sees: 255 object, 128 border (left out of every measure), 0 background.
+"""Pictures with masks, and masks brought to what the model sees: 255 object, 128 border (not measured), 0 rest.
 
 | layout | where | what a mask's pixels mean |
 | --- | --- | --- |
 | index.csv | column `mask` | 255 object, 128 border, 0 background; or 1 object, 0 background |
 | pairs | MASKS holds the same paths as FOLDER, as .png | the same |
-| ImageNet-S | `validation/`, `validation-segmentation/` (or train-semi) | class = R + 256·G; 0 is other, 1000 is border |
-| Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | 0 background, 1..20 classes, 255 border |
+| ImageNet-S | `validation/`, `validation-segmentation/`, or train-semi | R + 256·G: a class, 0 other, 1000 border |
+| Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | 1..20, 255 border |
 
-Of a picture with several objects, those of its label's class are the object. VOC pictures are labelled with the class that covers
-most pixels, if the model knows it by name or has just these 20 classes; otherwise they have no label, and every object counts.
+Of a picture with several objects, those of its label's class are the object. VOC pictures are labelled with the class
+that covers most pixels, if the model knows it by name or has just these 20 classes; otherwise they have no label, and
+every object counts.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from steadygaze.errors import BadImage, BadInput, SteadygazeError
 
 OBJECT, BORDER = 255, 128
 VOC = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog", "horse", "motorbike",
-    "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 IMAGENET_S = (("validation", "validation-segmentation"), ("train-semi", "train-semi-segmentation"))
 IMAGENET_S_SIZES = (50, 300, 919)  # its editions; in these a class is its synset's place, counted from 1
@@ -55,9 +56,7 @@ def find(folder: str | Path, masks: str | Path | None, classes: Classes, limit: 
 
 def _find(folder: Path, masks: Path | None, classes: Classes) -> Labelled:
     if not folder.is_dir():
-        raise BadInput(
-            f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}"
-        )
+        raise BadInput(f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}")
     if masks is not None and not masks.is_dir():
         raise BadInput(f"expected a folder of masks, got {masks}: {'a file' if masks.exists() else 'no such folder'}")
     for place in (folder, masks):
@@ -147,9 +146,7 @@ def plain(mask: Image.Image, item: Item) -> Pixels:
     if values <= {0, 1}:
         return _coded(pixels == 1, np.zeros_like(pixels, dtype=bool))
     if not values <= {0, BORDER, OBJECT}:
-        raise BadImage(
-            f"{item.mask}: expected a mask of 255 (object), 128 (border) and 0, or of 1 and 0; got {sorted(values)[:8]}"
-        )
+        raise BadImage(f"{item.mask}: expected a mask of 255 (object), 128 (border) and 0, or of 1 and 0; got {sorted(values)[:8]}")
     return pixels
 
 
@@ -159,7 +156,8 @@ def read_mask(item: Item, decode: Decode, size: tuple[int, int]) -> Image.Image:
     opened = _open(item.mask)
     if opened.size != size:
         raise BadImage(
-            f"{item.mask}: the mask is {opened.width}x{opened.height}, its picture {item.path.name} is {size[0]}x{size[1]}. "
+            f"{item.mask}: the mask is {opened.width}x{opened.height}, its picture {item.path.name} is "
+            f"{size[0]}x{size[1]}. "
             "Both must have one size."
         )
     return Image.fromarray(decode(opened, item))
@@ -173,9 +171,7 @@ def geometry(source: str, recipe: dict[str, Any]) -> Callable[[Image.Image], Ima
         from timm.data import create_transform
 
         steps = create_transform(**{**recipe, "interpolation": "nearest"}, is_training=False).transforms
-        return Compose(
-            [step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))]
-        )
+        return Compose([step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))])
     steps = [Resize(recipe["resize"], InterpolationMode.NEAREST)]
     return Compose([*steps, *([CenterCrop(recipe["crop"])] if recipe["crop"] else [])])
 

@@ -1,7 +1,8 @@
 """Images x methods x metrics, batch by batch.
 
-A batch's composition depends on the order of the data and the batch size alone, never on what was done before or on how many
-processes work; batch b belongs to process b % world. So the rows of a run that was stopped, or split, are those of one that was not.
+A batch's composition depends on the order of the data and the batch size alone, never on what was done before or on
+how many processes work; batch b belongs to process b % world. So the rows of a run that was stopped, or split, are
+those of one that was not.
 """
 
 from __future__ import annotations
@@ -46,20 +47,33 @@ class World:
 def world() -> World:
     """The processes that `accelerate launch` or `torchrun` started; this one alone otherwise."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+            warnings.warn(
+                "accelerate launch --cpu starts one process however many are asked for (it leaves that to MPI). On CPUs "
+                "use accelerate launch --multi_gpu --num_processes 2 -m steadygaze ..., or torchrun.",
+                stacklevel=2,
+            )
         return World()
     from accelerate import PartialState
 
     cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes") or not torch.cuda.is_available()
     state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # a process may wait for a slower one at the end
-    return World(state.process_index, state.num_processes, state.is_local_main_process, state.device,
-                 state.wait_for_everyone, state.destroy_process_group)  # fmt: skip
+    return World(
+        state.process_index,
+        state.num_processes,
+        state.is_local_main_process,
+        state.device,
+        state.wait_for_everyone,
+        state.destroy_process_group,
+    )
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The pictures of one batch: their names, and how to load them: gives the batch (None if nothing is left), and why not for others.
+    """The pictures of one batch.
 
-    again: of these names, those that can be read by now.
+    load: gives the batch (None if no picture is left), and why others could not be read
+    again: whether one of these names, which could not be read before, can be read now
     """
 
     names: tuple[str, ...]
@@ -71,17 +85,25 @@ Target = Callable[[Batch], Tensor]  # the class that is explained, (B,)
 Told = Callable[[int, int], None]  # pictures finished, of them computed now
 
 
-def run(vit: ViT, chunks: Iterable[Chunk], plan: Plan, target: Target, identity: dict[str, Any], append: Callable[[list[Row]], None],
-        done: Done, told: Told = lambda finished, computed: None, place: World | None = None, ahead: int = 0) -> None:  # fmt: skip
+def run(
+    vit: ViT,
+    chunks: Iterable[Chunk],
+    plan: Plan,
+    target: Target,
+    identity: dict[str, Any],
+    append: Callable[[list[Row]], None],
+    done: Done,
+    told: Told = lambda finished, computed: None,
+    place: World | None = None,
+    ahead: int = 0,
+) -> None:
     """Compute what is missing of this process's batches; `append` is given each batch's new rows at once."""
     place = place or World()
     mine = (chunk for number, chunk in enumerate(chunks) if number % place.size == place.rank)
     for chunk, loaded in _loaded(_pending(mine, plan, done, told), ahead):
         batch, failed = loaded
         there = done.keys(chunk.names) if any(done.counts.get(name) for name in chunk.names) else set()
-        rows: list[Row] = [
-            {"image": image, "unreadable": why} for image, why in failed.items() if done.unreadable.get(image) != why
-        ]
+        rows: list[Row] = [{"image": image, "unreadable": why} for image, why in failed.items() if done.unreadable.get(image) != why]
         if batch is not None:
             rows += [{"image": image, "unreadable": ""} for image in batch.names if image in done.unreadable]
             rows += [row for row in compute(vit, batch, plan, target(batch), identity) if key_of(row) not in there]
@@ -180,11 +202,12 @@ def explained(model: nn.Module | ViT, images: Tensor, target: Tensor, plan: Plan
 def _maps(
     model: nn.Module | ViT, images: Tensor, target: Tensor, methods: list[Method], score: str | None
 ) -> list[tuple[Tensor, list[int]]]:
-    """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not spoil others."""
+    """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not
+    spoil others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateMap)  # counted, and told at the end
         try:
-            many = explain(model, images, target=target, method=methods, score=score)
+            many = explain(model, images, target=target, method=list[str | Method](methods), score=score)
             return [(many[m.name].scores, []) for m in methods]
         except BrokenMap:
             if len(methods) > 1:

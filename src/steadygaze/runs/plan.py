@@ -1,4 +1,5 @@
-"""What a run computes: columns (a method with the score it explains), and the maps behind them, each made and measured once."""
+"""What a run computes: columns (a method with the score it explains), and the maps behind them, each made and measured
+once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns x metrics. `maps` are the columns that are really computed, `source[i]` is the one that serves column i."""
+    """Columns x metrics. `maps` are the columns that are really computed, `source[i]` is the one that serves column
+    i."""
 
     columns: tuple[Column, ...]
     metrics: tuple[str, ...]
@@ -72,8 +74,15 @@ class Plan:
         return [name for name in self.metrics if METRICS[name].masks]
 
 
-def make_plan(vit: ViT, methods: Sequence[str | Method], metrics: Sequence[str], scores: Sequence[str] | None,
-              ratios: Sequence[float] | None, seed: int, start_layers: Sequence[int] | None = None) -> Plan:  # fmt: skip
+def make_plan(
+    vit: ViT,
+    methods: Sequence[str | Method],
+    metrics: Sequence[str],
+    scores: Sequence[str] | None,
+    ratios: Sequence[float] | None,
+    seed: int,
+    start_layers: Sequence[int] | None = None,
+) -> Plan:
     """Check every name, and that the model serves every method, before anything is computed."""
     from steadygaze.faithfulness.removal import RATIOS, checked
 
@@ -94,7 +103,8 @@ def make_plan(vit: ViT, methods: Sequence[str | Method], metrics: Sequence[str],
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
-    """The methods of these names; "all" is every one that the model serves, "all+plus" each of those with layers, so aggregated."""
+    """The methods of these names; "all" is every one that the model serves, "all+plus" each of those with layers, so
+    aggregated."""
     found: dict[str, Method] = {}
     for entry in methods:
         whole, _, aggregator = entry.partition("+") if isinstance(entry, str) else ("", "", "")
@@ -124,9 +134,7 @@ def _all(aggregator: str) -> list[Method]:
 def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS begun at each of these layers."""
     if method.base.kind == "whole":
-        raise BadInput(
-            f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
-        )
+        raise BadInput(f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus.")
     options = {k: v for k, v in method.options if k != "start"}
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":

@@ -1,4 +1,5 @@
-"""A run over a folder of pictures: what `steadygaze verify` is asked for, checked as a whole before anything is written, then done."""
+"""A run over a folder of pictures: what `steadygaze verify` is asked for, checked as a whole before anything is
+written, then done."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.verify import about, picker, settings_of
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
+from steadygaze.vit.view import undisturbed
 
 
 def words(texts: Sequence[str] | None) -> list[str]:
@@ -96,18 +98,21 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
         device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
     vit = adapt(loaded.model)
-    plan = make_plan(vit, request.methods, request.metrics or DEFAULT_METRICS, request.scores, request.ratios, request.seed,
-                     start_layers(request.start_layers, vit))  # fmt: skip
+    plan = make_plan(
+        vit,
+        request.methods,
+        request.metrics or DEFAULT_METRICS,
+        request.scores,
+        request.ratios,
+        request.seed,
+        start_layers(request.start_layers, vit),
+    )
     found = find(request.data, request.masks, Classes(loaded.classes, _outputs(vit)), request.limit)
     if plan.needs_masks and found.decode is None:
-        raise BadInput(
-            f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out."
-        )
+        raise BadInput(f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out.")
     if request.target == "label" and any(item.label is None for item in found.items):
         unknown = next(item.name for item in found.items if item.label is None)
-        raise BadInput(
-            f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted"
-        )
+        raise BadInput(f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted")
     target: Any = request.target if request.target in ("label", "predicted") else loaded.class_index(request.target)
     if isinstance(target, int) and target >= _outputs(vit):
         raise BadInput(f"class {target} is out of range: the model has classes 0..{_outputs(vit) - 1}")
@@ -129,14 +134,23 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
     return Prepared(request, loaded, vit, plan, found, settings)
 
 
-def verify_run(request: Request, place: World | None = None, told: Told = lambda finished, computed: None,
-               prepared: Prepared | None = None) -> Rows:  # fmt: skip
+def verify_run(
+    request: Request,
+    place: World | None = None,
+    told: Told = lambda finished, computed: None,
+    prepared: Prepared | None = None,
+) -> Rows:
     """Run `steadygaze verify`: rows go into the request's folder; what is there already is not computed again."""
     place = place or World()
     ready = prepared or prepare_run(request, place)
     if place.local_main:
-        where = {"data": str(request.data), "masks": request.masks and str(request.masks), "model": request.model,
-                 "checkpoint": request.checkpoint and str(request.checkpoint), "num_classes": request.num_classes}  # fmt: skip
+        where = {
+            "data": str(request.data),
+            "masks": request.masks and str(request.masks),
+            "model": request.model,
+            "checkpoint": request.checkpoint and str(request.checkpoint),
+            "num_classes": request.num_classes,
+        }
         prepare(request.out, ready.settings, {**about(request.command), "given": where})
     place.wait()
     target: Any = request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
@@ -146,8 +160,18 @@ def verify_run(request: Request, place: World | None = None, told: Told = lambda
         with Store(request.out, place.rank) as store:
             place.wait()  # every file is open before anyone reads them
             chunks = (_chunk(ready, items, pool) for items in ready.chunks)
-            run(ready.vit, chunks, ready.plan, picker(ready.vit, target), identity, store.append, Done(request.out), told, place,
-                ahead=request.workers)  # fmt: skip
+            run(
+                ready.vit,
+                chunks,
+                ready.plan,
+                picker(ready.vit, target),
+                identity,
+                store.append,
+                Done(request.out),
+                told,
+                place,
+                ahead=request.workers,
+            )
     finally:
         pool.shutdown(cancel_futures=True)
     place.wait()
@@ -180,9 +204,7 @@ def _chunk(ready: Prepared, items: tuple[Item, ...], pool: ThreadPoolExecutor) -
         labels = torch.tensor([-1 if item.label is None else item.label for item, _ in good])
         mean, std = (torch.tensor(x, dtype=torch.float32, device=where) for x in (loaded.mean, loaded.std))
         names = tuple(item.name for item, _ in good)
-        return Batch(
-            images.to(where), labels.to(where), None if masks is None else masks.to(where), mean, std, names
-        ), failed
+        return Batch(images.to(where), labels.to(where), None if masks is None else masks.to(where), mean, std, names), failed
 
     def again(names: Sequence[str]) -> bool:
         return any(not isinstance(one(item), str) for item in items if item.name in set(names))
@@ -196,7 +218,7 @@ def loaded_device(vit: ViT) -> torch.device:
 
 def _outputs(vit: ViT) -> int:
     parameter = next(vit.model.parameters())
-    with torch.no_grad():
+    with torch.no_grad(), undisturbed(vit.model):
         return vit(torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)).shape[1]
 
 

@@ -7,9 +7,9 @@ A folder RUN holds
 | `run.json` | `settings`, everything that defines the numbers, and `about`: command, versions, when it began |
 | `rows-00000.jsonl` | one line a row, one file for each worker; `.jsonl.gz` is read too |
 
-A row is one number: model, weights, method, score, metric, image, value, seed; and where there is something to say, detail (the
-curve or the sums behind the value), note (how it was measured), flag (the map was empty or broken). A line with `unreadable` says
-why a picture could not be used.
+A row is one number: model, weights, method, score, metric, image, value, seed; and where there is something to say,
+detail (the curve or the sums behind the value), note (how it was measured), flag (the map was empty or broken). A line
+with `unreadable` says why a picture could not be used.
 """
 
 from __future__ import annotations
@@ -42,34 +42,29 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadInput(
-            f"{folder} is no run: it has no run.json. Make one with: steadygaze verify ... --out {folder}"
-        ) from error
+        raise BadInput(f"{folder} is no run: it has no run.json. Make one with: steadygaze verify ... --out {folder}") from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
 
 def lines(path: Path) -> Iterator[Row]:
-    """The lines of one file of rows; a last line that was not finished is left out, whatever else is broken is an error."""
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    with opened as file:
+    """The lines of one file of rows; a last line that was not finished is left out, whatever else is broken is an
+    error."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise BadInput(
-                    f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
-                ) from error
+                raise BadInput(f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again.") from error
 
 
 class Rows:
-    """The rows of one run or of several. Iterating gives dicts; folders are read as they are walked through, not kept."""
+    """The rows of one run or of several. Iterating gives dicts; folders are read as they are walked through, not
+    kept."""
 
-    def __init__(
-        self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None
-    ) -> None:
+    def __init__(self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None) -> None:
         self.runs = runs
         self.folders = folders or []
         self._rows = rows or []
@@ -126,11 +121,7 @@ class Rows:
         import pandas as pd
 
         versions = [_in_words(run["settings"]["versions"]) for run in self.runs]
-        data = [
-            [row.get(name) for name in COLUMNS] + [versions[number]]
-            for number, row in self.everything()
-            if "unreadable" not in row
-        ]
+        data = [[row.get(name) for name in COLUMNS] + [versions[number]] for number, row in self.everything() if "unreadable" not in row]
         frame = pd.DataFrame(data, columns=[*COLUMNS, "versions"])
         frame["value"] = frame["value"].astype(float)
         return frame.fillna({"note": "", "flag": ""})

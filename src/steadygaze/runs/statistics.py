@@ -1,7 +1,7 @@
 """Confidence by bootstrap over images: percentile intervals, seeded; differences between two methods are paired.
 
-Images are drawn with replacement, the same draws for every method and measure of a data set. A draw is kept as how often each
-image was taken, so that one matrix product gives the resampled means of all methods at once.
+Images are drawn with replacement, the same draws for every method and measure of a data set. A draw is kept as how
+often each image was taken, so that one matrix product gives the resampled means of all methods at once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r
         yield np.bincount(taken.ravel(), minlength=rows * images).reshape(rows, images).astype(np.float64)
 
 
-def bootstrap(values: Float[np.ndarray, "k n"], details: np.ndarray | None = None, *, combine: Combine = plain_mean,
-              repeats: int = 2000, seed: int = 0) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "r k"]]:  # fmt: skip
+def bootstrap(
+    values: Float[np.ndarray, "k n"],
+    details: np.ndarray | None = None,
+    *,
+    combine: Combine = plain_mean,
+    repeats: int = 2000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "r k"]]:
     """The data set's number of each of k methods over n images, and the same of every resampled data set.
 
     values: NaN where there is none; such an image counts for nothing. details: (k, n, d), what `combine` needs besides.
@@ -95,14 +101,18 @@ def interval(samples: Float[np.ndarray, "r *k"]) -> tuple[np.ndarray, np.ndarray
     return low, high
 
 
-def difference(values: Float[np.ndarray, "2 n"], details: np.ndarray | None = None, *, combine: Combine = plain_mean,
-               repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:  # fmt: skip
+def difference(
+    values: Float[np.ndarray, "2 n"],
+    details: np.ndarray | None = None,
+    *,
+    combine: Combine = plain_mean,
+    repeats: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
     """First minus second over the images that both have: value, low, high."""
     both = ~np.isnan(values).any(0)
     if not both.any():
         return float("nan"), float("nan"), float("nan")
-    point, samples = bootstrap(
-        values[:, both], None if details is None else details[:, both], combine=combine, repeats=repeats, seed=seed
-    )
+    point, samples = bootstrap(values[:, both], None if details is None else details[:, both], combine=combine, repeats=repeats, seed=seed)
     low, high = interval(samples[:, 0] - samples[:, 1])
     return float(point[0] - point[1]), float(low), float(high)

@@ -1,7 +1,8 @@
 """Writing rows so that a run can be killed at any moment.
 
-A batch of rows is one write at the end of the worker's own file, then fsync. What was reported is on the disk; what a kill cut
-off is a last line without its end, which the next start drops. A batch whose rows are all there is never computed again.
+A batch of rows is one write at the end of the worker's own file, then fsync. What was reported is on the disk; what a
+kill cut off is a last line without its end, which the next start drops. A batch whose rows are all there is never
+computed again.
 """
 
 from __future__ import annotations
@@ -69,9 +70,7 @@ def _compare(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         shown = "; ".join(f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
-        raise BadInput(
-            f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out."
-        )
+        raise BadInput(f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out.")
 
 
 def _short(value: Any) -> str:
@@ -111,9 +110,7 @@ class Store:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(self._file)
-                raise BadInput(
-                    f"{folder}: another process is writing this run. Wait for it, or choose another --out."
-                ) from error
+                raise BadInput(f"{folder}: another process is writing this run. Wait for it, or choose another --out.") from error
             except OSError:  # a file system without locks
                 pass
 

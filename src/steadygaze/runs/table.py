@@ -1,4 +1,5 @@
-"""From rows to a ranking: one section for each model and data set, one line for each method and score, one cell a metric."""
+"""From rows to a ranking: one section for each model and data set, one line for each method and score, one cell a
+metric."""
 
 from __future__ import annotations
 
@@ -55,9 +56,7 @@ class Section:
     def add(self, row: dict[str, Any]) -> None:
         place = self.images.setdefault(row["image"], len(self.images))
         line = row["method"], row["score"]
-        self.values.setdefault((row["metric"], line), {})[place] = (
-            float("nan") if row["value"] is None else row["value"]
-        )
+        self.values.setdefault((row["metric"], line), {})[place] = float("nan") if row["value"] is None else row["value"]
         if row.get("detail"):
             detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float32)
             self.details.setdefault((row["metric"], line), {})[place] = detail
@@ -65,6 +64,16 @@ class Section:
             self.notes[row["metric"]] = row["note"]
         if row.get("flag"):
             self.flags.setdefault(line, set()).add(place)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The images in order of name, as in `array`: intervals do not depend on the order in which rows came."""
+        return sorted(self.images)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        place = {name: i for i, name in enumerate(self.names)}
+        return np.array([place[name] for name in self.images], dtype=int)
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -94,7 +103,7 @@ class Section:
             return np.mean([self.array(name, line) for name in self.removal], axis=0)
         out = np.full(len(self.images), np.nan)
         there = self.values[metric, line]
-        out[list(there)] = list(there.values())
+        out[self.order[list(there)]] = list(there.values())
         return out
 
     def detail(self, metric: str, line: Line) -> np.ndarray | None:
@@ -103,7 +112,7 @@ class Section:
         if not there:
             return None
         out = np.full((len(self.images), len(next(iter(there.values())))), np.nan)
-        out[list(there)] = np.stack(list(there.values()))
+        out[self.order[list(there)]] = np.stack(list(there.values()))
         return out
 
     def curve(self, metric: str, line: Line) -> np.ndarray | None:
@@ -127,9 +136,7 @@ class Section:
             low, high = interval(samples)
             for k, line in enumerate(lines):
                 count = int((~np.isnan(values[k])).sum())
-                found[metric, line] = Cell(
-                    float(point[k]), float(low[k]), float(high[k]), count, self.notes.get(metric, "")
-                )
+                found[metric, line] = Cell(float(point[k]), float(low[k]), float(high[k]), count, self.notes.get(metric, ""))
         return found
 
     def _details(self, metric: str, lines: list[Line]) -> np.ndarray | None:
@@ -153,13 +160,12 @@ class Section:
 
     def best(self, metric: str) -> Line:
         sign = 1 if better(metric) == "higher" else -1
-        there = [
-            line for line in self.lines if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)
-        ]
+        there = [line for line in self.lines if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)]
         return max(there, key=lambda line: sign * self.cells[metric, line].value) if there else self.lines[0]
 
     def versus(self, baseline: Line | str, metric: str | None = None) -> dict[Line, Cell]:
-        """Each method minus the baseline, over the images that both have; paired, so an interval without zero is a real difference."""
+        """Each method minus the baseline, over the images that both have; paired, so an interval without zero is a
+        real difference."""
         metric = metric or self.shown[0]
         base = self.line(baseline) if isinstance(baseline, str) else baseline
         found = {}
@@ -224,10 +230,20 @@ class Table:
                     cell = section.cells.get((metric, line))
                     if cell is not None:
                         yield {
-                            "model": section.model, "weights": section.weights, "data": section.data, "method": line[0], "score": line[1],
-                            "metric": metric, "value": cell.value, "low": cell.low, "high": cell.high, "images": cell.images,
-                            "flagged": len(section.flags.get(line, ())), "better": better(metric), "note": cell.note,
-                        }  # fmt: skip
+                            "model": section.model,
+                            "weights": section.weights,
+                            "data": section.data,
+                            "method": line[0],
+                            "score": line[1],
+                            "metric": metric,
+                            "value": cell.value,
+                            "low": cell.low,
+                            "high": cell.high,
+                            "images": cell.images,
+                            "flagged": len(section.flags.get(line, ())),
+                            "better": better(metric),
+                            "note": cell.note,
+                        }
 
     def to_pandas(self) -> pd.DataFrame:
         """One line a number, best methods first."""
@@ -241,9 +257,7 @@ class Table:
         if records:
             writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(
-                {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in record.items()} for record in records
-            )
+            writer.writerows({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in record.items()} for record in records)
         return out.getvalue()
 
     def markdown(self) -> str:
@@ -259,9 +273,7 @@ class Table:
                 f"| --- | --- |{' ---: |' * len(head)}",
             ]
             for line in section.lines:
-                cells = [
-                    _text(section.cells.get((metric, line)), metric, best[metric] == line) for metric in section.shown
-                ]
+                cells = [_text(section.cells.get((metric, line)), metric, best[metric] == line) for metric in section.shown]
                 lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
             parts.append("\n".join(lines))
         return "\n\n".join(parts) + "\n"

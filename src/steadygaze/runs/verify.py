@@ -1,4 +1,5 @@
-"""`verify`: is the explanation true? Scores methods on data, in memory or into a folder of rows that can be gone on with."""
+"""`verify`: is the explanation true? Scores methods on data, in memory or into a folder of rows that can be gone on
+with."""
 
 from __future__ import annotations
 
@@ -24,32 +25,44 @@ from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.checkpoint import weights_hash
 from steadygaze.vit.load import Loaded
+from steadygaze.vit.view import undisturbed
 
 Data = Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def verify(model: nn.Module | ViT | Loaded, data: Data, methods: Sequence[str | Method] = ("gaze",),
-           metrics: Sequence[str] = DEFAULT_METRICS, target: int | str | Sequence[int] | Tensor | None = None,
-           score: str | Sequence[str] | None = None, seed: int = 0, *, ratios: Sequence[float] | None = None,
-           mean: Sequence[float] | None = None, std: Sequence[float] | None = None, out: str | Path | None = None,
-           told: Told = lambda finished, computed: None) -> Rows:  # fmt: skip
+def verify(
+    model: nn.Module | ViT | Loaded,
+    data: Data,
+    methods: Sequence[str | Method] = ("gaze",),
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    target: int | str | Sequence[int] | Tensor | None = None,
+    score: str | Sequence[str] | None = None,
+    seed: int = 0,
+    *,
+    ratios: Sequence[float] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    out: str | Path | None = None,
+    told: Told = lambda finished, computed: None,
+) -> Rows:
     """How true are these methods' maps, on this model and data?
 
-    data: batches (images, labels) or (images, labels, masks): images (B, 3, H, W) as the model wants them, labels (B,), masks
-        (B, H, W), 255 object, 128 border, 0 background, or booleans. Pictures are called "0", "1", ... in order.
-    methods, metrics: names, see `sg.methods()` and `steadygaze.faithfulness.metric.METRICS`; "all" is every method the model serves
+    data: batches (images, labels) or (images, labels, masks): images (B, 3, H, W) as the model wants them, labels (B,),
+        masks (B, H, W), 255 object, 128 border, 0 background, or booleans. Pictures are called "0", "1", ... in order.
+    methods: names or `sg.method(...)`; "all" is every method the model serves
+    metrics: names of `steadygaze.faithfulness.metric.METRICS`
     target: the class that is explained and scored: None is the label, "predicted", one class, or one for each picture
     score: which quantity is explained, or several of them; None is each method's own
-    mean, std: the normalisation of the images, for measures that paint pixels; taken from a timm model
+    mean, std: the normalisation of the images, for measures that paint pixels; known of timm's models
     out: a folder; rows are then written there as they come, and the same call goes on where it stopped
     """
     origin = model if isinstance(model, Loaded) else None
     vit = adapt(origin.model if origin else model)  # type: ignore[arg-type]
     scores = [score] if isinstance(score, str) else score
-    plan = make_plan(vit, [methods] if isinstance(methods, (str, Method)) else methods, [metrics] if isinstance(metrics, str) else metrics,
-                     scores, ratios, seed)  # fmt: skip
-    where = next(vit.model.parameters()).device
+    wanted = [methods] if isinstance(methods, (str, Method)) else methods
+    plan = make_plan(vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed)
+    where = next(vit.model.parameters())
     normal = _normalisation(vit, origin, mean, std, plan)
     named = origin.name if origin else type(vit.model).__name__
     identity = {"model": named, "weights": origin.weights_hash if origin else weights_hash(vit.model)}
@@ -103,16 +116,14 @@ def picker(vit: ViT, target: int | str | Sequence[int] | Tensor | None) -> Calla
     def of(batch: Batch) -> Tensor:
         places = [int(name) for name in batch.names]
         if places[-1] >= len(classes):
-            raise BadInput(
-                f"target: expected one class for each picture, got {len(classes)} for more than {places[-1]} pictures"
-            )
+            raise BadInput(f"target: expected one class for each picture, got {len(classes)} for more than {places[-1]} pictures")
         return classes[places].to(batch.labels.device)
 
     return of
 
 
 def _predicted(vit: ViT, images: Tensor) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), undisturbed(vit.model):
         return vit(images).argmax(-1)
 
 
@@ -135,42 +146,34 @@ def _normalisation(vit: ViT, origin: Loaded | None, mean: Any, std: Any, plan: P
             painting = [name for name in plan.metrics if METRICS[name].family == "perturbation"]
             if painting:
                 warnings.warn(
-                    f"{', '.join(painting)} paint pixels before the normalisation, and the model does not say what it is: taking "
-                    "ImageNet's mean and std. Give mean= and std= if they are others.", stacklevel=3,
-                )  # fmt: skip
+                    f"{', '.join(painting)} paint pixels before the normalisation, and the model does not say what it "
+                    f"is: taking "
+                    "ImageNet's mean and std. Give mean= and std= if they are others.",
+                    stacklevel=3,
+                )
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
 
 
-def _batches(data: Any, where: torch.device, normal: tuple[Tensor, Tensor], plan: Plan) -> Iterator[Chunk]:
+def _batches(data: Any, where: Tensor, normal: tuple[Tensor, Tensor], plan: Plan) -> Iterator[Chunk]:
     if isinstance(data, (str, Path)):
-        raise BadInput(
-            f"data: expected batches (images, labels), got {str(data)!r}. For a folder: steadygaze verify --data {data}"
-        )
+        raise BadInput(f"data: expected batches (images, labels), got {str(data)!r}. For a folder: steadygaze verify --data {data}")
     before, number = 0, -1
     for number, given in enumerate(data):
-        if (
-            not isinstance(given, (tuple, list))
-            or len(given) not in (2, 3)
-            or not all(isinstance(x, Tensor) for x in given)
-        ):
+        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3) or not all(isinstance(x, Tensor) for x in given):
             kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
-            raise BadInput(
-                f"data: expected batches (images, labels) or (images, labels, masks) of tensors, got {kinds} as batch {number}"
-            )
+            raise BadInput(f"data: expected batches (images, labels) or (images, labels, masks) of tensors, got {kinds} as batch {number}")
         images, labels = given[0], given[1]
         if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(images):
-            raise BadInput(
-                f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}"
-            )
+            raise BadInput(f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
         masks = _as_masks(given[2], images, number) if len(given) == 3 else None
         if masks is None and plan.needs_masks:
-            raise BadInput(
-                f"{', '.join(plan.needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks)."
-            )
+            raise BadInput(f"{', '.join(plan.needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks).")
+        images = images.to(where) if images.is_floating_point() else images  # integers get their own message
         names = tuple(str(before + i) for i in range(len(images)))
         before += len(images)
-        batch = Batch(images.to(where), labels.to(where, torch.long), None if masks is None else masks.to(where),
-                      normal[0].to(where), normal[1].to(where), names)  # fmt: skip
+        labels, masks = labels.to(where.device, torch.long), None if masks is None else masks.to(where.device)
+        mean, std = (x.to(where.device) for x in normal)
+        batch = Batch(images, labels, masks, mean, std, names)
         yield Chunk(names, lambda batch=batch: (batch, {}))  # type: ignore[misc]
     if number < 0:
         raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
@@ -187,7 +190,5 @@ def _as_masks(masks: Tensor, images: Tensor, number: int) -> Tensor:
     if values <= {0, 1}:
         return masks.to(torch.uint8) * OBJECT
     if not values <= {0, BORDER, OBJECT}:
-        raise BadInput(
-            f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}"
-        )
+        raise BadInput(f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}")
     return masks.to(torch.uint8)
