@@ -55,7 +55,7 @@ def _disk(radius: float, sigma: float) -> tuple[int, tuple[tuple[int, int], ...]
     wanted = np.zeros_like(open_)
     wanted[edge:-edge, edge:-edge] = folded[edge:-edge, edge:-edge]
     gap = wanted - open_
-    where = np.argwhere(np.abs(gap) > 1e-6)
+    where = np.argwhere(np.abs(gap) > 1e-3)
     return half, columns, tuple((int(y), int(x), float(gap[y, x])) for y, x in where), int(inside.sum())
 
 
@@ -91,30 +91,24 @@ def _shuffle(shape: tuple[int, int], reach: int, times: int, rng: Rng) -> np.nda
     """Where each pixel's colour comes from, (H * W,).
 
     From the last pixel to the first, each takes the colour of a neighbour at -reach..reach - 1. The published code
-    means to swap the two, but its assignment of views copies. A neighbour that was visited before has a colour taken from
-    elsewhere, so links are followed while they lead forward.
+    means to swap the two, but its assignment of views copies. A neighbour that was visited before has a colour taken
+    from elsewhere, so links are followed while they lead forward.
     """
     height, width = shape
-    index = np.arange(height * width, dtype=np.int32).reshape(shape)
-    visited = index[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1]
+    inner = (slice(reach + 1, height - reach + 1), slice(reach + 1, width - reach + 1))
+    index = np.arange(height * width).reshape(shape)
+    visited = np.zeros(shape, dtype=bool)
+    visited[inner] = True
     source: np.ndarray = index.ravel()
     for _ in range(times):
-        if not visited.size:
-            break
-        step = rng.integers(-reach, reach, size=(2, *visited.shape), dtype=np.int8).astype(np.int32)
+        step = rng.integers(-reach, reach, size=(2, *index[inner].shape), dtype=np.int8).astype(np.intp)
         grid = index.copy()
-        grid[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = visited + step[0] * width + step[1]
+        grid[inner] += step[0] * width + step[1]
         link = grid.ravel()
-        at = visited.ravel()
-        last = at  # the pixel whose link is being followed
-        found = link.copy()
-        target = link[at]
-        while at.size:
-            onward = (target > last) & (link[target] != target)
-            found[at[~onward]] = target[~onward]
-            at, last = at[onward], target[onward]
-            target = link[last]
-        source = source[found]
+        last = np.where((link > index.ravel()) & visited.ravel().take(link), link, index.ravel())
+        while not np.array_equal(further := last.take(last), last):  # doubles what is followed each time
+            last = further
+        source = source.take(link.take(last))
     return source
 
 
@@ -130,10 +124,10 @@ def zoom_blur(image: np.ndarray, start: float, stop: float, step: float, centred
     """Mean of the picture (twice) and its enlargements by arange(start, stop, step)."""
     x = to_float(image)
     factors = np.arange(start, stop, step)
-    total = x * 2
+    total = (x * 2).transpose(0, 1).contiguous().transpose(0, 1)  # in memory as `zoom` gives it
     for factor in factors[1:]:
         total += zoom(x, float(factor), centred=centred)
-    return to_bytes(total.div_(len(factors) + 1).add_(1e-3))
+    return to_bytes(total.div_(len(factors) + 1).add_(1e-3).contiguous())
 
 
 def _noise_field(shape: tuple[int, int], sigma: float | tuple[float, float], reach: float, rng: Rng) -> Tensor:

@@ -1,0 +1,161 @@
+"""The perturbation sequences of ImageNet-P and CIFAR-10-P, made on the fly and seeded.
+
+D. Hendrycks, T. Dietterich, arXiv:1903.12261. A sequence is one picture changed a little from frame to frame; `scores`
+counts how often the prediction flips. Frames are made in memory: the published ones went through video compression.
+Motion blur is the one of the corruptions, not ImageMagick's own.
+
+For the two kinds of noise frame 0 is the clean picture and every other frame is compared with it; for all others each frame
+follows on the one before.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import SMALLEST, check_image, check_settings, generator
+from steadygaze.robustness.kernels import motion, to_bytes, to_float
+from steadygaze.robustness.pixelwise import brightness, gaussian_noise, shot_noise
+from steadygaze.robustness.weather import fallen, flakes
+
+PERTURBATIONS = (
+    "gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow", "brightness", "translate", "rotate", "tilt", "scale",
+)  # fmt: skip
+NOISE = ("gaussian_noise", "shot_noise")  # compared with the first frame
+
+# number of frames, then what the kind needs
+IMAGENET: dict[str, tuple[Any, ...]] = {
+    "gaussian_noise": (31, (0.03, 0.05, 0.08)),
+    "shot_noise": (31, (300, 120, 60)),
+    "motion_blur": (31, 10, 3.0, 4.0),
+    "zoom_blur": (31, 0.004),
+    "snow": (31, 3.0, 14, 4.0),
+    "brightness": (31, 0.02),
+    "translate": (41, 20),
+    "rotate": (31, 1.0),
+    "tilt": (31, 1.0),
+    "scale": (31, 0.4, 0.025),
+}
+CIFAR: dict[str, tuple[Any, ...]] = {
+    "gaussian_noise": (31, (0.02, 0.04, 0.06)),
+    "shot_noise": (31, (700, 400, 200)),
+    "motion_blur": (21, 6, 1.8, 9.0),
+    "zoom_blur": (31, 0.004),
+    "snow": (31, 2.0, 10, 2.0),
+    "brightness": (31, 0.015),
+    "translate": (16, 7),
+    "rotate": (31, 1.0),
+    "tilt": (31, 0.75),
+    "scale": (31, 0.7, 0.02),
+}
+SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
+
+
+def _crop(picture: np.ndarray, size: int) -> np.ndarray:
+    """The middle (size, size, 3)."""
+    top, left = round((picture.shape[0] - size) / 2), round((picture.shape[1] - size) / 2)
+    return np.ascontiguousarray(picture[top : top + size, left : left + size])
+
+
+def _affine(picture: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True) -> np.ndarray:
+    """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels; black outside."""
+    cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
+    x, y = picture.width / 2, picture.height / 2
+    back = (cos, sin, x - cos * (x + shift) - sin * y, -sin, cos, y + sin * (x + shift) - cos * y)
+    how = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+    return np.asarray(picture.transform(picture.size, Image.Transform.AFFINE, back, how))
+
+
+def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
+    """The picture's plane turned by `degrees` about both of its axes, seen from one diagonal away; black outside."""
+    width, height = picture.size
+    far, turn = math.hypot(width, height), math.radians(degrees)
+    cos, sin = math.cos(turn), math.sin(turn)
+    flat = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1], [0, 0, 1]])
+    about_x = np.array([[1, 0, 0, 0], [0, cos, -sin, 0], [0, sin, cos, 0], [0, 0, 0, 1]])
+    about_y = np.array([[cos, 0, -sin, 0], [0, 1, 0, 0], [sin, 0, cos, 0], [0, 0, 0, 1]])
+    away = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, far], [0, 0, 0, 1]])
+    eye = np.array([[far, 0, width / 2, 0], [0, far, height / 2, 0], [0, 0, 1, 0]])
+    half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])  # Pillow counts from a pixel's corner, the definition from its centre
+    back = np.linalg.inv(half @ eye @ away @ about_x @ about_y @ flat @ np.linalg.inv(half))
+    back /= back[2, 2]
+    way = tuple(float(value) for value in back.ravel()[:8])
+    return np.asarray(picture.transform(picture.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR))
+
+
+def _noise(function: Callable[..., np.ndarray], image: np.ndarray, level: float, frames: int, rng: np.random.Generator) -> np.ndarray:
+    return np.stack([image, *(function(image, level, rng) for _ in range(1, frames))])
+
+
+def _motion_blur(image: np.ndarray, frames: int, radius: int, sigma: float, degrees: float) -> np.ndarray:
+    """The smear turns by `degrees` a frame and ends at angle 0."""
+    x = to_float(image)
+    return np.stack([to_bytes(motion(x, radius, sigma, (k - frames + 1) * degrees)) for k in range(frames)])
+
+
+def _snow(image: np.ndarray, frames: int, size: float, radius: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """The same flakes fall at -150 degrees, turning by 4 degrees a frame."""
+    layer = flakes((image.shape[0], image.shape[1]), 0.05, 0.3, size, 0.5, True, rng)
+    return np.stack([fallen(image, motion(layer, radius, sigma, 4 * k - 150), 0.85) for k in range(frames)])
+
+
+def _zoom_blur(picture: Image.Image, size: int, frames: int, step: float) -> np.ndarray:
+    """Frame k is the mean of the picture and its k enlargements by 1 + step, 1 + 2 step, ..."""
+    total = to_float(_crop(np.asarray(picture), size))
+    out = [total.to(torch.uint8).numpy()]
+    for k in range(1, frames):
+        total = total + to_float(_crop(_affine(picture, scale=1 + step * k), size))
+        out.append(to_bytes((total / (k + 1)).add_(1e-3)))
+    return np.stack(out)
+
+
+def sequence(
+    image: np.ndarray, name: str, *, seed: int, difficulty: int = 1, size: int | None = None, settings: str | None = None
+) -> np.ndarray:
+    """Frames, uint8 (T, size, size, 3), of one picture, uint8 (H, W, 3).
+
+    name: one of PERTURBATIONS. The picture is changed as a whole and then cut to its middle `size` pixels (None: 224, or the
+    shorter side where that is less), so give it with a margin: the published sequences come from a shorter side of 256.
+    difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty, and `scores`
+    then compares frames that lie that far apart.
+    settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
+    """
+    check_image(image, batch=False)
+    if name not in PERTURBATIONS:
+        raise UnknownName("perturbation", str(name), PERTURBATIONS)
+    if isinstance(difficulty, bool) or difficulty not in (1, 2, 3):
+        raise BadInput(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
+    shorter = min(image.shape[:2])
+    size = min(224, shorter) if size is None else size
+    if not SMALLEST <= size <= shorter:
+        raise BadInput(f"expected a size of {SMALLEST} to {shorter}, the picture's shorter side, got {size}; enlarge the picture first")
+    frames, *values = SETTINGS[check_settings(settings, size, size)][name]
+    rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)
+    middle, picture = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))
+    centred = range(-(frames // 2), frames - frames // 2)
+    match name:
+        case "gaussian_noise" | "shot_noise":
+            function = gaussian_noise if name == "gaussian_noise" else shot_noise
+            return _noise(function, middle, values[0][difficulty - 1], frames, rng)
+        case "motion_blur":
+            return _motion_blur(middle, frames, *values)
+        case "zoom_blur":
+            return _zoom_blur(picture, size, frames, *values)
+        case "snow":
+            return _snow(middle, frames, *values, rng)
+        case "brightness":
+            return np.stack([brightness(middle, round(k * values[0], 6)) for k in centred])
+        case "translate":
+            change = [partial(_affine, picture, shift=k - values[0], smooth=False) for k in range(frames)]
+        case "rotate":
+            change = [partial(_affine, picture, angle=k * values[0]) for k in centred]
+        case "tilt":
+            change = [partial(_tilted, picture, k * values[0]) for k in centred]
+        case _:
+            change = [partial(_affine, picture, scale=values[0] + k * values[1]) for k in range(frames)]
+    return np.stack([_crop(one(), size) for one in change])
