@@ -55,7 +55,7 @@ def removal_error(vit: ViT) -> float | str:
             x = block(x)
         rows = torch.cat([torch.arange(vit.prefix).expand(2, -1), keep + vit.prefix], dim=1)
         error = relative(x, last.gather(1, rows[:, :, None].expand(-1, -1, last.shape[-1])))
-        if vit.readout == "class" and not vit.plan.readout_patches or vit.readout == "pool":
+        if (vit.readout == "class" and not vit.plan.readout_patches) or vit.readout == "pool":
             error = max(error, relative(vit.head(x), expected))
     return error
 

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -91,8 +91,6 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
     elif module == "mvitv2":
         from timm.models.mvitv2 import MultiScaleVit, model_cfgs  # depths live in a config object that the entry point hides
 
-        from dataclasses import replace
-
         cfg = model_cfgs[name]
         cfg = replace(cfg, depths=(1, 2, 1, 2), embed_dim=16 * max(1, cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1))
         with _quiet():
@@ -138,6 +136,10 @@ def transformers_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
             {"use_shared_relative_position_bias": True, "use_mean_pooling": False, "use_absolute_position_embeddings": True},
         ),
         "Data2VecVisionForImageClassification": ("Data2VecVision", {"use_relative_position_bias": True}),
+        "Data2VecVisionForImageClassification, shared bias": (
+            "Data2VecVision",
+            {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
+        ),
         "Dinov2ForImageClassification": ("Dinov2", {}),
         "Dinov2ForImageClassification, SwiGLU": ("Dinov2", {"use_swiglu_ffn": True}),
         "Dinov2WithRegistersForImageClassification": ("Dinov2WithRegisters", {"num_register_tokens": 2}),

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from benchmarks import checks, oracles, zoo
 from torch import Tensor, nn
 
 import steadygaze as sg
+from benchmarks import checks, oracles, zoo
 from steadygaze.errors import BadInput, MethodUnavailable, UnsupportedModel
 from steadygaze.trace import PLAIN, Want, forward, frozen
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, logits_of
 
 TIMM = {
     "class token": "vit_tiny_patch16_224",
@@ -54,7 +54,10 @@ HIERARCHICAL = {
     "xcit_nano_12_p16_224": "xcit",
 }
 BUILDERS: dict[str, Any] = {kind: partial(zoo.plain, name) for kind, name in TIMM.items()}
-BUILDERS |= {f"{kind} ({a})": partial(zoo.transformers_model, kind, a) for kind in zoo.transformers_kinds() for a in ("sdpa", "eager")}
+BUILDERS |= {f"{kind} (sdpa)": partial(zoo.transformers_model, kind, "sdpa") for kind in zoo.transformers_kinds()}
+for _stem in ("ViT", "Beit", "Data2VecVision", "Dinov2WithRegisters"):
+    _kind = f"{_stem}ForImageClassification"
+    BUILDERS[f"{_kind} (eager)"] = partial(zoo.transformers_model, _kind, "eager")
 BUILDERS["torchvision"] = partial(zoo.torchvision_model, "vit_b_16")
 PLAIN_KINDS = list(BUILDERS)
 BUILDERS |= {name: partial(zoo.hierarchical, name, module) for name, module in HIERARCHICAL.items()}
@@ -109,6 +112,28 @@ def test_removing_one_patch_few_patches_or_none(kind: str) -> None:
             assert checks.relative(x[:, vit.prefix :].flip(1), last[:, vit.prefix + gone :]) <= 1e-10
         everything = vit.select(tokens, torch.arange(count).flip(0)[None])
         assert checks.relative(vit.logits(everything), vit.logits(tokens)) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "grouped queries", "BeitForImageClassification (sdpa)", "BeitForImageClassification (eager)",
+                                  "Dinov2WithRegistersForImageClassification (sdpa)", "DINOv3ViTModel and a head (sdpa)",
+                                  "pvt_v2_b0"])  # fmt: skip
+def test_models_of_any_image_size(kind: str) -> None:
+    vit = view_of(kind)
+    channels, height, width = vit.plan.input_size
+    rows, columns = height // vit.grid[0], width // vit.grid[1]
+    images = zoo.image_of(vit.model, (channels, height + rows, width + 2 * columns))
+    with torch.no_grad():
+        assert checks.relative(vit(images), logits_of(vit.model(images))) <= 1e-12
+        tokens = vit.embed(images)
+        grid = vit.layout(tokens).grid
+        assert grid == (vit.grid[0] + 1, vit.grid[1] + 2)
+        if vit.plan.removable:
+            _, last = oracles.masked_run(vit.model, vit.blocks[-1].module, images, torch.arange(5)[None], grid[0] * grid[1])
+            with oracles.WideSoftmax():
+                x = vit.select(tokens, torch.arange(5, grid[0] * grid[1])[None])
+                for block in vit.blocks:
+                    x = block(x)
+            assert checks.relative(x[:, vit.prefix :], last[:, vit.prefix + 5 :]) <= 1e-10
 
 
 def test_a_patch_cannot_be_kept_twice() -> None:

@@ -8,6 +8,7 @@ map lies on the grid of the last stage. No one attention matrix spans all tokens
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def _swin(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             merge = stages[s + 1].downsample if last else None
             stride = 1 if merge is None or isinstance(merge, nn.Identity) else 2
-            layers.append(Layer(block, lambda x, grid, b=block, m=merge: run(b, m, x, grid), stride))
+            layers.append(Layer(block, partial(run, block, merge), stride))
 
     def head(x: Tensor, grid: Grid) -> Tensor:
         x = x.unflatten(1, grid)
@@ -148,8 +149,7 @@ def _pvt(model: Any) -> Plan:
         for block in stage.blocks:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
-            call = lambda x, grid, b=block, s=stage, a=after: run(b, s, a, x, grid)  # noqa: E731
-            layers.append(Layer(block, call, 2 if last else 1))
+            layers.append(Layer(block, partial(run, block, stage, after), 2 if last else 1))
     return _plan(model, embed, layers, lambda x, grid: model.forward_head(close(stages[-1], x, grid)), _size(model), fixed=False)
 
 
@@ -177,7 +177,7 @@ def _pit(model: Any) -> Plan:
         for block in stage.blocks:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
-            layers.append(Layer(block, lambda x, grid, b=block, a=after: run(b, a, x, grid), 2 if last else 1))
+            layers.append(Layer(block, partial(run, block, after), 2 if last else 1))
     return _plan(
         model, embed, layers, lambda x, grid: model.forward_head(model.norm(x[:, :prefix])), _size(model),
         prefix=prefix, readout="class", rows=tuple(range(prefix)),
@@ -196,7 +196,11 @@ def _mvit(model: Any) -> Plan:
 
     blocks = [block for stage in model.stages for block in stage.blocks]
     strides = [1 if b.shortcut_pool_attn is None else b.shortcut_pool_attn.stride[0] for b in blocks]
-    layers = [Layer(b, lambda x, grid, b=b: b(x, grid)[0], stride) for b, stride in zip(blocks, strides, strict=True)]
+
+    def run(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        return block(x, grid)[0]
+
+    layers = [Layer(b, partial(run, b), stride) for b, stride in zip(blocks, strides, strict=True)]
     table = getattr(blocks[0].attn, "rel_pos_h", None)  # 2·n − 1 rows for a grid of n: the only trace of the image size
     if table is None:
         height, width = _size(model)
@@ -221,7 +225,10 @@ def _hiera(model: Any) -> Plan:
     def spatial(index: int, x: Tensor) -> Tensor:
         return model.reroll(x.contiguous(), max(index - 1, 0))
 
-    layers = [Layer(b, lambda x, grid, b=b: b(x), stride if i in pools else 1) for i, b in enumerate(model.blocks)]
+    def run(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        return block(x)
+
+    layers = [Layer(b, partial(run, b), stride if i in pools else 1) for i, b in enumerate(model.blocks)]
     size = (shape[0] * model.patch_stride[0], shape[1] * model.patch_stride[1])
     return _plan(model, embed, layers, lambda x, grid: model.forward_head(x), size, spatial=spatial)
 
@@ -246,8 +253,7 @@ def _twins(model: Any) -> Plan:
         for j, block in enumerate(stage):
             after = s + 1 if j + 1 == len(stage) and s + 1 < len(model.blocks) else None
             position = model.pos_block[s] if j == 0 else None
-            call = lambda x, grid, b=block, p=position, a=after: run(b, p, a, x, grid)  # noqa: E731
-            layers.append(Layer(block, call, 1 if after is None else 2))
+            layers.append(Layer(block, partial(run, block, position, after), 1 if after is None else 2))
     height, width = model.patch_embeds[0].img_size
     return _plan(model, embed, layers, lambda x, grid: model.forward_head(model.norm(x)), (height, width))
 
@@ -267,7 +273,10 @@ def _xcit(model: Any) -> Plan:
             x = block(x)
         return model.forward_head(model.norm(x))
 
-    layers = [Layer(b, lambda x, grid, b=b: b(x, *grid)) for b in model.blocks]
+    def run(block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        return block(x, *grid)
+
+    layers = [Layer(b, partial(run, b)) for b in model.blocks]
     return _plan(model, embed, layers, head, _size(model), readout="pool")
 
 

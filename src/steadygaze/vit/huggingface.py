@@ -5,6 +5,7 @@ DINOv3 has no classifier class in transformers: a module with two children, the 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,9 +77,7 @@ def _view(model: nn.Module, body: Any) -> Plan:
     readout, head = _head(model, body, prefix)
     return Plan(
         embed=embed,
-        blocks=[
-            {"module": b, "call": lambda x, layout, i=i: call(i, x, layout), "parts": _parts(b, norm_pre if i == 0 else None)} for i, b in enumerate(layers)
-        ],
+        blocks=[{"module": b, "call": partial(call, i), "parts": _parts(b, norm_pre if i == 0 else None)} for i, b in enumerate(layers)],
         head=lambda x, layout: head(x),
         input_size=(config.num_channels, height, width),
         fixed_size=name not in ANY_SIZE,
@@ -150,10 +149,11 @@ def _extras(body: Any, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str
     if name == "Data2VecVisionModel":
 
         def data2vec(layout: Layout) -> Mapping[str, Any]:
-            shared, resolution = getattr(body.encoder, "relative_position_bias", None), (layout.grid[0] * patch[0], layout.grid[1] * patch[1])
-            count = 1 + layout.grid[0] * layout.grid[1]
-            table = None if shared is None else shared(layout.grid, interpolate_pos_encoding=False, dim_size=count)
-            return {"relative_position_bias": table, "resolution": resolution}
+            shared = getattr(body.encoder, "relative_position_bias", None)
+            return {
+                "relative_position_bias": None if shared is None else shared(layout.grid),
+                "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
+            }
 
         return data2vec
     return lambda layout: {"attention_mask": None}

@@ -23,7 +23,9 @@ def linear_parts(*, norm1: nn.Module, value: tuple[Tensor, Tensor | None], outpu
             offset = offset + weight @ beta
         if groups[1] > 1:
             offset = offset.unflatten(0, (groups[0], -1)).repeat_interleave(groups[1], 0).flatten()
-        mix, shift, inner_norm = output.weight, output.bias, None
+        mix: Tensor = output.weight
+        shift: Tensor | None = output.bias
+        inner_norm = None
         if inner is not None and not isinstance(inner, nn.Identity):
             gain, beta, eps, centred = _norm(inner)
             if beta is not None:

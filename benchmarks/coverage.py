@@ -1,0 +1,229 @@
+"""Which models steadygaze can view, and which methods serve them.
+
+    python -m benchmarks.coverage [--pattern TEXT] [--limit N] [--json FILE] [--markdown FILE]
+
+Every plain and hierarchical ViT that timm registers, the classes of transformers and torchvision: built tiny (`zoo`), checked
+in float64 (`checks`), then explained with every method. All of them take about a quarter of an hour on one core.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+import steadygaze as sg
+from benchmarks import checks, zoo
+
+TOLERANCE = 1e-9
+
+
+@dataclass
+class Row:
+    """One model: its three checks, and what became of every method."""
+
+    family: str
+    name: str
+    cut: str = ""
+    checks: dict[str, float | str] = field(default_factory=dict)
+    served: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)  # method -> the reason that steadygaze gives
+    failed: dict[str, str] = field(default_factory=dict)  # method -> an error that is none of steadygaze's own
+    seconds: float = 0.0
+
+    @property
+    def adapted(self) -> bool:
+        """Whether all checks that apply agree to TOLERANCE."""
+        fine = [v == "not removable" if isinstance(v, str) else v <= TOLERANCE for v in self.checks.values()]
+        return len(fine) == 3 and all(fine)
+
+    @property
+    def why_not(self) -> str:
+        found = [f"{k}: {v}" for k, v in self.checks.items() if v != "not removable" and (isinstance(v, str) or v > TOLERANCE)]
+        return "; ".join(found)
+
+
+def signature(model: nn.Module) -> tuple[Any, ...]:
+    """Everything that makes a model what it is, but its weights: names that are cut to the same model share their results."""
+    plain = (str, int, float, bool, tuple, type(None))
+    modules = [(type(m), sorted((k, v) for k, v in vars(m).items() if isinstance(v, plain))) for m in model.modules()]
+    return str(modules), str([(n, p.shape) for n, p in model.named_parameters()])
+
+
+def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
+    """Build one model, check it, and explain one picture of noise with every method."""
+    row, begin = Row(entry.family, entry.name), time.perf_counter()
+    try:
+        model, row.cut = entry.build()
+    except Exception as error:  # a model that does not build is a row, not the end of the table
+        row.checks["build"] = f"{type(error).__name__}: {error}"
+        return row
+    key = (entry.family, row.cut, signature(model))
+    if key in known:
+        return replace(known[key], name=entry.name, seconds=time.perf_counter() - begin)
+    known[key] = row
+    row.checks = checks.check(model)
+    if row.adapted:
+        vit = sg.adapt(model)
+        images = zoo.image_of(model, vit.plan.input_size)
+        for info in sg.methods():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    scores = sg.explain(vit, images, method=info.name).scores
+                if scores.shape != (1, *vit.grid) or not scores.isfinite().all():
+                    raise ValueError(f"a map of shape {tuple(scores.shape)} on a grid {vit.grid}, or not finite")
+                row.served.append(info.name)
+            except sg.errors.MethodUnavailable as error:
+                row.refused[info.name] = str(error)
+            except Exception as error:
+                row.failed[info.name] = f"{type(error).__name__}: {error}"
+    row.seconds = time.perf_counter() - begin
+    return row
+
+
+def families(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by family, in the order of the zoo."""
+    return {family: list(group) for family, group in groupby(rows, key=lambda r: r.family)}
+
+
+def worst(rows: list[Row], check: str) -> str:
+    """Largest error of a check over some models, or why it does not apply."""
+    values = [r.checks.get(check) for r in rows]
+    numbers = [v for v in values if isinstance(v, float)]
+    return f"{max(numbers):.0e}" if numbers else str(next(iter(values), ""))
+
+
+def served(rows: list[Row]) -> str:
+    """How many methods serve a model of this family."""
+    counts = sorted({len(r.served) for r in rows if r.adapted})
+    total = len(sg.methods())
+    return f"{counts[0]} of {total}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} of {total}" if counts else "none"
+
+
+def table(rows: list[Row]) -> Table:
+    """The summary that is printed."""
+    shown = Table("family", "names", "adapted", "logits", "removal", "decompx", "methods", title="What steadygaze can view")
+    for family, group in families(rows).items():
+        adapted = str(sum(r.adapted for r in group))
+        shown.add_row(family, str(len(group)), adapted, *(worst(group, c) for c in ("logits", "removal", "decompx")), served(group))
+    return shown
+
+
+def reasons(rows: list[Row]) -> list[tuple[str, list[str], int]]:
+    """(reason, methods, models) of every refusal, the most frequent first."""
+    models: Counter[str] = Counter()
+    methods: dict[str, set[str]] = {}
+    for row in rows:
+        for name, text in row.refused.items():
+            reason = text.split(": ", 1)[-1]
+            models[reason] += 1
+            methods.setdefault(reason, set()).add(name)
+    return [(reason, sorted(methods[reason]), n // len(methods[reason])) for reason, n in models.most_common()]
+
+
+def markdown(rows: list[Row]) -> str:
+    """docs/models.md."""
+    plain = [r for r in rows if r.family.split()[-1] in zoo.PLAIN]
+    libraries = ", ".join(f"{n} {version(n)}" for n in ("timm", "transformers", "torchvision"))
+    lines = [
+        "# Models",
+        "",
+        f"Written by `python -m benchmarks.coverage --markdown docs/models.md` with {libraries}.",
+        "",
+        "Every name is built with its own architecture, cut to two or three blocks (hierarchical models: six), few heads of the",
+        "model's own width and a small picture where the constructor allows, with random weights in float64. **Adapted** means that",
+        "",
+        "- *logits*: the view `embed -> blocks -> head` gives the model's own logits, whole and from a layer on;",
+        "- *removal*: patches removed with `vit.select` give what the whole model gives with their keys masked by -inf;",
+        "- *decompx*: one frozen-linear backward pass gives, from every layer, the shares of one vector propagated for each source;",
+        "",
+        f"each to a relative error of {TOLERANCE:.0e} (the columns show the largest found). Then every method explains one picture.",
+        "",
+        f"**{sum(r.adapted for r in rows)} of {len(rows)} models are adapted**; of the plain ViT, EVA, BEiT and DeiT names of timm "
+        f"{sum(r.adapted for r in plain)} of {len(plain)}.",
+        "",
+        "| family | names | adapted | logits | removal | decompx | methods that serve |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for family, group in families(rows).items():
+        errors = [worst(group, check) for check in ("logits", "removal", "decompx")]
+        cells = [family, len(group), sum(r.adapted for r in group), *errors, served(group)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    bad = [r for r in rows if not r.adapted]
+    failed = [(r, m, why) for r in rows for m, why in r.failed.items()]
+    if bad:
+        lines += ["", "## Not adapted", "", *(f"- `{r.name}`: {r.why_not}" for r in bad)]
+    if failed:
+        lines += ["", "## Methods that fail", "", *(f"- `{m}` on `{r.name}`: {why}" for r, m, why in failed)]
+    lines += ["", "## What is refused, and why", "", "| family | models | methods | reason |", "| --- | --- | --- | --- |"]
+    for family, group in families(rows).items():
+        for reason, methods, count in reasons(group):
+            lines.append(f"| {family} | {count} | {', '.join(f'`{m}`' for m in methods)} | {reason} |")
+    lines += ["", NOTES, "", "## Names", ""]
+    for family, group in families(rows).items():
+        lines += [f"**{family}**: " + ", ".join(f"`{r.name}`" + ("" if r.adapted else " (not adapted)") for r in group), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+NOTES = """## How each kind is viewed
+
+- A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0, as in timm's own feature maps.
+- Rotary rows and relative biases of kept patches are gathered, so each patch stays at its own position.
+- CaiT: the class-attention blocks are the head, which pools by attention. Its talking heads add a bias behind the softmax, by which
+  a masked key would still weigh; the masking it is compared with takes the value of masked keys away too.
+- transformers' DINOv2 classifiers read the class token and the mean of the patches through one linear map: attention methods read
+  both rows, half and half.
+- transformers has no DINOv3 classifier: a module with a `DINOv3ViTModel` and a head on its class token is viewed as one, for example
+  `steadygaze.vit.huggingface.Classifier(backbone, head)`; the same goes for the other backbones.
+- transformers' eager attention takes its softmax in float32 whatever the model's dtype; the removal check runs it in float64.
+- timm makes mixed rotary tables in float32 and cannot run with float64 positions; the check leaves those positions in float32.
+- Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all traces of its pixels.
+- Hierarchical models: the layers are all blocks in order, and x^l is what block l is given. What lies between stages belongs to the
+  block before it; MViT v2 and Hiera pool inside the first block of a stage. The map lies on the last stage's grid. Patches cannot
+  be removed, and no attention matrix spans all tokens."""
+
+
+def main() -> None:
+    """Run, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0])
+    parser.add_argument("--pattern", default="", help="only models whose family and name contain this text")
+    parser.add_argument("--limit", type=int, help="at most so many models")
+    parser.add_argument("--json", type=Path, help="write every row to this file")
+    parser.add_argument("--markdown", type=Path, help="write the summary to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console()
+    chosen = list(islice((e for e in zoo.entries() if options.pattern in f"{e.family} {e.name}"), options.limit))
+    known: dict[Any, Row] = {}
+    rows = [examine(e, known) for e in track(chosen, "models", console=console)]
+    if not rows:
+        raise SystemExit(f"no model has {options.pattern!r} in its family and name")
+    console.print(table(rows))
+    for row in rows:
+        for what in [row.why_not, *(f"{m}: {why}" for m, why in row.failed.items())]:
+            if what:
+                console.print(f"[red]{row.family} {row.name}[/red] {what}", highlight=False)
+    for reason, methods, count in reasons(rows):
+        console.print(f"[yellow]refused[/yellow] by {count} models: {', '.join(methods)}: {reason}", highlight=False)
+    console.print(f"{sum(r.adapted for r in rows)} of {len(rows)} adapted ({len(known)} differ), {sum(r.seconds for r in rows):.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(r) | {"adapted": r.adapted} for r in rows], indent=1))
+    if options.markdown:
+        options.markdown.write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
