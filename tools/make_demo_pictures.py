@@ -137,7 +137,7 @@ def horse() -> Image.Image:
 def cat() -> Image.Image:
     from skimage.data import chelsea
 
-    return Image.fromarray(chelsea()).crop((0, 0, 300, 300)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return Image.fromarray(chelsea()).crop((70, 0, 370, 300)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
 def main() -> None:
