@@ -1,7 +1,7 @@
 """`explain`: from a model and images to maps. Methods share their passes: one forward for each setting of rules, one backward for each
 score and class; a method that only reads attention rides along."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 from warnings import warn
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from steadygaze import methods as _methods
 from steadygaze.aggregate import aggregate, fit, layers
-from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable
+from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
 from steadygaze.heatmap import Attribution
 from steadygaze.registry import Method
-from steadygaze.target import Target, quantity, resolve
+from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import remember, undisturbed
@@ -29,8 +29,8 @@ def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, metho
 @overload
 def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, *, method: list[Named] | list[str] | list[Method],
             score: str | None = None) -> dict[str, Attribution]: ...  # fmt: skip
-def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, method: Named | Sequence[Named] = DEFAULT,
-            score: str | None = None) -> Attribution | dict[str, Attribution]:  # fmt: skip
+def explain(model: Any, images: Any, target: Any = None, method: Any = DEFAULT,
+            score: Any = None) -> Attribution | dict[str, Attribution]:  # fmt: skip
     """Which patches made the model say this?
 
     images: (B, 3, H, W), as the model's own transform gives them. target: None (the predicted class), an index, one for each image,
@@ -39,10 +39,9 @@ def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, metho
     """
     vit = adapt(model)
     several = not isinstance(method, (str, Method))
-    named: Sequence[Named] = [method] if isinstance(method, (str, Method)) else method
-    chosen = [m if isinstance(m, Method) else _methods.parse(m) for m in named]
-    if not chosen:
-        raise BadInput("method: expected at least one method, got an empty list")
+    chosen = _chosen(method)
+    if score is not None and score not in SCORES:
+        raise UnknownName("score", str(score), SCORES)
     for m in chosen:
         why = unavailable(m, vit)
         if why:
@@ -50,6 +49,17 @@ def explain(model: nn.Module | ViT, images: Tensor, target: Target = None, metho
     with torch.inference_mode(False), undisturbed(vit.model):
         results = _explain(vit, _prepared(vit, images), target, chosen, score)
     return results if several else results[chosen[0].name]
+
+
+def _chosen(method: Any) -> list[Method]:
+    """The methods that are asked for, each once."""
+    asked = [method] if isinstance(method, (str, Method)) else list(method) if isinstance(method, Iterable) else [method]
+    if not all(isinstance(m, (str, Method)) for m in asked):
+        raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {method!r}")
+    if not asked:
+        raise BadInput("method: expected at least one method, got an empty list")
+    found = [m if isinstance(m, Method) else _methods.parse(m) for m in asked]
+    return list({m.name: m for m in found}.values())
 
 
 def unavailable(method: Method, vit: ViT) -> str:
@@ -113,7 +123,7 @@ def value_of(target: Any, score: str, logits: Tensor) -> Tensor:
     return value
 
 
-def _prepared(vit: ViT, images: Tensor) -> Tensor:
+def _prepared(vit: ViT, images: Any) -> Tensor:
     images = vit.check(images)
     parameter = next(vit.model.parameters())
     if images.device != parameter.device:
@@ -128,7 +138,7 @@ def _bf16_on_cpu() -> bool:
     return bool(probe and probe())
 
 
-def _explain(vit: ViT, images: Tensor, target: Target, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
+def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
     with torch.no_grad():
         tokens = vit.embed(images)
     runs: dict[Rules, Forward] = {}

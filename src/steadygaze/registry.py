@@ -157,6 +157,7 @@ def make(name: str, **options: Any) -> Method:
     for key in options:
         if key not in allowed:
             raise UnknownName(f"option of {name!r}", key, allowed)
+        _check_kind(name, key, options[key], allowed[key])
     _check(name, options)
     ordered = tuple(sorted(options.items()))
     return Method(_written(name, options), base, how, ordered, base.score)
@@ -209,10 +210,23 @@ def _literal(text: str) -> Any:
     return text
 
 
+def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
+    """A value of the kind of the default: true or false, a word, a whole number, a number."""
+    kinds: dict[type, tuple[Any, str]] = {bool: (bool, "true or false"), str: (str, "a word"), int: (int, "a whole number"), float: ((int, float), "a number")}
+    kind, said = kinds.get(type(default), (object, ""))
+    if not isinstance(value, kind) or (isinstance(value, bool) and type(default) in (int, float)):
+        raise BadInput(f"{name}: expected {said} for {key}, for example {default!r}, got {value!r}")
+
+
 def _check(name: str, options: dict[str, Any]) -> None:
     freeze = options.get("freeze")
     if freeze is not None and (isinstance(freeze, (bool, str)) or not 0 <= freeze <= 1):
         raise BadInput(f"{name}: freeze is the share of attention that is held constant, a number in 0..1, got {freeze!r}")
+    if options.get("bias", "none") not in ("none", "token") and freeze not in (None, 1):
+        raise BadInput(
+            f"{name}: sharing out biases (bias={options['bias']!r}) decomposes with attention wholly held, got freeze={freeze!r}. "
+            f"Use freeze=1, or bias='none'."
+        )
     if options.get("slope", "origin") not in ("origin", "tangent"):
         raise UnknownName("slope", str(options["slope"]), ("origin", "tangent"))
     if options.get("cut", "ceil") not in ("ceil", "floor"):

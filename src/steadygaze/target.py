@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +20,7 @@ SCORES = ("logit", "log_prob", "log_odds", "contrast")
 Target = None | int | Sequence[int] | Tensor | Callable[[Tensor], Tensor]
 
 
-def resolve(target: Target, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
+def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
     """The classes to explain: (B,), or (B, K) where several were asked for; None for a callable. No target: the predicted class.
 
     >>> resolve(2, torch.zeros(2, 3)).tolist()

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.methods.attention import global_attention
 from steadygaze.registry import alias, register
 from steadygaze.trace.capture import Trace
@@ -65,6 +65,11 @@ def _one_token_axis(vit: Any) -> str:
 
 
 def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
+    if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
+        raise MethodUnavailable(
+            f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, and the offset of that is not known. "
+            f"Leave implicit out, with freeze=1: then it has no such terms."
+        )
     total: Tensor = sum(trace.bias_terms(l) for l in range(first, trace.depth + 1))  # type: ignore[assignment]
     return total[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
 

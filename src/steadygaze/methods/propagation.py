@@ -4,7 +4,7 @@ TransAtt sends relevance R, one-hot at the class, back through the network by th
 
 | operation              | rule                                                                                        |
 | linear (bias ignored)  | R_in = x⁺ ⊙ (S W⁺) + x⁻ ⊙ (S W⁻), S = R ⊘ (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ)                                  |
-| matmul A·V, Q·Kᵀ       | each operand X ⊙ ∂Z/∂X (R ⊘ Z), then halved                                                  |
+| matmul A·V, Q·Kᵀ, gate | each operand X ⊙ ∂Z/∂X (R ⊘ Z), then halved                                                  |
 | residual a + b         | a' = a (R ⊘ Z), b' = b (R ⊘ Z); then a' |Σa'| / (|Σa'| + |Σb'|) · ΣR ⊘ Σa', and so for b' (sums for each image) |
 | norm, softmax, activation, LayerScale, scale of q·k | R passes                                                       |
 | pooling                | x ⊙ ∂Z/∂x (R ⊘ Z)                                                                            |
@@ -84,6 +84,18 @@ class _Add(torch.autograd.Function):
         )
 
 
+class _Product(torch.autograd.Function):
+    """An elementwise product: half for each operand."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor]:
+        return r / 2, r / 2
+
+
 class _Pass(torch.autograd.Function):
     """The value y for the input x; relevance passes."""
 
@@ -116,7 +128,7 @@ class _Relevance(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[Tensor] = []
-        passing = (F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm)
+        passing = (F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm, torch.sigmoid, torch.Tensor.sigmoid)
         self.table: dict[Any, Any] = dict.fromkeys(passing, self.passes) | dict.fromkeys(MATMUL, self.matmul)
         self.table |= {F.linear: self.linear, F.scaled_dot_product_attention: self.sdpa}
         self.table |= {F.multi_head_attention_forward: self.mha, torch.Tensor.__getitem__: self.select}
@@ -161,7 +173,10 @@ class _Relevance(TorchFunctionMode):
         return self._constant(func, graph, x, y)
 
     def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        return self._constant(func, [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad], x, y)
+        graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
+        if len(graph) == 2 and x.shape == y.shape:  # SwiGLU, QuickGELU: X ⊙ ∂Z/∂X (R ⊘ Z), halved
+            return _Product.apply(x, y)
+        return self._constant(func, graph, x, y)
 
     def _constant(self, func: Any, graph: list[Tensor], x: Any, y: Any) -> Tensor:
         """An operand that is no part of the graph (LayerScale, a bias, a scale): relevance passes."""
@@ -205,7 +220,8 @@ def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
         with torch.enable_grad(), mode:
             logits = trace.vit.logits(x, start=run.start)
         one_hot = trace.grad(run.logits) if trace.target is None else F.one_hot(trace.target, logits.shape[1]).to(logits)
-        trace.memory["transatt"] = list(torch.autograd.grad(logits, mode.attention, one_hot))
+        found = torch.autograd.grad(logits, mode.attention, one_hot)
+        trace.memory["transatt"] = [r.to(logits.dtype) for r in found]
     return trace.memory["transatt"]
 
 

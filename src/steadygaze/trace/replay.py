@@ -110,13 +110,20 @@ class _Replay(TorchFunctionMode):
         return y
 
     def gate(self, func: Any, x: Tensor) -> Tensor:
-        y = self.note(func(x))
-        y = y if self.noting else y.expand_as(x)
-        y.gate_ = y  # type: ignore[attr-defined]
+        y = self.note(func(x)).expand_as(x)
+        y.gate_, y.source_, y.argument_ = y, getattr(x, "source_", x), x  # type: ignore[attr-defined]
         return y
 
     def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        """The gate of a product of two branches is a constant."""
+        """The gate of a product of two branches is a constant; x·sigmoid(c x), QuickGELU, is an activation."""
+        if isinstance(x, Tensor) and not isinstance(y, Tensor):
+            out = func(x, y, **kwargs)
+            out.source_ = x
+            return out
+        own_gate = bool(getattr(y, "source_", self) is x)
+        if self.tangent and own_gate:
+            slope = self.note(y + y.argument_ * y * (1 - y))
+            return self.share(x * slope, self.note(x * y - slope * x)[0])
         x = getattr(x, "gate_", x) if isinstance(y, Tensor) and y.dim() > 2 else x
         y = getattr(y, "gate_", y) if isinstance(x, Tensor) and x.dim() > 2 and not hasattr(x, "gate_") else y
         return func(x, y, **kwargs)
@@ -162,9 +169,14 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
         sources = x.new_zeros(n + 1, n, d)
         sources[torch.arange(n), torch.arange(n)] = x
         with replay:
-            _run(trace, layer, remember(x[None].clone(), trace.run.layout))
+            logits = _run(trace, layer, remember(x[None].clone(), trace.run.layout))
             replay.noting = False
             shares = _run(trace, layer, remember(sources, trace.run.layout))
+        if not torch.allclose(shares.sum(0), logits[0], rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
+            raise MethodUnavailable(
+                f"bias={rule!r}: the shares of the tokens do not add up to the logits of this {vit.plan.kind}, which adds something "
+                f"else on the way (a class token behind the blocks). Use bias='none'."
+            )
         scores.append(shares[:-1] @ weight)
     return torch.stack(scores)
 

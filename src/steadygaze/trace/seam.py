@@ -61,11 +61,12 @@ class Seam(TorchFunctionMode):
     def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
         super().__init__()
         self.rules, self.want, self.record = rules, want or Want(), Record()
+        self.pending: Attention | None = None  # attention that has not met its value yet
         self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
         self.table |= dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
         self.table |= {F.dropout: self.dropout, torch.Tensor.to: self.to, F.layer_norm: self.layer_norm}
         self.table |= {torch.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, torch.rms_norm: self.rms_norm}
-        if rules.slope or self.want.implicit:
+        if rules.slope or rules.gate != "free" or self.want.implicit:
             for f in (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu):
                 self.table[f] = self.activation
             for f in (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid):
@@ -108,7 +109,7 @@ class Seam(TorchFunctionMode):
         out = a @ scale_grad(v, rules.value)
         self.record.attention.append(Attention(a, v, out))
         if want.implicit:
-            self.attention_offset(raw, a, v, out)
+            self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
         return out
 
     def weights(self, a: Tensor) -> Tensor:
@@ -125,19 +126,26 @@ class Seam(TorchFunctionMode):
             return y
         y = self.weights(y)
         y.attention_ = Attention(y)  # type: ignore[attr-defined]
-        y.logits_ = x  # type: ignore[attr-defined]
-        if self.want.attention or self.want.value:
+        y.product_ = getattr(x, "product_", (x, 2))  # type: ignore[attr-defined]
+        if self.want.attention or self.want.value or self.want.implicit:
             self.record.attention.append(y.attention_)  # type: ignore[attr-defined]
+        self.pending = y.attention_  # type: ignore[attr-defined]
         return y
 
     def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
         attention = getattr(a, "attention_", None)
         if attention is None:
-            return func(a, v, **kwargs)
+            if self.pending is not None and a.shape == self.pending.a.shape:  # talking heads: A was mixed before it meets v
+                v, self.pending = scale_grad(v, self.rules.value), None
+            y = func(a, v, **kwargs)
+            if self.want.implicit:
+                y.product_ = (y, a.requires_grad + v.requires_grad)
+            return y
         out = func(a, scale_grad(v, self.rules.value), **kwargs)
-        attention.v, attention.out = v, out
+        attention.v, attention.out, self.pending = v, out, None
         if self.want.implicit:
-            self.attention_offset(a.logits_, a, v, out)  # type: ignore[attr-defined]
+            raw, moving = a.product_  # type: ignore[attr-defined]
+            self.attention_offset(raw, moving, a, v, out)
         return out
 
     def dropout(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -146,16 +154,23 @@ class Seam(TorchFunctionMode):
     def to(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = func(x, *args, **kwargs)
         if y is not x and hasattr(x, "attention_"):  # half precision: softmax in float32, then back
-            y.attention_, y.logits_ = x.attention_, x.logits_  # type: ignore[attr-defined]
+            y.attention_, y.product_ = x.attention_, x.product_  # type: ignore[attr-defined]
+            y.attention_.a = y
         return y
 
-    def attention_offset(self, raw: Tensor, a: Tensor, v: Tensor, out: Tensor) -> None:
-        """Offset of the attention core, A·v − J·(q, k, v): along (q, k) the logits move by twice their bilinear part."""
+    def attention_offset(self, raw: Tensor, moving: int, a: Tensor, v: Tensor, out: Tensor) -> None:
+        """Offset of the attention core, A·v − J·(q, k, v): along (q, k) the logits move by their bilinear part `raw`, once
+        for each of q and k that the tokens move (a learnt query does not)."""
         with torch.no_grad():
-            ds = 2 * raw
+            ds = moving * raw
             da = a * (ds - (a * ds).sum(-1, keepdim=True))
             offset = (1 - self.rules.value) * out - self.rules.attention * (da @ v)
-        self.record.terms.append((out, offset, -2))
+        self.term(out, offset)
+
+    def term(self, y: Tensor, offset: Tensor, axis: int = -2) -> None:
+        """Record an offset that is added in `y`, unless y does not depend on the tokens (a table of positions)."""
+        if y.requires_grad:
+            self.record.terms.append((y, offset, axis))
 
     def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor | None,
             bias_k: Any, bias_v: Any, add_zero: bool, dropout_p: float, w_out: Tensor, b_out: Tensor | None,
@@ -181,12 +196,12 @@ class Seam(TorchFunctionMode):
         if self.want.norm:
             self.record.norms.append(y)
         if self.want.bias and bias is not None:
-            self.record.terms.append((y, bias, -2))
+            self.term(y, bias)
         if self.want.implicit and not self.rules.norm:
             with torch.no_grad():
                 variance = x.var(-1, unbiased=False, keepdim=True) + eps
                 offset = (y if bias is None else y - bias) * (1 - eps / variance)
-            self.record.terms.append((y, offset, -2))
+            self.term(y, offset)
         return y
 
     def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -197,7 +212,7 @@ class Seam(TorchFunctionMode):
             with torch.no_grad():
                 small = torch.finfo(x.dtype).eps if eps is None else eps
                 offset = y * (1 - small / (x.pow(2).mean(-1, keepdim=True) + small))
-            self.record.terms.append((y, offset, -2))
+            self.term(y, offset)
         return y
 
     def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -212,45 +227,54 @@ class Seam(TorchFunctionMode):
         return y
 
     def sigmoid(self, func: Any, x: Tensor) -> Tensor:
-        """A gate (QuickGELU, gated attention): held constant where products of branches are."""
+        """A gate: of its own argument (QuickGELU), then the slope from the origin; or of another branch (gated attention)."""
         y = func(x)
-        if self.rules.gate == "held" or self.rules.slope:
+        if self.rules.slope:
             return y.detach()
         if self.want.implicit:
             self.tangent_offset(x, y, func)
+        y.activation_, y.source_ = True, getattr(x, "source_", x)
         return y
 
     def tangent_offset(self, x: Tensor, y: Tensor, f: Any) -> None:
         with torch.enable_grad():
             t = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(f(t).sum(), t)
-        self.record.terms.append((y, (y - slope * x).detach(), -2))
+        self.term(y, (y - slope * x).detach())
 
     def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """A product of two branches: act(gate)·x. By a parameter or a number it is linear, and needs no rule."""
-        both = isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad and y.requires_grad and x.shape == y.shape
+        both = isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad and y.requires_grad
         if not both or x.is_leaf or y.is_leaf:
-            return func(x, y, **kwargs)
+            out = func(x, y, **kwargs)
+            if isinstance(x, Tensor) and not isinstance(y, Tensor):
+                out.source_ = x
+            if self.want.implicit and hasattr(x, "product_"):
+                out.product_ = (out, x.product_[1])  # q·k times its scale
+            return out
+        own_gate = getattr(y, "source_", None) is x or getattr(x, "source_", None) is y  # QuickGELU with its own slope
         gate_x, gate_y = hasattr(x, "activation_"), hasattr(y, "activation_")
-        if self.rules.gate == "held" and (gate_x or gate_y):
+        if self.rules.gate == "held" and (gate_x or gate_y) and not own_gate:
             return func(x.detach(), y) if gate_x else func(x, y.detach())
-        if self.rules.gate == "half":
+        if self.rules.gate == "half" and x.shape == y.shape:
             return func(scale_grad(x, 0.5), scale_grad(y, 0.5))
         out = func(x, y, **kwargs)
         if self.want.implicit:
-            self.record.terms.append((out, -out.detach(), -2))
+            self.term(out, -out.detach())
         return out
 
     def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = func(x, weight, bias)
         if self.want.bias and bias is not None:
-            self.record.terms.append((y, bias, 1 if y.dim() == 4 else -2))  # talking heads: (b, q, k, heads)
+            self.term(y, bias, 1 if y.dim() == 4 else -2)  # talking heads: (b, q, k, heads)
         return y
 
     def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         out = func(x, y, **kwargs)
+        if hasattr(x, "product_"):
+            out.product_ = x.product_  # q·k and a table of relative positions
         if isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
             for bias, rest in ((x, y), (y, x)):
                 if bias.dim() == 1 and rest.dim() >= 3 and bias.shape[0] == rest.shape[-1]:
-                    self.record.terms.append((out, bias, -2))
+                    self.term(out, bias)
         return out

@@ -2,7 +2,9 @@
 
 import sys
 import weakref
+from typing import Any
 
+import torch
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
@@ -14,7 +16,7 @@ _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()  # model -> its shape when checked
 
 
-def adapt(model: "nn.Module | ViT") -> ViT:
+def adapt(model: Any) -> ViT:
     """A view of a timm, transformers or torchvision vision transformer.
 
     The view must give the model's own logits, or `UnsupportedModel` is raised; that is checked once for a model.
@@ -27,6 +29,11 @@ def adapt(model: "nn.Module | ViT") -> ViT:
     known = _VIEWS.get(id(model))
     if known is not None and known.model is model and _CHECKED.get(model) == shape:
         return known
+    with torch.inference_mode(False):  # what a model caches on the way must serve gradients later
+        return _view(model, shape)
+
+
+def _view(model: nn.Module, shape: int) -> ViT:
     plan = _plan(model)
     if plan is None:
         raise UnsupportedModel(

@@ -172,7 +172,7 @@ class ViT:
         """Where the tokens `x` lie."""
         return layout_of(x, self.plan)
 
-    def check(self, images: Tensor) -> Tensor:
+    def check(self, images: Any) -> Tensor:
         """The images, if the model can take them; else an error that says why not."""
         channels, height, width = self.plan.input_size
         expected = f"expected floating-point images of shape (B, {channels}, {height}, {width})"
