@@ -184,7 +184,9 @@ def corrupt(
     if isinstance(seed, int | np.integer):
         streams = [generator(seed, index, name, int(severity)) for index in range(len(pictures))]
     else:
-        seeds = list(seed) if not isinstance(seed, str) else [seed]
+        if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str):
+            raise BadInput(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
+        seeds = list(seed)
         if len(seeds) != len(pictures):
             raise BadInput(f"expected one seed for each of {len(pictures)} pictures, got {len(seeds)} seeds")
         streams = [generator(one, 0, name, int(severity)) for one in seeds]

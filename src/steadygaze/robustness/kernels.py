@@ -41,8 +41,8 @@ def normal_steps(scale: float) -> np.ndarray:
 
 
 def to_float(image: np.ndarray) -> Tensor:
-    """uint8 (H, W, C) -> float32 tensor in 0..255."""
-    return torch.from_numpy(np.ascontiguousarray(image)).float()
+    """uint8 (H, W, C), also a read-only one -> float32 tensor of its own, in 0..255."""
+    return torch.from_numpy(image.astype(np.float32, order="C"))
 
 
 def to_bytes(x: Tensor) -> np.ndarray:

@@ -26,7 +26,7 @@ def gaussian_noise(image: np.ndarray, scale: float, rng: Rng) -> np.ndarray:
 def speckle_noise(image: np.ndarray, scale: float, rng: Rng) -> np.ndarray:
     """x + x * scale * N(0, 1)."""
     noise = torch.from_numpy(draw_normal(rng, image.shape))
-    return to_bytes(noise.mul_(scale).add_(1).mul_(torch.from_numpy(image)))
+    return to_bytes(noise.mul_(scale).add_(1).mul_(to_float(image)))
 
 
 def impulse_noise(image: np.ndarray, amount: float, rng: Rng) -> np.ndarray:
@@ -113,7 +113,7 @@ def saturate(image: np.ndarray, gain: float, shift: float, rng: Rng) -> np.ndarr
     ratio = _saturation_table(gain, shift)
     cell = (greatest.astype(np.uint16) << np.uint16(8)) | smallest
     v = torch.from_numpy(greatest).float()[..., None]
-    out = v - (v - torch.from_numpy(image)) * torch.from_numpy(ratio.take(cell))[..., None]
+    out = v - (v - to_float(image)) * torch.from_numpy(ratio.take(cell))[..., None]
     if shift > 0:
         flat = torch.from_numpy(greatest == smallest)[..., None]
         out[..., 1:] = torch.where(flat, v * (1 - shift), out[..., 1:])

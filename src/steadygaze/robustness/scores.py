@@ -47,7 +47,7 @@ ALEXNET_FLIPS: dict[str, float] = {
 Errors = Mapping[str, Sequence[float]]
 
 
-def _checked(errors: Errors, wanted: Sequence[str], baseline: Errors | None = None) -> dict[str, np.ndarray]:
+def _checked(errors: Errors, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     """Five errors in 0..1 for each of `wanted`, in that order."""
     for name in errors:
         if name not in CORRUPTIONS:
@@ -66,7 +66,7 @@ def _checked(errors: Errors, wanted: Sequence[str], baseline: Errors | None = No
     return out
 
 
-def _names(errors: Errors, baseline: Errors | None) -> tuple[str, ...]:
+def _names(baseline: Errors | None) -> tuple[str, ...]:
     """Which corruptions an mCE is taken over: the 15 common, or all that a baseline of one's own has."""
     return COMMON if baseline is None else tuple(name for name in CORRUPTIONS if name in baseline)
 
@@ -76,7 +76,7 @@ def mean_corruption_error(errors: Errors, *, baseline: Errors | None = None) -> 
 
     Over the 15 common corruptions, whatever else `errors` holds; with a `baseline` of the same form, over all it holds.
     """
-    names = _names(errors, baseline)
+    names = _names(baseline)
     ours, theirs = _checked(errors, names), _checked(ALEXNET if baseline is None else baseline, names)
     return 100 * float(np.mean([ours[name].sum() / theirs[name].sum() for name in names]))
 
@@ -89,7 +89,7 @@ def relative_mean_corruption_error(
         raise BadInput("expected baseline and baseline_clean together; a baseline's errors need its clean error too")
     if not 0 <= clean <= 1:
         raise BadInput(f"expected a clean error in 0..1, got {clean}; divide percentages by 100")
-    names = _names(errors, baseline)
+    names = _names(baseline)
     ours, theirs = _checked(errors, names), _checked(ALEXNET if baseline is None else baseline, names)
     start = ALEXNET_CLEAN if baseline_clean is None else baseline_clean
     return 100 * float(np.mean([(ours[name] - clean).sum() / (theirs[name] - start).sum() for name in names]))
@@ -153,7 +153,7 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
 
 
 def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> float:
-    """Mean top-5 distance between compared frames, 0 (same five in order) .. 5 * 5; logits: (sequences, frames, classes).
+    """Mean top-5 distance between compared frames, 0 (same five in order) .. 15; logits: (sequences, frames, classes).
 
     With tau and tau' the rankings of the two frames and sigma_i the rank in tau' of the class that is i-th in tau,
     d = sum_{i=1..5} #{j : 1 <= j - 1 <= 5, min(i, sigma_i) < j <= max(i, sigma_i)}: each of the first five counts the

@@ -147,7 +147,7 @@ def sequence(
         case "zoom_blur":
             return _zoom_blur(picture, size, frames, *values)
         case "snow":
-            return _snow(middle, frames, *values, rng)
+            return _snow(middle, frames, values[0], values[1], values[2], rng)
         case "brightness":
             return np.stack([brightness(middle, round(k * values[0], 6)) for k in centred])
         case "translate":
