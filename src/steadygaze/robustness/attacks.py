@@ -1,0 +1,113 @@
+"""Attacks in pixel space, L∞: FGSM (Goodfellow et al., arXiv:1412.6572) and PGD (Madry et al., arXiv:1706.06083).
+
+With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
+
+    FGSM    x' = clip(x + ε · sign ∂J/∂x, 0, 1)
+    PGD     x₀ = clip(x + U(−ε, ε), 0, 1)      x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
+
+Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full scale, so
+that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is attacked in evaluation mode.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput
+from steadygaze.vit.view import ViT, logits_of, undisturbed
+
+Images = Float[Tensor, "b c h w"]
+OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must be wrong
+
+
+def fgsm(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float,
+         mean: Sequence[float], std: Sequence[float]) -> Images:  # fmt: skip
+    """One step of size epsilon against the labels; the attacked images, normalised like `images`."""
+    return _attack(model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None)
+
+
+def pgd(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float, mean: Sequence[float],
+        std: Sequence[float], steps: int = 10, step: float | None = None,
+        generator: torch.Generator | None = None) -> Images:  # fmt: skip
+    """Projected gradient descent within epsilon of the images; the attacked images, normalised like `images`.
+
+    step: α, by default 2.5·epsilon / steps. generator: draws the random start; without one the start is the image itself.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise BadInput(f"steps: expected a whole number of 1 or more, got {steps!r}")
+    epsilon = budget("epsilon", epsilon)
+    alpha = 2.5 * epsilon / steps if step is None else budget("step", step)
+    return _attack(model, images, labels, mean, std, epsilon, alpha, steps, generator)
+
+
+def budget(name: str, value: float) -> float:
+    """A size of perturbation as a share of the full scale, 0 up to (not including) 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise BadInput(f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}")
+    if value >= 1:
+        raise BadInput(
+            f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like grey levels of 0..255: "
+            f"pass {value:g}/255"
+        )
+    return float(value)
+
+
+def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tuple[Images, Tensor, Tensor]:
+    """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not theirs."""
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise BadInput(f"expected normalised floating-point images (B, C, H, W), got {got}")
+    if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
+        raise BadInput(f"mean, std: expected {images.shape[1]} numbers each, std above 0, got {list(mean)} and {list(std)}")
+    m, s = (torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std))
+    x = images.detach() * s + m
+    low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 1.0)
+    if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
+        raise BadInput(
+            f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], expected [0, 1]: "
+            "give the normalised images, and the mean and std that they were normalised with"
+        )
+    return x.clamp(0, 1), m, s
+
+
+def checked_labels(labels: Any, batch: int, device: torch.device) -> Tensor:
+    """One class index for each image."""
+    if not isinstance(labels, Tensor) or labels.shape != (batch,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise BadInput(f"labels: expected {batch} class indices, an integer tensor ({batch},), got {got}")
+    return labels.to(device=device, dtype=torch.long)
+
+
+def module_of(model: nn.Module | ViT) -> nn.Module:
+    """The module itself, also of a view."""
+    return model.model if isinstance(model, ViT) else model
+
+
+def _attack(model: nn.Module | ViT, images: Images, labels: Any, mean: Sequence[float], std: Sequence[float],
+            epsilon: float, alpha: float, steps: int, generator: torch.Generator | None) -> Images:  # fmt: skip
+    clean, m, s = pixels_of(images, mean, std)
+    labels = checked_labels(labels, len(clean), clean.device)
+    with torch.inference_mode(False), undisturbed(module_of(model)):
+        x = clean.clone()
+        if generator is not None:
+            noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
+            x = (x + epsilon * (2 * noise - 1)).clamp(0, 1)
+        for _ in range(steps):
+            slope = _slope(model, x, labels, m, s)
+            x = (clean + (x + alpha * slope.sign() - clean).clamp(-epsilon, epsilon)).clamp(0, 1)
+    return ((x - m) / s).detach()
+
+
+def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tensor) -> Images:
+    """∂J/∂x, of the sum over images: each image's own gradient."""
+    with torch.enable_grad():
+        x = x.detach().clone().requires_grad_()
+        logits = logits_of(model((x - m) / s))
+        if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
+            raise BadInput(f"labels: expected classes 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}")
+        (slope,) = torch.autograd.grad(F.cross_entropy(logits.float(), labels, reduction="sum"), x)
+    return slope
