@@ -1,0 +1,241 @@
+"""The report: ranking, curves, scatter, start layers, pictures, how it was run; one HTML file, table.csv, table.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, Template
+
+from steadygaze import __version__
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.metric import METRICS
+from steadygaze.report import svg
+from steadygaze.report.pictures import gallery
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.store import RowsNotWritten
+from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
+
+START = re.compile(r"[:,]start=(\d+)")
+KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
+CURVES = {
+    "insertion_accuracy": (KEPT, "right answers, %", "higher is better"),
+    "deletion_accuracy": (REMOVED, "right answers, %", "lower is better"),
+    "insertion_aopc": (KEPT, "probability lost, points", "lower is better"),
+    "deletion_aopc": (REMOVED, "probability lost, points", "higher is better"),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its heading and a remark."""
+
+    title: str
+    note: str
+    chart: str
+
+
+def write_report(
+    folders: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    baseline: str | None = None,
+    pictures: bool = True,
+    repeats: int = 2000,
+) -> list[Path]:
+    """Write the report of these runs; gives the files: report.html, table.csv, table.md.
+
+    baseline: the method that the others are compared with, as `method` or `method/score`; None is the best one
+    """
+    rows = Rows.read(*folders)
+    table = rows.table(repeats=repeats)
+    if not table.sections:
+        raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Let steadygaze verify run first.")
+    parts = [_part(section, rows, baseline, pictures) for section in table.sections]
+    page = _template().render(
+        parts=parts,
+        runs=[_how(run) for run in rows.runs],
+        unreadable=list(rows.unreadable.values()),
+        flagged=[(method, flag, count) for (method, flag), count in rows.flagged.items()],
+        metrics=_explained(table.sections),
+        version=__version__,
+        colours=svg.COLOURS,
+    )
+    path = Path(folders[0]) / "report.html" if out is None else Path(out)
+    written = {path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file, text in written.items():
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RowsNotWritten(f"{error.filename or path} could not be written: {error.strerror}") from error
+    return list(written)
+
+
+def _template() -> Template:
+    text = (files("steadygaze") / "report" / "template.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["value"] = number
+    return environment.from_string(text)
+
+
+def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) -> dict[str, Any]:
+    """Everything the template shows of one model on one data set."""
+    base = section.line(baseline) if baseline else section.lines[0]
+    drawn = [line for line in section.lines if not START.search(line[0])]
+    ranks = {line: rank for rank, line in enumerate(drawn)}
+    run = next((run for run in rows.runs if _made(run, section)), rows.runs[0])
+    return {
+        "section": section,
+        "headings": [(metric, label(metric), better(metric)) for metric in section.shown],
+        "lines": _ranking(section, base, ranks),
+        "best": _called(section.lines[0], section),
+        "base": _called(base, section),
+        "first": label(section.shown[0]),
+        "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
+        "rest": max(0, len(drawn) - svg.COLOURS),
+        "curves": _curves(section, ranks),
+        "figures": [figure for figure in (_scatter(section, ranks), _start(section)) if figure],
+        "gallery": gallery(section, run) if pictures else None,
+    }
+
+
+def _made(run: dict[str, Any], section: Section) -> bool:
+    settings = run["settings"]
+    facts = settings["model"], settings["weights"], settings.get("data", "")
+    return facts == (section.model, section.weights, section.data)
+
+
+def _called(line: Line, section: Section) -> str:
+    """The method's name, with its score where it comes with several."""
+    several = len({score for method, score in section.all_lines if method == line[0]}) > 1
+    return f"{line[0]} · {line[1]}" if several else line[0]
+
+
+def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[str, Any]]:
+    known = {key: cell for key, cell in section.cells.items() if not np.isnan(cell.value)}
+    spans = {}
+    for metric in section.shown:
+        column = [cell for (name, _), cell in known.items() if name == metric]
+        spans[metric] = min((c.low for c in column), default=0.0), max((c.high for c in column), default=1.0)
+    best = {metric: section.best(metric) for metric in section.shown}
+    gaps = section.versus(base)
+    found = []
+    for line in section.lines:
+        cells = []
+        for metric in section.shown:
+            cell = known.get((metric, line))
+            picture = svg.bar(cell.value, cell.low, cell.high, spans[metric]) if cell else ""
+            cells.append({"metric": metric, "cell": cell, "bar": picture, "best": best[metric] == line})
+        gap = gaps.get(line)
+        found.append(
+            {
+                "method": line[0],
+                "score": line[1],
+                "cells": cells,
+                "rank": ranks.get(line, svg.COLOURS),
+                "gap": None if gap is None or np.isnan(gap.value) else gap,
+                "sure": gap is not None and (gap.low > 0 or gap.high < 0),
+                "flagged": len(section.flags.get(line, ())),
+                "base": line == base,
+                "metric": section.shown[0],
+            }
+        )
+    return found
+
+
+def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
+    found = []
+    across = [100 * ratio for ratio in section.ratios]
+    for metric, (title, axis, which) in CURVES.items():
+        series = []
+        for line, rank in ranks.items():
+            curve = section.curve(metric, line) if (metric, line) in section.values else None
+            if curve is not None:
+                series.append(svg.Series(_called(line, section), across, curve.tolist(), rank))
+        if series and len(across) > 1:
+            words = f"{label(metric)}: {axis}"
+            chart = svg.lines(series, x_label="share of the patches, %", y_label=axis, title=words)
+            found.append(Figure(title, which, chart))
+    return found
+
+
+def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
+    for kind in ("accuracy", "aopc"):
+        across, up = f"deletion_{kind}", f"insertion_{kind}"
+        points = []
+        for line, rank in ranks.items():
+            x, y = section.cells.get((across, line)), section.cells.get((up, line))
+            if x and y and not np.isnan(x.value + y.value):
+                limits = [(y.low, y.high)], [(x.low, x.high)]
+                points.append(svg.Series(_called(line, section), [x.value], [y.value], rank, *limits))
+        if len(points) > 1:
+            words = {"x_label": f"{label(across)}, %", "y_label": f"{label(up)}, %"}
+            chart = svg.scatter(points, **words, title="insertion against deletion")
+            return Figure("Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart)
+    return None
+
+
+def _start(section: Section) -> Figure | None:
+    """The study of the start layer: one line for each method, over the layer where PLUS begins."""
+    metric = section.shown[0]
+    groups: dict[str, list[tuple[int, Cell]]] = {}
+    for line in section.lines:
+        layer, cell = START.search(line[0]), section.cells.get((metric, line))
+        if layer and cell:
+            groups.setdefault(START.sub("", _called(line, section)), []).append((int(layer[1]), cell))
+    if not groups:
+        return None
+    series = []
+    for rank, (name, found) in enumerate(groups.items()):
+        found.sort(key=lambda pair: pair[0])
+        layers, cells = [layer for layer, _ in found], [cell for _, cell in found]
+        limits = [(cell.low, cell.high) for cell in cells]
+        series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
+    axis = f"{label(metric)}, {unit(metric)}".rstrip(", ")
+    chart = svg.lines(series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True)
+    keys = [f'<span class="key {one.colour}"></span>{escape(one.name)}' for one in series[: svg.COLOURS]]
+    return Figure("Where PLUS begins", f'<span class="legend">{"".join(f"<span>{k}</span>" for k in keys)}</span>', chart)
+
+
+def _how(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """How a run was made, line by line."""
+    settings, about = run["settings"], run.get("about", {})
+    pictures = f", {settings['pictures']} pictures ({settings['layout']})" if settings.get("pictures") else ""
+    limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
+    shown = [
+        ("command", about.get("command", "")),
+        ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
+        ("weights", settings["weights"]),
+        ("data", f"{settings.get('data', '')}{pictures}{limit}"),
+        ("pictures' hash", settings.get("pictures_hash", "")),
+        ("explained class", settings.get("target", "")),
+        ("metrics", ", ".join(settings["metrics"])),
+        ("ratios", ", ".join(f"{ratio:g}" for ratio in settings["ratios"])),
+        ("seed", str(settings["seed"])),
+        ("batch", str(settings.get("batch", ""))),
+        ("device", settings.get("device", "")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in settings["versions"].items())),
+        ("began", about.get("began", "")),
+    ]
+    return [(name, text) for name, text in shown if text]
+
+
+def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
+    """(metric, range and direction, meaning) of everything that is shown."""
+    found = []
+    for name in dict.fromkeys(name for section in sections for name in section.shown):
+        if name == OVERALL:
+            words = "the mean of a picture's removal scores; the ranking is by it"
+            found.append((label(name), "higher is better", words))
+        elif name in METRICS:
+            m = METRICS[name]
+            span = f"{m.low:g} to {m.high:g} {m.unit}".strip()
+            found.append((label(name), f"{span}, {m.better} is better", m.summary))
+    return found
