@@ -1,0 +1,140 @@
+"""Occlusion: a square painted over the middle of the picture, and curves of accuracy while patches are dropped.
+
+    centre square    half the side by default, 112 x 112 of 224 (NUMERICS 10)
+    random drop      a share r of the patches is removed, drawn anew for each image; the drops are nested: what is gone at
+                     a small share is gone at every larger one
+    salient drop     the same, patches of the highest score first (ties in raster order)
+
+Dropped patches are removed after `embed`, k = int(r·P) of P, prefix tokens stay and every other patch keeps its position
+(Naseer et al., arXiv:2105.10497, paint them black instead). A model that needs its whole grid (Swin) is masked in its
+attention; the curve says so. A model that reads only patches says nothing when none is left: 1 / classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput
+from steadygaze.robustness.attacks import checked_labels
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.masking import masked_logits
+from steadygaze.vit.view import undisturbed
+
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is left of each image's answer: right (0 or 1; 1/classes where nothing is left) and probability of the label,
+    both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
+
+    shares: tuple[float, ...]
+    right: Float[Tensor, "b r"]
+    probability: Float[Tensor, "b r"]
+    means: str
+
+    @property
+    def accuracy(self) -> Float[Tensor, " r"]:
+        """Share of right answers at each share dropped; higher is better."""
+        return self.right.mean(0)
+
+
+def centre_square(images: Float[Tensor, "b c h w"], *, share: float = 0.5, fill: str = "zero",
+                  mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Float[Tensor, "b c h w"]:  # fmt: skip
+    """A copy of the normalised images with the middle `share` of each side painted over.
+
+    fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero, −mean/std.
+    """
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        raise BadInput("expected normalised floating-point images (B, C, H, W)")
+    if not 0 <= share <= 1:
+        raise BadInput(f"share: expected a share of the side from 0 to 1, got {share}; 0.5 is 112 of 224 pixels")
+    if fill not in ("zero", "black"):
+        raise BadInput(f"fill: expected 'zero' (after normalisation) or 'black' (before it), got {fill!r}")
+    colour = images.new_zeros(images.shape[1])
+    if fill == "black":
+        if mean is None or std is None or len(mean) != images.shape[1] or len(std) != images.shape[1]:
+            raise BadInput(f"fill='black' needs the mean and std of the normalisation, {images.shape[1]} numbers each")
+        colour = -images.new_tensor(list(mean)) / images.new_tensor(list(std))
+    height, width = images.shape[-2:]
+    rows, columns = (round(share * side) for side in (height, width))
+    top, left = (height - rows) // 2, (width - columns) // 2
+    out = images.clone()
+    out[:, :, top : top + rows, left : left + columns] = colour.view(1, -1, 1, 1)
+    return out
+
+
+def random_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *,
+                generator: torch.Generator | Sequence[torch.Generator], shares: Sequence[float] = SHARES) -> Curve:  # fmt: skip
+    """The curve while random patches are dropped. One generator for the batch, or one for each image, so that an image's
+    draw does not depend on its neighbours."""
+
+    def order(patches: int) -> Tensor:
+        if isinstance(generator, torch.Generator):
+            drawn = [torch.randperm(patches, generator=generator, device=generator.device) for _ in images]
+        elif len(generator) == len(images):
+            drawn = [torch.randperm(patches, generator=g, device=g.device) for g in generator]
+        else:
+            raise BadInput(f"generator: expected one, or one for each of {len(images)} images, got {len(generator)}")
+        return torch.stack(drawn).to(images.device)
+
+    return _drop(adapt(model), images, labels, order, shares)
+
+
+def salient_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"],
+                 scores: Float[Tensor, "b gh gw"], *, shares: Sequence[float] = SHARES) -> Curve:  # fmt: skip
+    """The curve while patches are dropped, the highest of `scores` first (an `Attribution.scores`)."""
+
+    def order(patches: int) -> Tensor:
+        if scores.dim() != 3 or len(scores) != len(images) or scores[0].numel() != patches:
+            raise BadInput(f"scores: expected a map (B, rows, columns) of {patches} patches for each image, got {tuple(scores.shape)}")
+        if not torch.isfinite(scores).all():
+            raise BadInput("scores: expected finite numbers, got NaN or infinity; such a map ranks nothing")
+        return scores.flatten(1).argsort(dim=1, descending=True, stable=True).to(images.device)
+
+    return _drop(adapt(model), images, labels, order, shares)
+
+
+def _drop(vit: ViT, images: Tensor, labels: Any, order: Callable[[int], Tensor], shares: Sequence[float]) -> Curve:
+    shares = _rising(shares)
+    labels = checked_labels(labels, len(images), images.device)
+    with torch.no_grad(), undisturbed(vit.model):
+        tokens = vit.embed(images)
+        whole = vit.logits(tokens)
+        classes = whole.shape[1]
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise BadInput(f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())}")
+        grid = vit.layout(tokens).grid if vit.plan.removable else vit.grid
+        patches = grid[0] * grid[1]
+        dropped = order(patches)
+        answers = [_answer(vit, tokens, whole, dropped, grid, int(share * patches)) for share in shares]
+    nothing = whole.new_full(whole.shape, 1 / classes)
+    given = [nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32)) for a in answers]
+    probability = torch.stack([p.gather(1, labels[:, None])[:, 0].to(given[0].dtype) for p in given], 1)
+    right = [p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, given, strict=True)]
+    means = "removal" if vit.plan.removable else "attention masking"
+    return Curve(shares, torch.stack([r.to(probability.dtype) for r in right], 1), probability, means)
+
+
+def _answer(vit: ViT, tokens: Tensor, whole: Tensor, dropped: Int[Tensor, "b p"], grid: tuple[int, int], k: int) -> Tensor | None:
+    """Logits with the first k of `dropped` gone; None where nothing is left that the head could read."""
+    if k == 0:
+        return whole
+    if k == dropped.shape[1] and (vit.readout != "class" or vit.plan.readout_patches > 0 or not vit.plan.removable):
+        return None
+    if vit.plan.removable:
+        return vit.logits(vit.select(tokens, dropped[:, k:].sort(1).values))
+    there = torch.ones_like(dropped, dtype=torch.bool).scatter_(1, dropped[:, :k], False)
+    return masked_logits(vit, tokens, there.view(-1, *grid))
+
+
+def _rising(shares: Sequence[float]) -> tuple[float, ...]:
+    found = tuple(float(s) for s in shares)
+    if not found or any(b <= a for a, b in pairwise(found)) or found[0] < 0 or found[-1] > 1:
+        raise BadInput(f"shares: expected numbers from 0 to 1 in rising order, such as 0, 0.5, 0.9, got {list(shares)}")
+    return found
