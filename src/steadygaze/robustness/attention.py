@@ -1,0 +1,226 @@
+"""What attention does while the picture is corrupted: how wide, how concentrated, how stable, how varied, how far.
+
+A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what token j is given, Σ c_j = 1.
+
+| measure   | formula                                                       | range      |                              |
+| entropy   | mean_i −Σ_j A_ij ln A_ij, 0 ln 0 = 0                          | 0..ln N    | high: spread out             |
+| overfocus | Σ of the k largest c_j                                        | k/N..1     | high: few tokens take it all |
+| gini      | Gini coefficient of c                                         | 0..1 − 1/N | high: the same, without k    |
+| peak      | N · max_j c_j                                                 | 1..N       | times the even share         |
+| distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalised   | patches    | high: looks far              |
+| diversity | mean over heads h < h' of cos(vec A_h, vec A_h')              | 0..1       | **lower** is more diverse    |
+| stability | cos(vec A_h(clean), vec A_h(corrupted))                       | 0..1       | high: stays as it was        |
+
+Entropy as in Context Broadcasting, stability and diversity as in TAP (NUMERICS 8.3, 10), distance as in ViT (Dosovitskiy et
+al., app. D.7) with patches as the unit. Fused attention is seen through the seam, and only one layer at a time is held.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput, MethodUnavailable
+from steadygaze.trace.seam import Seam, Want
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.view import undisturbed
+
+TOP = 5  # tokens that overfocus counts
+Map = Float[Tensor, "b heads n n"]
+
+
+@dataclass(frozen=True)
+class AttentionMeasures:
+    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above. NaN where a layer has
+    fewer heads than another, and for the diversity of a single head."""
+
+    entropy: Float[Tensor, "b l heads"]
+    overfocus: Float[Tensor, "b l heads"]
+    gini: Float[Tensor, "b l heads"]
+    peak: Float[Tensor, "b l heads"]
+    distance: Float[Tensor, "b l heads"]
+    diversity: Float[Tensor, "b l"]
+    logits: Float[Tensor, "b classes"]
+    top: int
+
+
+def walk(vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]) -> list[Float[Tensor, "b classes"]]:
+    """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each, then it is dropped."""
+    if not vit.plan.global_attention:
+        raise MethodUnavailable(
+            f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): its attention cannot be measured so"
+        )
+    with torch.no_grad(), undisturbed(vit.model):
+        streams = [vit.embed(images) for images in batches]
+        seam = Seam(want=Want(attention=True))
+        for layer, block in enumerate(vit.blocks):
+            maps = []
+            for s, x in enumerate(streams):
+                with seam:
+                    record = seam.next_record()
+                    streams[s] = block(x)
+                    seam.next_record()
+                if not record.attention:
+                    raise MethodUnavailable(f"block {layer} of this {vit.plan.kind} shows no attention")
+                maps.append(record.attention[0].a if len(record.attention) == 1 else torch.cat([a.a for a in record.attention], 1))
+                del record
+            see(layer, *maps)
+            del maps
+        return [vit.head(x) for x in streams]
+
+
+def attention_measures(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP) -> AttentionMeasures:
+    """Entropy, overfocus, concentration, distance and head diversity of every layer, in one forward pass."""
+    vit = adapt(model)
+    far = distances(vit, images)
+    found: dict[str, list[Tensor]] = {name: [] for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")}
+
+    def see(layer: int, a: Map) -> None:
+        found["entropy"].append(entropy(a))
+        found["overfocus"].append(overfocus(a, top))
+        found["gini"].append(gini(a))
+        found["peak"].append(peak(a))
+        found["distance"].append(distance(a, far))
+        found["diversity"].append(diversity(a))
+
+    (logits,) = walk(vit, [images], see)
+    return AttentionMeasures(**{name: _layers(values) for name, values in found.items()}, logits=logits, top=top)
+
+
+def attention_stability(model: nn.Module | ViT, clean: Float[Tensor, "b c h w"],
+                        corrupted: Float[Tensor, "b c h w"]) -> Float[Tensor, "b l heads"]:  # fmt: skip
+    """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1: unchanged."""
+    _same_shape(clean, corrupted)
+    found: list[Tensor] = []
+    walk(adapt(model), [clean, corrupted], lambda layer, a, b: found.append(stability(a, b)))
+    return _layers(found)
+
+
+# -- of one layer -------------------------------------------------------------------------------------------------
+
+
+def entropy(a: Map) -> Float[Tensor, "b heads"]:
+    """Mean entropy of the rows, in nats.
+
+    >>> entropy(torch.full((1, 1, 4, 4), 0.25)).item() == torch.tensor(4.0).log().item()
+    True
+    """
+    a = _wide(a)
+    return -torch.special.xlogy(a, a).sum(-1).mean(-1)
+
+
+def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
+    """Share of all attention that the `top` most attended tokens get."""
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= a.shape[-1]:
+        raise BadInput(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
+    return _wide(a).mean(-2).topk(top, dim=-1).values.sum(-1)
+
+
+def gini(a: Map) -> Float[Tensor, "b heads"]:
+    """Gini coefficient of what tokens are given: 0 even, 1 − 1/N all on one."""
+    given = _wide(a).mean(-2).sort(-1).values
+    n = given.shape[-1]
+    rank = torch.arange(1, n + 1, dtype=given.dtype, device=given.device)
+    return (given * (2 * rank - n - 1)).sum(-1) / (n * given.sum(-1))
+
+
+def peak(a: Map) -> Float[Tensor, "b heads"]:
+    """The most attended token's share, in even shares: 1 even, N all on one."""
+    return a.shape[-1] * _wide(a).mean(-2).amax(-1)
+
+
+def diversity(a: Map) -> Float[Tensor, " b"]:
+    """Mean cosine between the maps of two heads; lower is more diverse. NaN for a single head."""
+    flat = nn.functional.normalize(_wide(a).flatten(2), dim=-1)
+    cosines = flat @ flat.transpose(1, 2)
+    heads = a.shape[1]
+    if heads < 2:
+        return cosines.new_full((len(a),), float("nan"))
+    rows, columns = zip(*itertools.combinations(range(heads), 2), strict=True)
+    return cosines[:, list(rows), list(columns)].mean(-1)
+
+
+def stability(a: Map, b: Map) -> Float[Tensor, "b heads"]:
+    """Cosine between two maps of the same head."""
+    return nn.functional.cosine_similarity(_wide(a).flatten(2), _wide(b).flatten(2), dim=-1)
+
+
+def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"]:
+    """Distance between every two patches, in patches."""
+    with torch.no_grad(), undisturbed(vit.model):
+        height, width = vit.layout(vit.embed(images[:1])).grid
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    place = torch.stack([rows, columns], -1).flatten(0, 1).to(device=images.device, dtype=torch.float64)
+    return torch.linalg.vector_norm(place[:, None] - place[None], dim=-1)
+
+
+def distance(a: Map, far: Float[Tensor, "p p"]) -> Float[Tensor, "b heads"]:
+    """Mean distance from a patch to the patches it attends to, in patches; prefix tokens are left out."""
+    patches = _wide(a)[..., -len(far) :, -len(far) :]
+    share = patches / patches.sum(-1, keepdim=True).clamp_min(torch.finfo(patches.dtype).tiny)
+    return (share * far.to(share.dtype)).sum(-1).mean(-1)
+
+
+def _wide(a: Tensor) -> Tensor:
+    return a.to(torch.promote_types(a.dtype, torch.float32))
+
+
+def _layers(values: list[Tensor]) -> Tensor:
+    """Stacked along axis 1; layers with fewer heads are filled with NaN."""
+    if values[0].dim() == 1:
+        return torch.stack(values, 1)
+    most = max(v.shape[1] for v in values)
+    return torch.stack([nn.functional.pad(v, (0, most - v.shape[1]), value=float("nan")) for v in values], 1)
+
+
+def _same_shape(clean: Any, corrupted: Any) -> None:
+    if not isinstance(clean, Tensor) or not isinstance(corrupted, Tensor) or clean.shape != corrupted.shape:
+        raise BadInput(f"expected clean and corrupted images of one shape, got {_shape(clean)} and {_shape(corrupted)}")
+
+
+def _shape(images: Any) -> str:
+    return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------
+
+
+def attention_picture(model: nn.Module | ViT, clean: Float[Tensor, "1 c h w"], corrupted: Float[Tensor, "1 c h w"] | None = None,
+                      *, layer: int = -1, heads: bool = True, cell: int = 224, pictures: Sequence[Any] = ()) -> Any:  # fmt: skip
+    """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted image.
+
+    Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines. Clean and
+    corrupted share each column's colour scale. pictures: what to show beside the maps, one for each row.
+    """
+    from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
+
+    vit = adapt(model)
+    depth = len(vit.blocks)
+    if not -depth <= layer < depth:
+        raise BadInput(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
+    batches = [clean] if corrupted is None else [clean, corrupted]
+    if any(not isinstance(b, Tensor) or b.dim() != 4 or len(b) != 1 for b in batches) or len(pictures) not in (0, len(batches)):
+        raise BadInput(
+            f"expected one image (1, 3, H, W) in each row, and no pictures or {len(batches)}, got {[_shape(b) for b in batches]}"
+        )
+    kept: list[Tensor] = []
+
+    def see(now: int, *maps: Map) -> None:
+        if now == layer % depth:
+            kept.extend(_wide(a[0]) for a in maps)
+
+    walk(vit, batches, see)
+    columns = [torch.cat([a.mean(0, keepdim=True), a if heads else a[:0]]).cpu().double().numpy() for a in kept]
+    scales = [max(robust_scale(rows[c]) for rows in columns) or 1.0 for c in range(len(columns[0]))]
+    headings = ["mean of heads", *(f"head {h + 1}" for h in range(len(columns[0]) - 1))]
+    drawn = [[paint(a / s, None) for a, s in zip(rows, scales, strict=True)] for rows in columns]
+    if pictures:
+        headings = ["picture", *headings]
+        drawn = [[as_picture(p), *row] for p, row in zip(pictures, drawn, strict=True)]
+    note = f"attention of layer {layer % depth + 1} of {depth}; rows look at columns"
+    titles = ("clean", "corrupted")
+    return tile([Row(row, title, note) for row, title in zip(drawn, titles, strict=False)], headings, cell=cell)
