@@ -52,7 +52,7 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     for l in span:
         piece = base.function(trace, l, **own)
         if piece is not None:
-            total = total + fit(piece, trace.vit.grid if not trace.vit.plan.global_attention else piece.shape[-2:])
+            total = total + fit(piece, trace.run.layout.grid)
     if base.once is not None:
         total = total + base.once(trace, span[0], **own)
     return total

@@ -89,7 +89,7 @@ class Ask:
 
     @property
     def grid(self) -> tuple[int, int]:
-        return self.vit.layout(self.tokens).grid if self.vit.plan.global_attention else self.vit.grid
+        return self.vit.layout(self.tokens).grid
 
     def value(self, logits: Tensor) -> Tensor:
         return value_of(self.target, self.score, logits)
@@ -105,7 +105,7 @@ class Ask:
     def per_patch(self, x: Tensor, space: str) -> Tensor:
         """Sum what belongs to each patch: channels of its token, or its pixels."""
         if space == "tokens":
-            return self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1)
+            return fit(self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1), self.grid)
         pixels, (height, width) = x.sum(1), self.grid
         if pixels.shape[1] % height or pixels.shape[2] % width:
             return fit(pixels, self.grid)

@@ -70,7 +70,7 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> Float[Ten
             f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, and the offset of that is not known. "
             f"Leave implicit out, with freeze=1: then it has no such terms."
         )
-    total: Tensor = sum(trace.bias_terms(l) for l in range(first, trace.depth + 1))  # type: ignore[assignment]
+    total: Tensor = sum(trace.bias_terms(l, implicit=implicit) for l in range(first, trace.depth + 1))  # type: ignore[assignment]
     return total[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
 
 

@@ -41,7 +41,7 @@ class Forward:
         inputs = [self.hidden[l] for l in hidden]
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
-        terms = [y for r in self.records for y, _, _ in r.terms if y.requires_grad]
+        terms = [y for r in self.records for y, *_ in r.terms if y.requires_grad]
         everything = list({id(t): t for t in [self.logits, *inputs, *attention, *norms, *terms]}.values())
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
         return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
@@ -98,11 +98,13 @@ class Trace:
     def norms(self, layer: int) -> list[Tensor]:
         return self.run.records[layer].norms
 
-    def bias_terms(self, layer: int) -> Float[Tensor, "b n"]:
-        """Σ offset·∂T/∂output per token over the biased (and, if wanted, nonlinear) maps of block l, or of the head (l = L)."""
+    def bias_terms(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b n"]:
+        """Σ offset·∂T/∂output per token over the biased (`implicit`: also the nonlinear) maps of block l, or of the head (l = L)."""
         x = self.run.hidden[min(layer, self.depth)]
         total = x.new_zeros(x.shape[:2])
-        for y, offset, axis in self.run.records[layer].terms:
+        for y, offset, axis, is_implicit in self.run.records[layer].terms:
+            if is_implicit and not implicit:
+                continue
             g = self.grad(y) * offset
             if g.dim() == 2 or g.shape[axis] != total.shape[1]:  # behind the pooling: no token axis
                 total = total + self.readout_row() * g.flatten(1).sum(1, keepdim=True)

@@ -48,10 +48,10 @@ class Attention:
 
 @dataclass
 class Record:
-    """What one block (or the head) left behind. A term is (output, offset, token axis): Σ offset·∂y/∂output per token."""
+    """What one block (or the head) left behind. A term is (output, offset, token axis, implicit?): Σ offset·∂y/∂output."""
 
     attention: list[Attention] = field(default_factory=list)
-    terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
+    terms: list[tuple[Tensor, Tensor, int, bool]] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
 
 
@@ -165,12 +165,12 @@ class Seam(TorchFunctionMode):
             ds = moving * raw
             da = a * (ds - (a * ds).sum(-1, keepdim=True))
             offset = (1 - self.rules.value) * out - self.rules.attention * (da @ v)
-        self.term(out, offset)
+        self.term(out, offset, implicit=True)
 
-    def term(self, y: Tensor, offset: Tensor, axis: int = -2) -> None:
+    def term(self, y: Tensor, offset: Tensor, axis: int = -2, *, implicit: bool = False) -> None:
         """Record an offset that is added in `y`, unless y does not depend on the tokens (a table of positions)."""
         if y.requires_grad:
-            self.record.terms.append((y, offset, axis))
+            self.record.terms.append((y, offset, axis, implicit))
 
     def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor | None,
             bias_k: Any, bias_v: Any, add_zero: bool, dropout_p: float, w_out: Tensor, b_out: Tensor | None,
@@ -201,7 +201,7 @@ class Seam(TorchFunctionMode):
             with torch.no_grad():
                 variance = x.var(-1, unbiased=False, keepdim=True) + eps
                 offset = (y if bias is None else y - bias) * (1 - eps / variance)
-            self.term(y, offset)
+            self.term(y, offset, implicit=True)
         return y
 
     def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -212,7 +212,7 @@ class Seam(TorchFunctionMode):
             with torch.no_grad():
                 small = torch.finfo(x.dtype).eps if eps is None else eps
                 offset = y * (1 - small / (x.pow(2).mean(-1, keepdim=True) + small))
-            self.term(y, offset)
+            self.term(y, offset, implicit=True)
         return y
 
     def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -240,7 +240,7 @@ class Seam(TorchFunctionMode):
         with torch.enable_grad():
             t = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(f(t).sum(), t)
-        self.term(y, (y - slope * x).detach())
+        self.term(y, (y - slope * x).detach(), implicit=True)
 
     def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """A product of two branches: act(gate)·x. By a parameter or a number it is linear, and needs no rule."""
@@ -260,7 +260,7 @@ class Seam(TorchFunctionMode):
             return func(scale_grad(x, 0.5), scale_grad(y, 0.5))
         out = func(x, y, **kwargs)
         if self.want.implicit:
-            self.term(out, -out.detach())
+            self.term(out, -out.detach(), implicit=True)
         return out
 
     def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
