@@ -49,20 +49,19 @@ def _poisson_tables(photons: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarr
     rate = torch.arange(256, dtype=torch.float64)[:, None] * photons / 255
     mass = torch.exp(torch.special.xlogy(counts, rate) - rate - torch.lgamma(counts + 1)).numpy()
     mass[:, -1] = 1 - mass[:, :-1].sum(1)  # more photons than white are white
-    bits = int(photons).bit_length()
+    grey, group = np.unique((np.arange(photons + 1) / photons * 255).astype(np.uint8), return_inverse=True)
+    bits = (len(grey) - 1).bit_length()
     columns = 1 << bits
-    rest = np.zeros((256, columns))
-    rest[:, : photons + 1] = np.maximum(mass, 0) * columns
+    rest = np.zeros((256, columns))  # what each outcome still has to give, in columns
+    np.add.at(rest.T, group, np.maximum(mass, 0).T * columns)
     limit, other = np.ones((256, columns)), np.tile(np.arange(columns), (256, 1))
-    rows, open_ = np.arange(256), np.ones((256, columns), dtype=bool)
+    rows, done = np.arange(256), np.zeros((256, columns))
     for _ in range(columns - 1):  # the richest outcome fills up the poorest column, which is then closed
-        poor = np.where(open_, rest, np.inf).argmin(1)
-        rich = np.where(open_, rest, -np.inf).argmax(1)
+        poor, rich = (rest + done).argmin(1), (rest - done).argmax(1)
         limit[rows, poor], other[rows, poor] = rest[rows, poor], rich
         rest[rows, rich] -= 1 - rest[rows, poor]
-        open_[rows, poor] = False
-    grey = np.zeros(columns, dtype=np.uint8)
-    grey[: photons + 1] = (np.arange(photons + 1) / photons * 255).astype(np.uint8)
+        done[rows, poor] = np.inf
+    grey = np.pad(grey, (0, columns - len(grey)))
     scaled = np.clip(np.round(limit * (1 << (32 - bits))), 0, 2**32 - 1).astype(np.uint32)
     return bits, scaled.ravel(), np.tile(grey, 256), grey[other].ravel()
 
