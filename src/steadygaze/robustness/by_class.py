@@ -1,0 +1,169 @@
+"""What changed between two models on the same pictures: by class, by picture, and whether it could be chance.
+
+before, after     right or wrong for each picture, in the same order       gained: wrong → right       lost: right → wrong
+Wilson            interval of one accuracy (E. B. Wilson, 1927)
+Newcombe          interval of a paired difference, from two Wilson intervals and their correlation (method 10 of
+                  R. G. Newcombe, Statistics in Medicine 17, 1998): holds with few pictures a class, where a bootstrap
+                  of two equal pictures would claim certainty
+McNemar           exact two-sided test that as many are gained as lost: binomial of gained among gained + lost, p = 1/2
+bootstrap         paired, percentile, seeded: any number a picture
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from steadygaze.errors import BadInput
+
+LEVEL = 0.95
+Z = 1.959963984540054  # normal quantile of (1 + LEVEL) / 2
+EXACT_UP_TO = 1000  # pictures that changed; above, logarithms instead of whole numbers
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A share of right answers in 0..1, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """One class before and after; difference = after − before, with its 95 % interval."""
+
+    label: int
+    count: int
+    before: Accuracy
+    after: Accuracy
+    gained: int
+    lost: int
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """ "gained" or "lost" where the interval leaves zero out, otherwise "unclear"."""
+        return "gained" if self.low > 0 else "lost" if self.high < 0 else "unclear"
+
+
+def wilson(right: int, count: int) -> Accuracy:
+    """Share of right answers with Wilson's 95 % interval.
+
+    >>> round(wilson(8, 10).low, 4), round(wilson(8, 10).high, 4)
+    (0.4902, 0.9433)
+    """
+    if not 0 <= right <= count or count < 1:
+        raise BadInput(f"expected 0 <= right <= count and at least one picture, got {right} of {count}")
+    p, n = right / count, count
+    middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    return Accuracy(p, 0.0 if right == 0 else middle - half, 1.0 if right == count else middle + half)
+
+
+def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
+    """Every class, those that lost most first, those that gained most last; ties by label."""
+    labels, before, after = np.asarray(labels), *_pair(before, after)
+    if labels.shape != before.shape or labels.dtype.kind not in "iu":
+        raise BadInput(f"labels: expected one class index for each of {len(before)} pictures, got {labels.dtype} {labels.shape}")
+    found = []
+    for label in np.unique(labels):
+        a, b = before[labels == label], after[labels == label]
+        both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
+        neither = len(a) - both - gained - lost
+        low, high = newcombe(both, gained, lost, neither)
+        one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
+        found.append(ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high))
+    return sorted(found, key=lambda c: (c.difference, c.label))
+
+
+def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
+    """95 % interval of the paired difference (gained − lost) / n."""
+    n = both + gained + lost + neither
+    after, before = wilson(both + gained, n), wilson(both + lost, n)
+    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    cross = both * neither - gained * lost
+    if cross > 0:
+        cross = max(cross - n / 2, 0)  # continuity, as Newcombe has it
+    phi = cross / math.sqrt(margins) if margins else 0.0
+    down, up = after.value - after.low, after.high - after.value
+    down_before, up_before = before.value - before.low, before.high - before.value
+    difference = after.value - before.value
+    low = difference - math.sqrt(max(down**2 - 2 * phi * down * up_before + up_before**2, 0))
+    high = difference + math.sqrt(max(up**2 - 2 * phi * up * down_before + down_before**2, 0))
+    return max(low, -1.0), min(high, 1.0)
+
+
+def turned(names: Sequence[str], before: Any, after: Any, *, limit: int | None = None) -> dict[str, list[str]]:
+    """The first pictures that turned "wrong" (lost) and "right" (gained), in the order given."""
+    a, b = _pair(before, after)
+    if len(names) != len(a):
+        raise BadInput(f"names: expected one for each of {len(a)} pictures, got {len(names)}")
+    lost, gained = (np.flatnonzero(which)[:limit] for which in (a & ~b, ~a & b))
+    return {"wrong": [names[i] for i in lost], "right": [names[i] for i in gained]}
+
+
+def mcnemar(before: Any, after: Any) -> float:
+    """Exact two-sided p-value that gains and losses are equally likely; 1.0 if nothing changed."""
+    a, b = _pair(before, after)
+    gained, lost = int((~a & b).sum()), int((a & ~b).sum())
+    n, k = gained + lost, min(gained, lost)
+    if n <= EXACT_UP_TO:
+        tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    else:
+        logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(k + 1)]
+        tail = math.fsum(math.exp(v) for v in logs)
+    return min(1.0, 2 * tail)
+
+
+def paired_difference(before: Any, after: Any, *, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """Mean of after − before, with the 95 % interval of a paired bootstrap over pictures: (value, low, high)."""
+    a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not len(a) or not np.isfinite(a).all() or not np.isfinite(b).all():
+        raise BadInput(f"expected two finite numbers for each picture, in the same order, got shapes {a.shape} and {b.shape}")
+    if repeats < 1:
+        raise BadInput(f"repeats: expected 1 or more, got {repeats}")
+    values, times = np.unique(b - a, return_counts=True)  # drawing pictures is drawing how often each value comes
+    taken = np.random.default_rng(seed).multinomial(len(a), times / len(a), size=repeats)
+    low, high = np.percentile(taken @ values / len(a), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float((b - a).mean()), float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number from several seeds: mean, standard deviation (n − 1; NaN for a single seed), ends, how many."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    seeds: int
+
+
+def over_seeds(values: Sequence[float] | Float[np.ndarray, " n"]) -> Spread:
+    """Mean and spread of one measure over several seeds.
+
+    >>> over_seeds([1.0, 2.0, 3.0])
+    Spread(mean=2.0, deviation=1.0, low=1.0, high=3.0, seeds=3)
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
+        raise BadInput(f"expected one finite number for each seed, at least one, got {values}")
+    deviation = float(x.std(ddof=1)) if len(x) > 1 else float("nan")
+    return Spread(float(x.mean()), deviation, float(x.min()), float(x.max()), len(x))
+
+
+def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(before), np.asarray(after)
+    if a.shape != b.shape or a.ndim != 1 or not len(a):
+        raise BadInput(f"expected right or wrong for the same pictures, at least one, got shapes {a.shape} and {b.shape}")
+    for x in (a, b):
+        if x.dtype != bool and not np.isin(x, (0, 1)).all():
+            raise BadInput("expected right or wrong: booleans, or 0 and 1")
+    return a.astype(bool), b.astype(bool)

@@ -1,0 +1,63 @@
+"""Calibration: is a model as sure as it is right? (Guo et al., arXiv:1706.04599)
+
+    ECE = Σ_m |B_m| / n · |accuracy(B_m) − confidence(B_m)|,   15 bins of equal width, B_m holds confidences in ((m−1)/15, m/15]
+
+0 is perfect, lower is better. Confidence is the largest probability. torchmetrics puts an exact 1.0 into a bin of its own;
+here it belongs to the last one, as in the paper.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from steadygaze.errors import BadInput
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """ece and confidence in 0..1; the bins of a reliability diagram: how many pictures, how sure, how right (NaN: empty)."""
+
+    ece: float
+    confidence: float
+    accuracy: float
+    count: Int[Tensor, " m"]
+    bin_confidence: Float[Tensor, " m"]
+    bin_accuracy: Float[Tensor, " m"]
+
+
+def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
+    """Probability of the predicted class, (B,)."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or not logits.is_floating_point():
+        raise BadInput("expected logits (B, classes), floating point")
+    return logits.softmax(-1, dtype=torch.float64).amax(1)
+
+
+def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int = BINS) -> Calibration:
+    """ECE and mean confidence; `right` (B,) are the labels, or booleans where more than one label may be right."""
+    sure = confidences(logits)
+    if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
+        raise BadInput(f"right: expected {len(sure)} labels or booleans, at least one, got {getattr(right, 'shape', type(right).__name__)}")
+    ok = right if right.dtype == torch.bool else logits.argmax(1) == right
+    return reliability_of(sure, ok, bins=bins)
+
+
+def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS) -> Calibration:
+    """The same from confidences in 0..1 and whether each answer was right, as a run keeps them."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
+    if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
+        raise BadInput(f"expected one confidence and one answer for each picture, got {tuple(sure.shape)} and {tuple(right.shape)}")
+    sure, ok = sure.double(), right.double()
+    if not bool(((sure >= 0) & (sure <= 1)).all()):
+        raise BadInput(f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}")
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=sure.device)
+    place = (torch.bucketize(sure, edges) - 1).clamp(0, bins - 1)
+    count = torch.bincount(place, minlength=bins)
+    total_sure = torch.zeros(bins, dtype=torch.float64, device=sure.device).index_add_(0, place, sure)
+    total_right = torch.zeros_like(total_sure).index_add_(0, place, ok)
+    gap = (total_right - total_sure).abs().sum() / len(sure)
+    return Calibration(float(gap), float(sure.mean()), float(ok.mean()), count, total_sure / count, total_right / count)
