@@ -82,7 +82,13 @@ def _template() -> Template:
     text = (files("steadygaze") / "report" / "template.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["value"] = number
+    environment.filters["soft"] = _soft
     return environment.from_string(text)
+
+
+def _soft(name: str) -> str:
+    """A method's name that may be broken where its parts meet."""
+    return re.sub(r"([+:,=])", "\\1\u200b", name)
 
 
 def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) -> dict[str, Any]:
@@ -142,6 +148,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "rank": ranks.get(line, svg.COLOURS),
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
+                "images": max((cell.images for (_, which), cell in known.items() if which == line), default=0),
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
                 "metric": section.shown[0],

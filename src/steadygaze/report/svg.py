@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+LABELLED = 5  # points of a scatter that are named beside their dot
 COLOURS = 8  # the first so many series have a colour and a label; the others are thin and grey
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
@@ -93,7 +94,7 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, w
 def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str) -> str:
     """A point with whiskers for each series; the first ones are labelled."""
     frame = Frame.around(points)
-    parts = [_axes(frame, x_label, y_label, False)]
+    parts, dots = [_axes(frame, x_label, y_label, False)], []
     for one in sorted(points, key=lambda s: -s.rank):
         x, y = frame.px(one.x[0]), frame.py(one.y[0])
         for low, high in one.x_limits or ():
@@ -101,9 +102,9 @@ def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str)
         for low, high in one.y_limits or ():
             parts.append(_whisker(x, frame.py(low), x, frame.py(high), one))
         told = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
-        parts.append(_dot(x, y, 4, one, told))
-    parts += _labels(frame, [one for one in points if one.rank < COLOURS])
-    return _svg(parts, title)
+        dots.append(_dot(x, y, 4, one, told))
+    parts += _labels(frame, [one for one in points if one.rank < LABELLED])
+    return _svg([*parts, *dots], title)
 
 
 def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:

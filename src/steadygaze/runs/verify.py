@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadygaze import __version__
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS, Batch
@@ -58,7 +59,7 @@ def verify(
     out: a folder; rows are then written there as they come, and the same call goes on where it stopped
     """
     origin = model if isinstance(model, Loaded) else None
-    vit = adapt(origin.model if origin else model)  # type: ignore[arg-type]
+    vit = adapt(origin.model if origin else model)
     scores = [score] if isinstance(score, str) else score
     wanted = [methods] if isinstance(methods, (str, Method)) else methods
     plan = make_plan(vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed)
@@ -90,7 +91,7 @@ def settings_of(plan: Plan, identity: dict[str, Any], more: dict[str, Any]) -> d
         "metrics": list(plan.metrics),
         "ratios": list(plan.ratios),
         "seed": plan.seed,
-        "versions": versions(),
+        "versions": {"steadygaze": __version__, **versions()},
     }
 
 
