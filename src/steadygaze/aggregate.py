@@ -62,10 +62,11 @@ def fit(image: Float[Tensor, "b h w"], grid: tuple[int, int]) -> Float[Tensor, "
     """Resize a map to `grid` (bilinear), its sum kept."""
     if tuple(image.shape[-2:]) == tuple(grid):
         return image
-    small = F.interpolate(image[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)[:, 0]
+    wide = image.float() if image.dtype.itemsize < 4 else image  # no half precision on a CPU
+    small = F.interpolate(wide[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)[:, 0]
     small = small * (image.shape[-2] * image.shape[-1] / (grid[0] * grid[1]))
-    lost = image.sum((-2, -1), keepdim=True) - small.sum((-2, -1), keepdim=True)
-    return small + lost / (grid[0] * grid[1])
+    lost = wide.sum((-2, -1), keepdim=True) - small.sum((-2, -1), keepdim=True)
+    return (small + lost / (grid[0] * grid[1])).to(image.dtype)
 
 
 def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any]) -> Float[Tensor, "b n"]:

@@ -157,6 +157,8 @@ def make(name: str, **options: Any) -> Method:
     for key in options:
         if key not in allowed:
             raise UnknownName(f"option of {name!r}", key, allowed)
+        if options[key] is None and isinstance(allowed[key], str):
+            options[key] = "none"  # the word, which text reads as nothing
         _check_kind(name, key, options[key], allowed[key])
     _check(name, options)
     ordered = tuple(sorted(options.items()))

@@ -37,7 +37,7 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
         index = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"target: expected class indices, got {target!r} ({error})") from None
-    if index.is_floating_point() or index.dtype == torch.bool:
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise BadInput(f"target: expected integer class indices, got {index.dtype}")
     if index.dim() == 0:
         index = index.expand(batch)

@@ -1,0 +1,255 @@
+"""Bad input gets its own message: what was expected, what came, what to do; never a silent map."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import steadygaze as sg
+from tests import menagerie
+from tests.oracles.models import pictures, tiny
+
+MODEL = tiny()
+IMAGES = pictures(MODEL)
+
+
+def refuse(error: type, message: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with pytest.raises(error, match=message) as caught:
+        call(*args, **kwargs)
+    assert isinstance(caught.value, sg.SteadygazeError)
+    assert isinstance(caught.value, (ValueError, TypeError, ArithmeticError))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ([1], r"2 classes \(one for each image\).*got shape \(1,\) for a batch of 2"),
+        ([1, 2, 3], r"got shape \(3,\) for a batch of 2"),
+        (torch.zeros(3, 2, dtype=torch.long), r"got shape \(3, 2\)"),
+        (torch.zeros(2, 0, dtype=torch.long), r"got shape \(2, 0\)"),
+        (torch.zeros(2, 1, 1, dtype=torch.long), r"got shape \(2, 1, 1\)"),
+        (5, r"class 5 is out of range; the model has classes 0\.\.4"),
+        ([1, -1], r"class -1 is out of range"),
+        (1.0, "a class index.*got 1.0"),
+        (True, "got True"),
+        ("cat", "got 'cat'"),
+        (torch.tensor([1.0, 2.0]), "integer class indices, got torch.float32"),
+        (torch.tensor([True, False]), "integer class indices, got torch.bool"),
+        (torch.tensor([1 + 1j, 2]), "integer class indices, got torch.complex64"),
+        (["cat", "dog"], "class indices"),
+        (lambda y: y, r"shape \(2,\), got \(2, 5\)"),
+        (lambda y: y.sum(), r"shape \(2,\), got \(\)"),
+        (lambda y: y[:, 0].detach(), "differentiable"),
+        (lambda y: 3, "got int"),
+    ],
+)
+def test_targets(target: Any, message: str) -> None:
+    refuse(sg.BadInput, f"target.*{message}", sg.explain, MODEL, IMAGES, target=target)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (IMAGES[0], r"batch axis is missing. Use image.unsqueeze\(0\)"),
+        (IMAGES[0, 0], r"expected floating-point images of shape \(B, 3, 12, 12\), got \(12, 12\)"),
+        ((IMAGES * 50).long(), "got torch.int64. Scale to 0..1"),
+        ((IMAGES.abs() * 50).to(torch.uint8), "got torch.uint8"),
+        (IMAGES > 0, "got torch.bool"),
+        (IMAGES[:, :1], r"got \(2, 1, 12, 12\)"),
+        (IMAGES.permute(0, 2, 3, 1), r"got \(2, 12, 12, 3\)"),
+        (IMAGES[:, :, :9], r"got \(2, 3, 9, 12\). Resize"),
+        (IMAGES[:0], "empty batch"),
+        (torch.where(IMAGES > 2, torch.nan, IMAGES), "NaN or infinite"),
+        (torch.where(IMAGES > 2, torch.inf, IMAGES), "NaN or infinite"),
+        (IMAGES.numpy(), "got ndarray. Make a tensor"),
+        ([1, 2], "got list"),
+        (None, "got NoneType"),
+    ],
+)
+def test_images(images: Any, message: str) -> None:
+    refuse(sg.BadInput, message, sg.explain, MODEL, images)
+    if isinstance(images, torch.Tensor):
+        refuse(sg.BadInput, message, sg.adapt(MODEL).embed, images)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("gazze", sg.UnknownName, "unknown method 'gazze'. Did you mean 'gaze'"),
+        ("decompx+plsu", sg.UnknownName, "unknown aggregator 'plsu'. Did you mean 'plus'"),
+        ("decompx+", sg.UnknownName, "unknown aggregator ''"),
+        ("", sg.UnknownName, "unknown method ''"),
+        ("cat+plus", sg.UnknownName, "'cat' is an alias of 'ixg\\+plus' and takes no aggregator"),
+        ("ixg+rollout", sg.BadInput, "rollout multiplies token-by-token matrices.*It works with raw_attention"),
+        ("smoothgrad+plus", sg.BadInput, "'smoothgrad' has no layers"),
+        ("attixg:paring=next", sg.UnknownName, "unknown option of 'attixg' 'paring'. Did you mean 'pairing'"),
+        ("attixg:pairing=nxt", sg.UnknownName, "unknown pairing 'nxt'. Did you mean 'next'"),
+        ("attixg:pairing", sg.BadInput, "options as key=value"),
+        ("ixg:cut=ceil", sg.UnknownName, "unknown option of 'ixg' 'cut'"),
+        ("ixg+skipplus:cut=middle", sg.UnknownName, "unknown cut 'middle'"),
+        ("raw_attention:freeze=1", sg.UnknownName, "unknown option of 'raw_attention' 'freeze'"),
+        ("attnlrp:freeze=1", sg.UnknownName, "unknown option of 'attnlrp' 'freeze'"),
+        ("ixg:freeze=2", sg.BadInput, "a number in 0..1, got 2"),
+        ("ixg:freeze=nan", sg.BadInput, "a number in 0..1, got nan"),
+        ("ixg:freeze=true", sg.BadInput, "a number in 0..1, got True"),
+        ("ixg:freeze=half", sg.BadInput, "a number in 0..1, got 'half'"),
+        ("decompx:slope=flat", sg.UnknownName, "unknown slope 'flat'"),
+        ("decompx:bias=abs", sg.UnknownName, "unknown bias 'abs'. Did you mean 'absdot'"),
+        ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention wholly held, got freeze=0.5"),
+        ("gaze:bias=norm", sg.BadInput, "attention wholly held, got freeze=0.75"),
+        ("ixg+plus:start=3", sg.BadInput, r"start=3, but the model has layers 0\.\.2"),
+        ("ixg+plus:start=-1", sg.BadInput, "an integer from 0 on, got -1"),
+        ("ixg+plus:start=1.5", sg.BadInput, "an integer from 0 on, got 1.5"),
+        ("attin:form=m", sg.UnknownName, "unknown form 'm'"),
+        ("alti:against=mlp", sg.UnknownName, "unknown against 'mlp'"),
+        ("vanilla_grad:reduce=max", sg.UnknownName, "unknown reduce 'max'"),
+        ("gradcam:at=output", sg.UnknownName, "unknown at 'output'. Did you mean 'input'"),
+        ("gradcam:tokens=some", sg.UnknownName, "unknown tokens 'some'"),
+        ("attcam:relu=maybe", sg.BadInput, "expected true or false for relu.*got 'maybe'"),
+        ("fullgrad:implicit=1", sg.BadInput, "expected true or false for implicit.*got 1"),
+        ("smoothgrad:samples=0", sg.BadInput, "samples must be an integer from 1 on, got 0"),
+        ("smoothgrad:samples=2.5", sg.BadInput, "expected a whole number for samples.*got 2.5"),
+        ("smoothgrad:noise=much", sg.BadInput, "expected a number for noise.*got 'much'"),
+        ("random:seed=x", sg.BadInput, "expected a whole number for seed"),
+        ("integrated_gradients:steps=0", sg.BadInput, "steps must be an integer from 1 on, got 0"),
+        ("integrated_gradients:space=image", sg.UnknownName, "unknown space 'image'"),
+        ([], sg.BadInput, "at least one method, got an empty list"),
+        (["ixg", "cta"], sg.UnknownName, "unknown method 'cta'. Did you mean 'cat'"),
+        (3, sg.BadInput, "expected a name, a steadygaze.method.*got 3"),
+        (None, sg.BadInput, "expected a name.*got None"),
+        (["ixg", None], sg.BadInput, "expected a name"),
+    ],
+)
+def test_methods(method: Any, error: type, message: str) -> None:
+    refuse(error, message, sg.explain, MODEL, IMAGES, method=method)
+
+
+@pytest.mark.parametrize("method", ["gaze", "rollout", "random", "integrated_gradients:steps=1"])
+@pytest.mark.parametrize("score", ["logits", "prob", 3])
+def test_scores(method: str, score: Any) -> None:
+    """Also for methods that need no score: a typing error must not go unseen."""
+    refuse(sg.UnknownName, f"unknown score '{score}'.*contrast, log_odds, log_prob, logit", sg.explain, MODEL, IMAGES,
+           method=method, score=score)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(3, 2), "torch.nn.modules.linear.Linear is no vision transformer that steadygaze knows"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(432, 5)), "Sequential is no vision transformer"),
+        ("deit_tiny_patch16_224", "expected a torch.nn.Module of a vision transformer, got str"),
+        (None, "got NoneType"),
+        (tiny("class", global_pool=""), "no pooled head"),
+    ],
+)
+def test_models(model: Any, message: str) -> None:
+    refuse(sg.UnsupportedModel, message, sg.explain, model, IMAGES)
+
+
+def test_a_cnn_of_timm_and_of_torchvision() -> None:
+    import timm
+    import torchvision
+
+    for model in (timm.create_model("resnet10t"), torchvision.models.squeezenet1_0()):
+        refuse(sg.UnsupportedModel, "is no vision transformer", sg.adapt, model)
+
+
+def test_a_view_that_does_not_give_the_models_logits() -> None:
+    """A subclass that does something between its blocks is found out."""
+
+    class Odd(type(MODEL)):  # type: ignore[misc]
+        def forward_features(self, x: Any, **more: Any) -> Any:
+            return super().forward_features(x, **more) * 1.1
+
+    odd = tiny()
+    odd.__class__ = Odd
+    refuse(sg.UnsupportedModel, "its own logits and those of the view.*differ", sg.adapt, odd)
+
+
+ATTENTION = ["raw_attention", "rollout", "attn_grad", "attcam", "genatt", "gae", "gradsam", "attixg", "attcat", "attin",
+             "globenc", "alti", "transatt", "fullgrad", "fullgrad_plus", "gaze_keys", "gaze_twice"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", menagerie.HIERARCHICAL)
+def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
+    model = menagerie.ALL[name]()
+    images = menagerie.images_of(model)
+    for method in ATTENTION:
+        refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
+               sg.explain, model, images, method=method)  # fmt: skip
+    assert set(menagerie.served(model)) == {info.name for info in sg.methods()} - set(ATTENTION)
+    refuse(sg.MethodUnavailable, "grids change", sg.explain, model, images, method="decompx:bias=norm")
+    vit = sg.adapt(model)
+    refuse(sg.BadInput, "cannot be removed", vit.select, vit.embed(images), torch.zeros(2, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("norms behind", "alti", "defined for pre-norm blocks"),
+        ("parallel branches", "globenc", "defined for pre-norm blocks"),
+        ("EVA-02 tiny (rotary, SwiGLU)", "transatt", "without rotary positions.*Use attnlrp"),
+        ("attention pool (SigLIP)", "transatt", "a class or mean head"),
+        ("average", "decompx:bias=cls", "class token"),
+        ("CaiT", "fullgrad:implicit=true", "mixes attention after its softmax"),
+        ("CaiT", "decompx:bias=absdot", "do not add up to the logits"),
+        ("CaiT", "attin", "pre-norm"),
+        ("Swin", "gradcam:at=norm1", "does not begin with a norm"),
+    ],
+)
+def test_methods_that_other_models_cannot_serve(name: str, method: str, message: str) -> None:
+    model = menagerie.ALL[name]()
+    refuse(sg.MethodUnavailable, message, sg.explain, model, menagerie.images_of(model), method=method)
+
+
+def test_selection_of_patches() -> None:
+    vit = sg.adapt(MODEL)
+    tokens = vit.embed(IMAGES)
+    for keep, message in (
+        (torch.tensor([0, 1]), r"shape \(2, k\), got torch.int64 \(2,\)"),
+        (torch.tensor([[0.0], [1.0]]), "integer patch indices"),
+        (torch.tensor([[0], [16]]), r"must lie in 0\.\.15"),
+        (torch.tensor([[-1], [0]]), r"must lie in 0\.\.15"),
+        (torch.tensor([[0]]), r"shape \(2, k\)"),
+    ):
+        refuse(sg.BadInput, message, vit.select, tokens, keep)
+    refuse(sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
+
+
+def test_broken_and_empty_maps() -> None:
+    """NaN among the weights raises; a map of zeros warns."""
+    broken = tiny()
+    sg.adapt(broken)
+    with torch.no_grad():
+        broken.head.weight[1] = torch.nan
+    refuse(sg.BrokenMap, "NaN or infinite", sg.explain, broken, IMAGES, target=1)
+    empty = tiny()
+    with torch.no_grad():
+        empty.head.weight[1] = 0
+    with pytest.warns(sg.DegenerateMap, match=r"ixg: the map is zero everywhere for image\(s\) \[0, 1\]") as seen:
+        att = sg.explain(empty, IMAGES, target=1, method="ixg")
+    assert att.scores.abs().max() == 0
+    assert seen[0].filename == __file__, "the warning points at the caller"
+
+
+def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything runs: nothing is ever computed in bf16 here."""
+    from steadygaze import explainer
+
+    model = tiny()
+    sg.adapt(model)
+    monkeypatch.setattr(explainer, "_bf16_on_cpu", lambda: False)
+    model.bfloat16()
+    refuse(sg.BadInput, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
+
+
+def test_names_in_text_and_in_code_are_the_same() -> None:
+    """What a name is written as is what it is read from."""
+    for text in ("attixg+plus:freeze=0.75,pairing=next", "gradcam:at=norm1,relu=True", "decompx:bias=none", "ixg:start=2"):
+        assert sg.method(text).name == text and str(sg.method(text)) == text
+    assert sg.method("ixg", freeze=np.float64(0.5).item()).option("freeze") == 0.5
+    a, b = sg.method("gaze", freeze=0.5), sg.method("gaze:freeze=0.5")
+    assert a == b and a.score == "log_odds" and a.option("freeze") == 0.5
