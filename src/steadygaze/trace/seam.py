@@ -62,29 +62,49 @@ class Seam(TorchFunctionMode):
         super().__init__()
         self.rules, self.want, self.record = rules, want or Want(), Record()
         self.pending: Attention | None = None  # attention that has not met its value yet
-        self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
-        self.table |= dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
-        self.table |= {F.dropout: self.dropout, torch.Tensor.to: self.to, F.layer_norm: self.layer_norm}
-        self.table |= {torch.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, torch.rms_norm: self.rms_norm}
+        self.tagged: list[Tensor] = []  # tensors of this block that carry a tag: what they are
+        self.table: dict[Any, str] = {F.scaled_dot_product_attention: "sdpa", F.multi_head_attention_forward: "mha"}
+        self.table |= dict.fromkeys(SOFTMAX, "softmax") | dict.fromkeys(MATMUL, "matmul")
+        self.table |= {F.dropout: "dropout", torch.Tensor.to: "to", F.layer_norm: "layer_norm"}
+        self.table |= {torch.layer_norm: "layer_norm", F.rms_norm: "rms_norm", torch.rms_norm: "rms_norm"}
         if rules.slope or rules.gate != "free" or self.want.implicit:
             for f in (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu):
-                self.table[f] = self.activation
+                self.table[f] = "activation"
             for f in (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid):
-                self.table[f] = self.sigmoid
+                self.table[f] = "sigmoid"
         if rules.gate != "free" or self.want.implicit:
-            self.table |= dict.fromkeys(MUL, self.mul)
+            self.table |= dict.fromkeys(MUL, "mul")
         if self.want.bias:
-            self.table[F.linear] = self.linear
-            self.table |= dict.fromkeys(ADD, self.add)
+            self.table[F.linear] = "linear"
+            self.table |= dict.fromkeys(ADD, "add")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.table.get(func)
-        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
 
     def next_record(self) -> Record:
         """A new record for the block that runs next; returns it."""
+        self.forget()
         self.record = Record()
         return self.record
+
+    def tag(self, x: Tensor, **tags: Any) -> Tensor:
+        """Let a tensor carry what it is, until its block has run."""
+        x.__dict__.update(tags)
+        self.tagged.append(x)
+        return x
+
+    def forget(self) -> None:
+        """Take all tags off: they refer to one another, and would keep the whole graph alive."""
+        for x in self.tagged:
+            for name in ("attention_", "product_", "source_", "activation_"):
+                x.__dict__.pop(name, None)
+        self.tagged.clear()
+        self.pending = None
+
+    def __exit__(self, *exc: Any) -> None:
+        self.forget()
+        super().__exit__(*exc)
 
     # -- attention ----------------------------------------------------------------------------------------------
 
@@ -125,12 +145,10 @@ class Seam(TorchFunctionMode):
         if x.dim() < 4 or dim not in (-1, x.dim() - 1):
             return y
         y = self.weights(y)
-        y.attention_ = Attention(y)  # type: ignore[attr-defined]
-        y.product_ = getattr(x, "product_", (x, 2))  # type: ignore[attr-defined]
+        self.pending = Attention(y)
         if self.want.attention or self.want.value or self.want.implicit:
-            self.record.attention.append(y.attention_)  # type: ignore[attr-defined]
-        self.pending = y.attention_  # type: ignore[attr-defined]
-        return y
+            self.record.attention.append(self.pending)
+        return self.tag(y, attention_=self.pending, product_=getattr(x, "product_", (x, 2)))
 
     def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
         attention = getattr(a, "attention_", None)
@@ -139,7 +157,7 @@ class Seam(TorchFunctionMode):
                 v, self.pending = scale_grad(v, self.rules.value), None
             y = func(a, v, **kwargs)
             if self.want.implicit:
-                y.product_ = (y, a.requires_grad + v.requires_grad)
+                self.tag(y, product_=(y, a.requires_grad + v.requires_grad))
             return y
         out = func(a, scale_grad(v, self.rules.value), **kwargs)
         attention.v, attention.out, self.pending = v, out, None
@@ -154,8 +172,8 @@ class Seam(TorchFunctionMode):
     def to(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = func(x, *args, **kwargs)
         if y is not x and hasattr(x, "attention_"):  # half precision: softmax in float32, then back
-            y.attention_, y.product_ = x.attention_, x.product_  # type: ignore[attr-defined]
-            y.attention_.a = y
+            x.attention_.a = y  # type: ignore[attr-defined]
+            self.tag(y, attention_=x.attention_, product_=x.product_)  # type: ignore[attr-defined]
         return y
 
     def attention_offset(self, raw: Tensor, moving: int, a: Tensor, v: Tensor, out: Tensor) -> None:
@@ -223,8 +241,7 @@ class Seam(TorchFunctionMode):
             y = func(x, *args, **kwargs)
         if self.want.implicit and not self.rules.slope:
             self.tangent_offset(x, y, lambda t: func(t, *args, **kwargs))
-        y.activation_ = True  # type: ignore[attr-defined]
-        return y
+        return self.tag(y, activation_=True)
 
     def sigmoid(self, func: Any, x: Tensor) -> Tensor:
         """A gate: of its own argument (QuickGELU), then the slope from the origin; or of another branch (gated attention)."""
@@ -233,8 +250,7 @@ class Seam(TorchFunctionMode):
             return y.detach()
         if self.want.implicit:
             self.tangent_offset(x, y, func)
-        y.activation_, y.source_ = True, getattr(x, "source_", x)
-        return y
+        return self.tag(y, activation_=True, source_=getattr(x, "source_", x))
 
     def tangent_offset(self, x: Tensor, y: Tensor, f: Any) -> None:
         with torch.enable_grad():
@@ -248,9 +264,9 @@ class Seam(TorchFunctionMode):
         if not both or x.is_leaf or y.is_leaf:
             out = func(x, y, **kwargs)
             if isinstance(x, Tensor) and not isinstance(y, Tensor):
-                out.source_ = x
+                self.tag(out, source_=x)
             if self.want.implicit and hasattr(x, "product_"):
-                out.product_ = (out, x.product_[1])  # q·k times its scale
+                self.tag(out, product_=(out, x.product_[1]))  # q·k times its scale
             return out
         own_gate = getattr(y, "source_", None) is x or getattr(x, "source_", None) is y  # QuickGELU with its own slope
         gate_x, gate_y = hasattr(x, "activation_"), hasattr(y, "activation_")
@@ -272,7 +288,7 @@ class Seam(TorchFunctionMode):
     def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         out = func(x, y, **kwargs)
         if hasattr(x, "product_"):
-            out.product_ = x.product_  # q·k and a table of relative positions
+            self.tag(out, product_=x.product_)  # q·k and a table of relative positions
         if isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
             for bias, rest in ((x, y), (y, x)):
                 if bias.dim() == 1 and rest.dim() >= 3 and bias.shape[0] == rest.shape[-1]:
