@@ -83,7 +83,10 @@ def test_view_gives_the_logits_removal_is_masking_and_one_pass_is_the_decomposit
 
 @pytest.mark.parametrize("kind", ["class token", "registers, mean", "RMS norm, SwiGLU", "swinv2_tiny_window8_256"])
 def test_the_decomposition_oracle_tells_other_rules_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rules in (PLAIN, frozen(0.9), frozen(1.0, slope="tangent")):
+    others = [PLAIN, frozen(0.9)]
+    if kind != "RMS norm, SwiGLU":  # its one activation is a gate, which is held whatever the slope
+        others.append(frozen(1.0, slope="tangent"))
+    for rules in others:
         monkeypatch.setattr(checks, "frozen", lambda share, rules=rules: rules)
         assert checks.decompx_error(view_of(kind)) > 1e-4
 
