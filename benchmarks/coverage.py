@@ -182,7 +182,7 @@ def markdown(rows: list[Row]) -> str:
 
 NOTES = """## How each kind is viewed
 
-- A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0, as in timm's own feature maps.
+- A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0: x^0 is what `embed` gives, before it.
 - Rotary rows and relative biases of kept patches are gathered, so each patch stays at its own position.
 - CaiT: the class-attention blocks are the head, which pools by attention. Its talking heads add a bias behind the softmax, by which
   a masked key would still weigh; the masking it is compared with takes the value of masked keys away too.
