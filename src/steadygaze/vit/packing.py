@@ -56,7 +56,8 @@ def packed_logits(vit: ViT, tokens: Float[Tensor, "b n d"], groups: Sequence[Gro
 def packable(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
     """Whether packed runs give what separate ones give."""
     if vit not in _CALLS:
-        _CALLS[vit] = _try(vit, tokens)
+        with torch.no_grad():
+            _CALLS[vit] = _try(vit, tokens)
     return _CALLS[vit] > 0
 
 

@@ -1,0 +1,138 @@
+"""Faithfulness by naive loops: one map, one image, one ratio, one pixel at a time; the model run by its own modules."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def ordered(values: list[float]) -> list[int]:
+    """Indices by falling value, equal ones by index."""
+    return sorted(range(len(values)), key=lambda i: (-values[i], i))
+
+
+def kept_logits(model, image: Tensor, keep: list[int]) -> Tensor:
+    """Logits of a timm VisionTransformer with only the patches `keep`, without any view of ours."""
+    x = model._pos_embed(model.patch_embed(image[None]))
+    prefix = model.num_prefix_tokens
+    x = model.norm_pre(x[:, list(range(prefix)) + [prefix + i for i in keep]])
+    for block in model.blocks:
+        x = block(x)
+    return model.forward_head(model.norm(x))[0]
+
+
+def trapezoid(curve: list[float], xs: list[float]) -> float:
+    if len(xs) == 1:
+        return curve[0]
+    total = sum((xs[i + 1] - xs[i]) * (curve[i] + curve[i + 1]) / 2 for i in range(len(xs) - 1))
+    return total / (xs[-1] - xs[0])
+
+
+def removal(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float], empty: bool = True) -> dict:
+    """The four scores of one map; logits_of(image, keep). empty=False: no answer without patches, so chance."""
+    order = ordered(scores.flatten().tolist())
+    p = len(order)
+    whole = logits_of(image, list(range(p)))
+    first = float(whole.softmax(0)[target])
+    curves: dict[str, list[float]] = {"ia": [], "da": [], "ip": [], "dp": []}
+    for ratio in ratios:
+        k = int(ratio * p)
+        for kind, keep in (("i", order[:k]), ("d", order[k:])):
+            if not keep and not empty:
+                right = probability = 1 / len(whole)
+            else:
+                logits = logits_of(image, keep)
+                right, probability = float(int(logits.argmax()) == target), float(logits.softmax(0)[target])
+            curves[kind + "a"].append(100 * right)
+            curves[kind + "p"].append(100 * (first - probability))
+    area = {name: trapezoid(curve, ratios) for name, curve in curves.items()}
+    return {
+        "insertion_accuracy": (area["ia"], curves["ia"]),
+        "deletion_accuracy": (100 - area["da"], curves["da"]),
+        "insertion_aopc": (100 - area["ip"], curves["ip"]),
+        "deletion_aopc": (area["dp"], curves["dp"]),
+    }
+
+
+def bilinear(scores: Tensor, height: int, width: int) -> list[list[float]]:
+    """Corners not aligned, edges held."""
+    gh, gw = scores.shape
+    out = []
+    for y in range(height):
+        row = []
+        for x in range(width):
+            sy, sx = max((y + 0.5) * gh / height - 0.5, 0), max((x + 0.5) * gw / width - 0.5, 0)
+            y0, x0 = min(int(sy), gh - 1), min(int(sx), gw - 1)
+            y1, x1, fy, fx = min(y0 + 1, gh - 1), min(x0 + 1, gw - 1), sy - y0, sx - x0
+            top = (1 - fx) * float(scores[y0, x0]) + fx * float(scores[y0, x1])
+            bottom = (1 - fx) * float(scores[y1, x0]) + fx * float(scores[y1, x1])
+            row.append((1 - fy) * top + fy * bottom)
+        out.append(row)
+    return out
+
+
+def painted(image: Tensor, pixels: list[float], count: int, paint: Tensor) -> Tensor:
+    """The image with its first `count` pixels, by falling value, replaced."""
+    image, width = image.clone(), image.shape[-1]
+    for i in ordered(pixels)[:count]:
+        image[:, i // width, i % width] = paint[:, i // width, i % width]
+    return image
+
+
+def diffmask(model, image: Tensor, pixels: list[float], noise: Tensor) -> dict[str, float]:
+    """Areas of one image: accuracy and KL as in the paper (mean height), and as in the code (np.trapezoid, steps of 1)."""
+    p0 = model(image[None])[0].softmax(0)
+    c = int(p0.argmax())
+    kl, accuracy, kl_code, accuracy_code = [], [], [], []
+    for i in range(29):
+        p = model(painted(image, pixels, len(pixels) * i // 28, noise)[None])[0].softmax(0)
+        kl.append(sum(float(a) * math.log(float(a) / float(b)) for a, b in zip(p0, p, strict=True)))
+        accuracy.append(100.0 * (int(p.argmax()) == c))
+        kl_code.append(-math.log(float(p[c])))
+        accuracy_code.append(float(p[c]))
+    steps = [i / 28 for i in range(29)]
+    return {
+        "kl": trapezoid(kl, steps),
+        "accuracy": trapezoid(accuracy, steps),
+        "kl_code": float(np.trapezoid(kl_code, dx=1)),
+        "accuracy_code": float(np.trapezoid(accuracy_code, dx=1)),
+    }
+
+
+def swin_masked(model, image: Tensor, keep: Tensor) -> Tensor:
+    """Logits of a one-stage timm Swin whose attention sees only the tokens `keep` (grid, bool), token by token."""
+    x = model.patch_embed(image[None])[0]  # (H, W, C)
+    height, width, _ = x.shape
+    there = [(i, j) for i in range(height) for j in range(width) if keep[i, j]]
+    state = {place: x[place] for place in there}
+    for block in model.layers[0].blocks:
+        window, shift, attn = block.window_size[0], block.shift_size[0], block.attn
+        table = attn.relative_position_bias_table
+
+        def cell(place, w=window, s=shift):
+            """(window, region that the shift joins, place in the window) after rolling by −shift."""
+            rolled = [(p - s) % n for p, n in zip(place, (height, width), strict=True)]
+            region = [0 if not s or r < n - w else 1 if r < n - s else 2 for r, n in zip(rolled, (height, width), strict=True)]
+            return tuple(r // w for r in rolled), tuple(region), tuple(r % w for r in rolled)
+
+        qkv = {p: attn.qkv(block.norm1(state[p])).view(3, attn.num_heads, -1) for p in there}
+        after = {}
+        for p in there:
+            window_p, region_p, local_p = cell(p)
+            keys = [k for k in there if cell(k)[:2] == (window_p, region_p)]
+            heads = []
+            for h in range(attn.num_heads):
+                scores = []
+                for k in keys:
+                    local_k = cell(k)[2]
+                    dy, dx = (a - b + window - 1 for a, b in zip(local_p, local_k, strict=True))
+                    bias = table[dy * (2 * window - 1) + dx, h]
+                    scores.append((qkv[p][0, h] * qkv[k][1, h]).sum() * attn.scale + bias)
+                weights = torch.stack(scores).softmax(0)
+                heads.append(sum(w * qkv[k][2, h] for w, k in zip(weights, keys, strict=True)))
+            y = state[p] + attn.proj(torch.cat(heads))
+            after[p] = y + block.mlp(block.norm2(y))
+        state = after
+    pooled = torch.stack([model.norm(state[p]) for p in there]).mean(0)
+    return model.head.fc(pooled)
