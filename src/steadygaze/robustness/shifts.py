@@ -1,0 +1,319 @@
+"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their protocols.
+
+| name | layout | right | group |
+| --- | --- | --- | --- |
+| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 pictures | one | |
+| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
+| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
+| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
+| imagenet-real | ILSVRC2012_val_00000001.JPEG .. 00050000, flat or by synset, and real.json | any of several | |
+| objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
+| si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
+| imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
+
+A prediction is right in the top k if any right class is among the k highest logits: of all 1,000 ("top1 of 1000"), and, where
+the official protocol restricts the classes, of those alone ("top1 of 200"). Higher is better. Nothing is skipped in silence:
+what is missing is an error (`partial=True`: a note), and what a protocol leaves out is counted in `left_out`.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+from torch import Tensor
+
+from steadygaze.data.benchmarks import complete, complete_count, folder, folders_in, imagenet_names, imagenet_synsets, pictures, some
+from steadygaze.data.folders import Classes, Item, evenly
+from steadygaze.data.images import read_image
+from steadygaze.errors import BadInput, SteadygazeError, UnknownName
+from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+
+VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
+KINDS = ("noise", "blur", "weather", "digital", "extra")  # the archives of ImageNet-C
+SI_SCORE = {  # its names that are not ImageNet's own
+    "band-aid": "Band Aid", "common fig": "fig", "eraser": "rubber eraser", "jeans": "jean", "light switch": "switch",
+    "maracas": "maraca",
+}  # fmt: skip
+BORDER = 2  # pixels around every picture of ObjectNet
+
+
+@dataclass(frozen=True)
+class Shifted(Item):
+    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is scored alone."""
+
+    right: tuple[int, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side. ready: the
+    pictures have the model's size already and want no resizing. left_out: {why: which}. notes: what is missing."""
+
+    name: str
+    items: list[Shifted]
+    classes: tuple[int, ...] | None = None
+    border: int = 0
+    ready: bool = False
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def read(self, item: Item) -> Image.Image:
+        """The picture as RGB, its border cut off if it has one."""
+        picture = read_image(item.path)
+        if not self.border:
+            return picture
+        return picture.crop((self.border, self.border, picture.width - self.border, picture.height - self.border))
+
+
+def top_right(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int]], *, k: int,
+              classes: Sequence[int] | None = None) -> Bool[Tensor, " b"]:  # fmt: skip
+    """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the lower index first."""
+    if logits.dim() != 2 or len(right) != len(logits):
+        raise BadInput(f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}")
+    columns = logits.shape[1] if classes is None else len(classes)
+    highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
+    if highest >= logits.shape[1] or any(not row for row in right):
+        raise BadInput(f"expected right classes in 0..{logits.shape[1] - 1}, at least one a picture; the highest is {highest}")
+    if not 1 <= k <= columns:
+        raise BadInput(f"k: expected 1..{columns}, got {k}")
+    chosen = torch.arange(columns, device=logits.device) if classes is None else torch.tensor(list(classes), device=logits.device)
+    best = chosen[logits[:, chosen].argsort(dim=1, descending=True, stable=True)[:, :k]]
+    most = max(len(row) for row in right)
+    padded = torch.tensor([[*row, *[-1] * (most - len(row))] for row in right], device=logits.device)
+    return (best[:, :, None] == padded[:, None]).any(2).any(1)
+
+
+def shift_scores(logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift) -> dict[str, Bool[Tensor, " b"]]:
+    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of 200", ..."""
+    right = [item.right for item in items]
+    protocols = [None] if shift.classes is None else [None, shift.classes]
+    out = {}
+    for classes in protocols:
+        columns = logits.shape[1] if classes is None else len(classes)
+        for k in (1, 5):
+            out[f"top{k} of {columns}"] = top_right(logits, right, k=min(k, columns), classes=classes)
+    return out
+
+
+def read_shift(name: str, root: str | Path, *, partial: bool = False, **options: Any) -> Shift:
+    """The data set of that name; options: `real` (real.json), `border` and `labels` (ObjectNet)."""
+    if name not in READERS:
+        raise UnknownName("shift", str(name), READERS)
+    return READERS[name](root, partial=partial, **options)
+
+
+def imagenet_a(root: str | Path, *, partial: bool = False) -> Shift:
+    """ImageNet-A: natural adversarial examples, 200 classes."""
+    return _by_synset("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
+
+
+def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
+    """ImageNet-R: renditions, 200 classes; groups are the styles."""
+    return _by_synset("imagenet-r", root, imagenet_synsets("r"), 30_000, partial=partial, group=lambda p: p.stem.rsplit("_", 1)[0])
+
+
+def imagenet_sketch(root: str | Path, *, partial: bool = False) -> Shift:
+    """ImageNet-Sketch: 1,000 classes in black and white."""
+    root = Path(root)
+    inner = root / "sketch"
+    return _by_synset("imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial)
+
+
+def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
+    """ImageNet-V2, one of its three samplings; folders are the class indices."""
+    what = "imagenet-v2"
+    root = folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
+    names = [str(i) for i in range(1000)]
+    return _from_folders(what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial)
+
+
+def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
+    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left out, and counted.
+
+    real: the published real.json; by default the one in `root`.
+    """
+    what = "imagenet-real"
+    root = folder(root, what, "a folder of ILSVRC2012_val_*.JPEG, flat or by synset, and real.json")
+    file = root / "real.json" if real is None else Path(real)
+    labels = _json(what, file, list)
+    found: dict[int, Path] = {}
+    for path in sorted(p for p in root.rglob("*") if VALIDATION.fullmatch(p.stem)):
+        found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
+    beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
+    if not found or beyond:
+        raise BadInput(f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, got {some(beyond) or 'none'}")
+    note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
+    items, without = [], []
+    for number, path in sorted(found.items()):
+        right = tuple(labels[number - 1])
+        if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
+            raise BadInput(f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999")
+        if right:
+            items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
+        else:
+            without.append(path.name)
+    left_out = {"no label is right": tuple(without)} if without else {}
+    return Shift(what, items, left_out=left_out, notes=(note,) if note else ())
+
+
+def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", partial: bool = False) -> Shift:
+    """ObjectNet's classes that ImageNet has too; the others are left out, and named.
+
+    border: cut off the red border. labels: "any" of a class's ImageNet classes is right, or the "first" alone (RobustViT).
+    """
+    what = "objectnet"
+    if labels not in ("any", "first"):
+        raise BadInput(f"labels: expected 'any' or 'first', got {labels!r}")
+    root = folder(root, what, "a folder objectnet-1.0 with images/<folder>/*.png and mappings/*.json")
+    if (root / "objectnet-1.0").is_dir():
+        root = root / "objectnet-1.0"
+    images, maps = (folder(root / name, what, f"images/ and mappings/ in {root}") for name in ("images", "mappings"))
+    label_of = _json(what, maps / "folder_to_objectnet_label.json", dict)
+    names = {k: [n.strip() for n in v.split(";")] for k, v in _json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()}
+    index = _objectnet_index(what, maps)
+    lost = sorted({n for wanted in names.values() for n in wanted if n not in index})
+    unknown = sorted(set(names) - set(label_of.values()))
+    if lost or unknown:
+        raise BadInput(f"{what}: classes that do not map: {some([*lost, *unknown])}; the files in {maps} do not belong together")
+    note = complete(what, images, "folder", sorted(label_of), folders_in(images), partial=partial)
+    ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
+    restriction = tuple(sorted({c for right in ids.values() for c in right}))
+    here = {f: right if labels == "any" else right[:1] for f, right in ids.items() if (images / f).is_dir()}
+    made = _from_folders(what, images, here, None, partial=partial, others=True)
+    outside = tuple(sorted(f for f in folders_in(images) if f not in ids))
+    left_out = {"no class of ImageNet": outside} if outside else {}
+    notes = (note,) if note else ()
+    return Shift(what, made.items, restriction, BORDER if border else 0, left_out=left_out, notes=notes)
+
+
+def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
+    """ImageNet's label texts to the index of the logits, by way of the ILSVRC2012 order that the mapping files use."""
+    file = maps / "imagenet_to_label_2012_v2"
+    if not file.is_file():
+        raise BadInput(f"{what}: {file} is missing; expected one label a line")
+    texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    torch_to_line = _json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
+    if sorted(torch_to_line.values()) != list(range(len(texts))):
+        raise BadInput(f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number the {len(texts)} lines of {file.name} from 0")
+    return {texts[line]: int(i) for i, line in torch_to_line.items()}
+
+
+def si_score(root: str | Path, *, partial: bool = False) -> Shift:
+    """SI-Score, one of object_size (area), object_location, object_rotation; groups are the values of what is varied."""
+    what = "si-score"
+    root = folder(root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/")
+    known: dict[str, int] = {}
+    if (root / "foreground_classes.csv").is_file():
+        known = {row["label"]: int(row["int"]) for row in _table(what, root / "foreground_classes.csv", ("int", "label"))}
+    classes, there, strange = Classes(imagenet_names(), 1000), folders_in(root), []
+    for name in (n for n in there if n not in known):
+        try:
+            known[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))
+        except SteadygazeError:
+            strange.append(name)
+    if strange or not there:
+        raise BadInput(f"{what}: {root} holds {'class folders that do not map: ' + some(strange) if strange else 'no class folder'}")
+    groups: dict[str, str] = {}
+    expected = None
+    if (root / "metadata.csv").is_file():
+        rows = _table(what, root / "metadata.csv", ("image_id", "x_coord", "y_coord", "area", "rotation"))
+        expected = len(rows)
+        for row in rows:
+            groups[row["image_id"]] = "x={x_coord} y={y_coord} area={area} rotation={rotation}".format(**row)
+    return _from_folders(what, root, {n: (known[n],) for n in there}, expected, partial=partial, group=lambda p: groups.get(p.stem, ""))
+
+
+def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, partial: bool = False) -> Shift:
+    """The published ImageNet-C: 15 corruptions (or the 19, if asked for) of 50,000 pictures at 5 severities."""
+    what = "imagenet-c"
+    for name in corruptions:
+        if name not in CORRUPTIONS:
+            raise UnknownName("corruption", str(name), CORRUPTIONS)
+    root = folder(root, what, "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...")
+    places = {name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()}
+    there = [name for name in corruptions if name in places]
+    notes = [complete(what, root, "corruption", corruptions, there, partial=partial)]
+    synsets = {s: (i,) for i, s in enumerate(imagenet_synsets())}
+    items: list[Shifted] = []
+    for name in there:
+        have = [s for s in map(str, SEVERITIES) if (places[name] / s).is_dir()]
+        note = complete(what, places[name], "severity folder", map(str, SEVERITIES), have, partial=partial)
+        notes.append(note and f"{name}: {note}")
+        for severity in have:
+            group = f"{name}:{severity}"
+            part = _from_folders(what, places[name] / severity, synsets, 50_000, partial=partial, group=lambda p, g=group: g, above=root)
+            items += part.items
+            notes += [f"{group}: {note}" for note in part.notes]
+    return Shift(what, items, ready=True, notes=tuple(note for note in notes if note))
+
+
+def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: int, *, partial: bool,
+               group: Callable[[Path], str] | None = None) -> Shift:  # fmt: skip
+    root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
+    place = {s: i for i, s in enumerate(imagenet_synsets())}
+    made = _from_folders(what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group)
+    classes = tuple(sorted(place[s] for s in synsets)) if len(synsets) < 1000 else None
+    return Shift(what, made.items, classes, notes=made.notes)
+
+
+def _from_folders(what: str, root: Path, right: dict[str, tuple[int, ...]], expected: int | None, *, partial: bool,
+                  group: Callable[[Path], str] | None = None, others: bool = False, above: Path | None = None) -> Shift:  # fmt: skip
+    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the classes evenly."""
+    there = [name for name in folders_in(root) if name in right or not others]
+    notes = [complete(what, root, "class folder", right, there, partial=partial)]
+    groups = []
+    for name in there:
+        found = pictures(root / name)
+        if not found and not partial:
+            raise BadInput(f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there")
+        notes.append("" if found else f"{name} is empty")
+        base = root if above is None else above
+        paths = ((p, p.relative_to(base).as_posix()) for p in found)
+        groups.append([Shifted(rel, p, right[name][0], None, right[name], group(p) if group else "") for p, rel in paths])
+    items = cast(list[Shifted], evenly(groups))
+    if not items:
+        raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
+    if expected is not None:
+        notes.append(complete_count(what, root, "pictures", len(items), expected, partial=partial))
+    return Shift(what, items, notes=tuple(note for note in notes if note))
+
+
+def _json(what: str, file: Path, kind: type) -> Any:
+    if not file.is_file():
+        raise BadInput(f"{what}: {file} is missing; it comes with the data set")
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): cut off?") from error
+    if not isinstance(read, kind) or not read:
+        raise BadInput(f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}")
+    return read
+
+
+def _table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8-sig") as opened:
+        reader = csv.DictReader(opened)
+        missing = [c for c in columns if c not in (reader.fieldnames or ())]
+        if missing:
+            raise BadInput(f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}")
+        return list(reader)
+
+
+READERS: dict[str, Callable[..., Shift]] = {
+    "imagenet-a": imagenet_a,
+    "imagenet-r": imagenet_r,
+    "imagenet-sketch": imagenet_sketch,
+    "imagenet-v2": imagenet_v2,
+    "imagenet-real": imagenet_real,
+    "objectnet": objectnet,
+    "si-score": si_score,
+    "imagenet-c": imagenet_c,
+}
