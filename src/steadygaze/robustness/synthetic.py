@@ -1,0 +1,165 @@
+"""Pictures of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing varied at a time.
+
+J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the picture, its centre is at
+(x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then pasted; what leaves the picture
+is cut off, and `inside` says how much of the box is left. Angles end in 1 so that every one is resampled alike.
+
+| factor | varied | held |
+| --- | --- | --- |
+| location | 5 x 5 centres, 0.1 .. 0.9 | area 0.2, upright |
+| rotation | 1, 21, .. 341 degrees | area 0.2, in the middle |
+| size | areas 0.05 .. 1 | upright, in the middle |
+
+And `swap_background` puts the object, where it is, before another background; `remove_background` before a plain colour.
+Masks: 255 (or 1, True) object, 128 border (half transparent), 0 background. Same inputs and seed: same bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import generator
+
+Pixels = UInt8[np.ndarray, "h w 3"]
+PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "location": tuple((x, y) for y in PLACES for x in PLACES),
+    "rotation": tuple(range(1, 360, 20)),
+    "size": (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+}
+AREA = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Synthetic:
+    """A made picture (S, S, 3) and how it was made; background is the index of the one that was drawn."""
+
+    picture: Pixels
+    factor: str
+    x: float
+    y: float
+    area: float
+    rotation: float
+    background: int
+    inside: float
+
+    @property
+    def value(self) -> Any:
+        """What the factor was set to."""
+        return {"location": (self.x, self.y), "rotation": self.rotation, "size": self.area}[self.factor]
+
+
+def cut_out(image: Pixels, mask: np.ndarray) -> UInt8[np.ndarray, "h w 4"]:
+    """The object with its transparency, cropped to its bounding box."""
+    alpha = _alpha(image, mask)
+    rows, columns = (np.flatnonzero(alpha.any(axis)) for axis in (1, 0))
+    box = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
+    return np.dstack([image[box], alpha[box]])
+
+
+def place(cut: UInt8[np.ndarray, "h w 4"], background: Pixels, *, x: float = 0.5, y: float = 0.5, area: float = AREA,
+          rotation: float = 0.0) -> tuple[Pixels, float]:  # fmt: skip
+    """The object on a background: the picture, and the share of the object's box that is inside it."""
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
+    if not 0 < area <= 4:
+        raise BadInput(f"area: expected the share of the picture that the object's box covers, above 0, such as 0.2, got {area}")
+    height, width = background.shape[:2]
+    scale = (area * height * width / (cut.shape[0] * cut.shape[1])) ** 0.5
+    size = (max(1, round(cut.shape[1] * scale)), max(1, round(cut.shape[0] * scale)))
+    thing = Image.fromarray(cut).resize(size, Image.Resampling.BILINEAR)
+    if rotation % 360:
+        thing = thing.rotate(rotation, Image.Resampling.BICUBIC, expand=True)
+    left, top = round(x * width - thing.width / 2), round(y * height - thing.height / 2)
+    picture = Image.fromarray(background)
+    picture.paste(thing, (left, top), thing)
+    seen = [max(0, min(at + long, side) - max(at, 0)) for at, long, side in ((left, thing.width, width), (top, thing.height, height))]
+    return np.array(picture), seen[0] * seen[1] / (thing.width * thing.height)
+
+
+def vary(image: Pixels, mask: np.ndarray, backgrounds: Sequence[Pixels], factor: str, *, seed: int, index: int = 0,
+         values: Sequence[Any] | None = None, side: int = 224, area: float = AREA) -> list[Synthetic]:  # fmt: skip
+    """One picture for each value of the factor, all of one object on one background, which is drawn by (seed, index, factor).
+
+    values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its data set.
+    """
+    if factor not in FACTORS:
+        raise UnknownName("factor", str(factor), FACTORS)
+    if not len(backgrounds):
+        raise BadInput("backgrounds: expected at least one picture (H, W, 3), got none")
+    cut = cut_out(image, mask)
+    chosen = int(generator(seed, index, factor, 0).integers(len(backgrounds)))
+    behind = square(backgrounds[chosen], side)
+    out = []
+    for value in FACTORS[factor] if values is None else values:
+        setting: dict[str, float] = {"x": 0.5, "y": 0.5, "area": area, "rotation": 0.0}
+        if factor == "location":
+            setting |= dict(zip("xy", value, strict=True))
+        else:
+            setting["rotation" if factor == "rotation" else "area"] = float(value)
+        picture, inside = place(cut, behind, **setting)
+        out.append(Synthetic(picture, factor, background=chosen, inside=inside, **setting))
+    return out
+
+
+def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixels:
+    """The object where it was, before another background; that one is cropped to the image's shape and resized."""
+    height, width = _checked(image).shape[:2]
+    return _blend(image, _alpha(image, mask), _fitted(background, height, width))
+
+
+def remove_background(image: Pixels, mask: np.ndarray, *, colour: Sequence[int] = (128, 128, 128)) -> Pixels:
+    """The object where it was, before a plain colour."""
+    if len(colour) != 3 or any(not 0 <= c <= 255 for c in colour):
+        raise BadInput(f"colour: expected three numbers of 0..255, got {list(colour)}")
+    plain = np.broadcast_to(np.array(colour, dtype=np.uint8), _checked(image).shape)
+    return _blend(image, _alpha(image, mask), plain)
+
+
+def square(picture: Pixels, side: int) -> Pixels:
+    """The middle square of a picture, resized to `side`."""
+    return _fitted(picture, side, side)
+
+
+def _fitted(picture: Pixels, height: int, width: int) -> Pixels:
+    """The largest middle part of the wanted shape, resized."""
+    have_height, have_width = _checked(picture).shape[:2]
+    scale = min(have_height / height, have_width / width)
+    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    top, left = (have_height - rows) // 2, (have_width - columns) // 2
+    part = Image.fromarray(np.ascontiguousarray(picture[top : top + rows, left : left + columns]))
+    return np.array(part.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def _blend(image: Pixels, alpha: UInt8[np.ndarray, "h w"], behind: Pixels) -> Pixels:
+    a = alpha[..., None].astype(np.float64) / 255
+    return (a * image + (1 - a) * behind).round().astype(np.uint8)
+
+
+def _checked(image: Any) -> Pixels:
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise BadInput(f"expected a uint8 array (H, W, 3), got {got}; np.asarray(picture.convert('RGB')) makes one of any picture")
+    return image
+
+
+def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
+    """255 object, 128 border, 0 background."""
+    image, mask = _checked(image), np.asarray(mask)
+    if mask.shape != image.shape[:2]:
+        raise BadInput(f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}")
+    values = set(np.unique(mask).tolist())
+    if values <= {0, 1}:
+        alpha = np.where(mask, 255, 0)
+    elif values <= {0, 128, 255}:
+        alpha = mask
+    else:
+        raise BadInput(f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}")
+    if not (alpha == 255).any():
+        raise BadInput("mask: no pixel is marked as object; leave such a picture out")
+    return alpha.astype(np.uint8)
