@@ -187,7 +187,7 @@ def cifar100(root: str | Path, *, coarse: bool = False) -> PictureSet:
             break
     else:
         raise BadInput(f"{what}: expected {expected} in {root}, found {some(sorted(p.name for p in root.iterdir())) or 'nothing'}")
-    return PictureSet("cifar-100" + ("-coarse" if coarse else ""), names, *parts)
+    return PictureSet("cifar-100" + ("-coarse" if coarse else ""), names, parts[0], parts[1])
 
 
 def _need(what: str, place: Path, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""How a model holds up: corruptions, perturbation sequences and their scores."""
+"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, and what its attention does meanwhile."""
 
 from importlib import import_module
 from typing import Any
@@ -19,6 +19,30 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "mean_flip_rate": "scores",
     "top5_distance": "scores",
     "mean_top5_distance": "scores",
+    "fgsm": "attacks",
+    "pgd": "attacks",
+    "centre_square": "occlusion",
+    "random_drop": "occlusion",
+    "salient_drop": "occlusion",
+    "attention_measures": "attention",
+    "attention_stability": "attention",
+    "attention_picture": "attention",
+    "features": "neighbours",
+    "knn_predict": "neighbours",
+    "knn_accuracy": "neighbours",
+    "read_shift": "shifts",
+    "shift_scores": "shifts",
+    "top_right": "shifts",
+    "vary": "synthetic",
+    "swap_background": "synthetic",
+    "remove_background": "synthetic",
+    "class_changes": "by_class",
+    "turned": "by_class",
+    "mcnemar": "by_class",
+    "paired_difference": "by_class",
+    "over_seeds": "by_class",
+    "reliability": "calibration",
+    "reliability_of": "calibration",
 }
 __all__ = [*_HOME]
 

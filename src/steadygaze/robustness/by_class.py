@@ -88,7 +88,7 @@ def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, fl
     n = both + gained + lost + neither
     after, before = wilson(both + gained, n), wilson(both + lost, n)
     margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
-    cross = both * neither - gained * lost
+    cross: float = both * neither - gained * lost
     if cross > 0:
         cross = max(cross - n / 2, 0)  # continuity, as Newcombe has it
     phi = cross / math.sqrt(margins) if margins else 0.0

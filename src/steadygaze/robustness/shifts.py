@@ -19,7 +19,7 @@ what is missing is an error (`partial=True`: a note), and what a protocol leaves
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -249,14 +249,14 @@ def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, partial
         notes.append(note and f"{name}: {note}")
         for severity in have:
             group = f"{name}:{severity}"
-            part = _from_folders(what, places[name] / severity, synsets, 50_000, partial=partial, group=lambda p, g=group: g, above=root)
+            part = _from_folders(what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root)
             items += part.items
             notes += [f"{group}: {note}" for note in part.notes]
     return Shift(what, items, ready=True, notes=tuple(note for note in notes if note))
 
 
 def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: int, *, partial: bool,
-               group: Callable[[Path], str] | None = None) -> Shift:  # fmt: skip
+               group: Callable[[Path], str] | str = "") -> Shift:  # fmt: skip
     root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
     place = {s: i for i, s in enumerate(imagenet_synsets())}
     made = _from_folders(what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group)
@@ -264,8 +264,8 @@ def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: in
     return Shift(what, made.items, classes, notes=made.notes)
 
 
-def _from_folders(what: str, root: Path, right: dict[str, tuple[int, ...]], expected: int | None, *, partial: bool,
-                  group: Callable[[Path], str] | None = None, others: bool = False, above: Path | None = None) -> Shift:  # fmt: skip
+def _from_folders(what: str, root: Path, right: Mapping[str, tuple[int, ...]], expected: int | None, *, partial: bool,
+                  group: Callable[[Path], str] | str = "", others: bool = False, above: Path | None = None) -> Shift:  # fmt: skip
     """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the classes evenly."""
     there = [name for name in folders_in(root) if name in right or not others]
     notes = [complete(what, root, "class folder", right, there, partial=partial)]
@@ -277,7 +277,7 @@ def _from_folders(what: str, root: Path, right: dict[str, tuple[int, ...]], expe
         notes.append("" if found else f"{name} is empty")
         base = root if above is None else above
         paths = ((p, p.relative_to(base).as_posix()) for p in found)
-        groups.append([Shifted(rel, p, right[name][0], None, right[name], group(p) if group else "") for p, rel in paths])
+        groups.append([Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group) for p, rel in paths])
     items = cast(list[Shifted], evenly(groups))
     if not items:
         raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
