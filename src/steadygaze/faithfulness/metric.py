@@ -16,7 +16,9 @@ from torch import Tensor
 from steadygaze.errors import BadInput, UnknownName
 
 Family = Literal["removal", "perturbation", "localisation", "sanity", "truth"]
+Better = Literal["higher", "lower"]
 Combine = Callable[[Any, Sequence[Any]], float]
+INF = float("inf")
 
 
 def mean(values: Any, details: Sequence[Any] = ()) -> float:
@@ -45,7 +47,7 @@ class Metric:
 
     name: str
     family: Family
-    better: Literal["higher", "lower"]
+    better: Better
     low: float
     high: float
     unit: Literal["%", "", "nats"]
@@ -102,39 +104,54 @@ def _removal() -> list[Metric]:
 
 
 def _perturbation() -> list[Metric]:
-    inf = float("inf")
+    family: Family = "perturbation"
+    steps = "relevant pixels painted first; mean of nine steps"
     found = [
-        Metric("positive_perturbation", "perturbation", "lower", 0, 100, "%", "right answers, most relevant pixels painted first; mean of nine steps"),
-        Metric("negative_perturbation", "perturbation", "higher", 0, 100, "%", "right answers, least relevant pixels painted first; mean of nine steps"),
-    ]  # fmt: skip
-    for sign, first in (("positive", "most"), ("negative", "least")):
-        up, down = ("higher", "lower") if sign == "positive" else ("lower", "higher")
+        Metric("positive_perturbation", family, "lower", 0, 100, "%", f"right answers, most {steps}"),
+        Metric("negative_perturbation", family, "higher", 0, 100, "%", f"right answers, least {steps}"),
+    ]
+    up: Better = "higher"
+    down: Better = "lower"
+    for sign, first, kl, accuracy in (("positive", "most", up, down), ("negative", "least", down, up)):
         order = f"{first} relevant pixels turned into noise first, 29 points"
+        mean_height, as_code = f"{order}; mean height of the curve", f"{order}; area with steps of 1, as the code"
         found += [
-            Metric(f"{sign}_kl", "perturbation", up, 0, inf, "nats", f"KL(p whole ‖ p perturbed), {order}; mean height of the curve"),  # type: ignore[arg-type]
-            Metric(f"{sign}_accuracy", "perturbation", down, 0, 100, "%", f"answer still that of the whole picture, {order}; mean height"),  # type: ignore[arg-type]
-            Metric(f"{sign}_kl_code", "perturbation", up, 0, inf, "nats", f"−log p of the first answer, {order}; area, steps of 1 (as the code)"),  # type: ignore[arg-type]
-            Metric(f"{sign}_accuracy_code", "perturbation", down, 0, 28, "", f"p of the first answer, {order}; area, steps of 1 (as the code)"),  # type: ignore[arg-type]
-        ]  # fmt: skip
+            Metric(f"{sign}_kl", family, kl, 0, INF, "nats", f"KL(p whole ‖ p perturbed), {mean_height}"),
+            Metric(f"{sign}_accuracy", family, accuracy, 0, 100, "%", f"answer still that of the whole picture, {mean_height}"),
+            Metric(f"{sign}_kl_code", family, kl, 0, INF, "nats", f"−log p of the first answer, {as_code}"),
+            Metric(f"{sign}_accuracy_code", family, accuracy, 0, 28, "", f"p of the first answer, {as_code}"),
+        ]
     return found
 
 
-def _others() -> list[Metric]:
+def _localisation() -> list[Metric]:
+    def one(name: str, summary: str, combine: Combine = mean) -> Metric:
+        return Metric(name, "localisation", "higher", 0, 100, "%", summary, masks=True, combine=combine)
+
     return [
-        Metric("average_precision", "localisation", "higher", 0, 100, "%", "average precision of the object's pixels, map upsampled by nearest", True),
-        Metric("pixel_accuracy", "localisation", "higher", 0, 100, "%", "pixels on the right side of the map's mean, summed over images", True, combine=pooled),
-        Metric("miou", "localisation", "higher", 0, 100, "%", "mean IoU of object and background at the map's mean, summed over images", True, combine=pooled),
-        Metric("map_chefer", "localisation", "higher", 0, 100, "%", "average precision over both channels, map and 1 − map", True),
-        Metric("pointing_game", "localisation", "higher", 0, 100, "%", "the map's maximum lies in the object: 100 or 0", True),
-        Metric("mask_share", "localisation", "higher", 0, 100, "%", "share of the positive relevance that lies in the object", True),
-        Metric("randomisation", "sanity", "higher", 0, 1, "", "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade", explains=True),
-        Metric("class_sensitivity", "sanity", "lower", -1, 1, "", "rank correlation of the maps of the target and of another class", explains=True),
-        Metric("truth_auroc", "truth", "higher", 0, 1, "", "area under the ROC curve of the patches that are truly relevant", True),
-        Metric("truth_precision", "truth", "higher", 0, 100, "%", "truly relevant ones among the top n patches, n their number", True),
-    ]  # fmt: skip
+        one("average_precision", "average precision of the object's pixels, map upsampled by nearest"),
+        one("pixel_accuracy", "pixels on the right side of the map's mean, summed over images", pooled),
+        one("miou", "mean IoU of object and background at the map's mean, summed over images", pooled),
+        one("map_chefer", "average precision over both channels, map and 1 − map"),
+        one("pointing_game", "the map's maximum lies in the object: 100 or 0"),
+        one("mask_share", "share of the positive relevance that lies in the object"),
+    ]
 
 
-METRICS: dict[str, Metric] = {m.name: m for m in (*_removal(), *_perturbation(), *_others())}
+def _others() -> list[Metric]:
+    shuffled = "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
+    classes = "rank correlation of the maps of the target and of another class"
+    area = "area under the ROC curve of the truly relevant patches"
+    precision = "truly relevant ones among the top n patches, n their number"
+    return [
+        Metric("randomisation", "sanity", "higher", 0, 1, "", shuffled, explains=True),
+        Metric("class_sensitivity", "sanity", "lower", -1, 1, "", classes, explains=True),
+        Metric("truth_auroc", "truth", "higher", 0, 1, "", area, masks=True),
+        Metric("truth_precision", "truth", "higher", 0, 100, "%", precision, masks=True),
+    ]
+
+
+METRICS: dict[str, Metric] = {m.name: m for m in (*_removal(), *_perturbation(), *_localisation(), *_others())}
 
 
 def metric(name: str) -> Metric:

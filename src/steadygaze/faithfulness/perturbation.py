@@ -117,7 +117,8 @@ def filling(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h w"]:
         case "blur":
             return blur(images, max(images.shape[-2:]) / 22)
         case "noise":
-            draws = [torch.rand(images.shape[1:], generator=generator(seed, batch.name(i)), dtype=torch.float64) for i in range(len(images))]
+            each = [generator(seed, batch.name(i)) for i in range(len(images))]
+            draws = [torch.rand(images.shape[1:], generator=g, dtype=torch.float64) for g in each]
             return (2 * torch.stack(draws) - 1).to(images)
     raise UnknownName("fill", fill, FILLS)
 

@@ -48,7 +48,10 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
         logits = vit.logits(remember(x, layout))
     seen = keep.flatten(1).any(1)
     if not torch.isfinite(logits[seen]).all():
-        raise MethodUnavailable(f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in a way that is not known here.")
+        raise MethodUnavailable(
+            f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in a way that is not known here. "
+            "Use measures that paint pixels, such as positive_perturbation."
+        )
     return logits
 
 

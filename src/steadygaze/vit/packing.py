@@ -121,8 +121,8 @@ class _Apart(TorchFunctionMode):
         start = 0
         for s, m in self.sizes:
             span = slice(start, start + s * m)
-            parts = [t[0, :, span].unflatten(1, (s, m)).transpose(0, 1) for t in (q, k, v)]
-            found = F.scaled_dot_product_attention(*parts, dropout_p=dropout_p, **kwargs)
+            query, key, value = (t[0, :, span].unflatten(1, (s, m)).transpose(0, 1) for t in (q, k, v))
+            found = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, **kwargs)
             out[0, :, span] = found.transpose(0, 1).flatten(1, 2)
             start += s * m
         return out
