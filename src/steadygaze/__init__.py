@@ -11,7 +11,6 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "load_model": "steadygaze.vit.load",
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
-    "methods": "steadygaze",  # the package itself: called, it lists what it holds
     "Attribution": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify",
     "Rows": "steadygaze.runs.rows",
@@ -25,14 +24,15 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "BrokenMap": "steadygaze.errors",
     "DegenerateMap": "steadygaze.errors",
 }
-__all__ = [*_HOME, "__version__"]
+_PACKAGES = ("methods", "robustness")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
+__all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"steadygaze.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'steadygaze' has no attribute {name!r}")
-    if name == "methods":
-        return import_module("steadygaze.methods")
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -214,7 +214,12 @@ def _literal(text: str) -> Any:
 
 def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
     """A value of the kind of the default: true or false, a word, a whole number, a number."""
-    kinds: dict[type, tuple[Any, str]] = {bool: (bool, "true or false"), str: (str, "a word"), int: (int, "a whole number"), float: ((int, float), "a number")}
+    kinds: dict[type, tuple[Any, str]] = {
+        bool: (bool, "true or false"),
+        str: (str, "a word"),
+        int: (int, "a whole number"),
+        float: ((int, float), "a number"),
+    }
     kind, said = kinds.get(type(default), (object, ""))
     if not isinstance(value, kind) or (isinstance(value, bool) and type(default) in (int, float)):
         raise BadInput(f"{name}: expected {said} for {key}, for example {default!r}, got {value!r}")

@@ -129,15 +129,15 @@ class _Relevance(TorchFunctionMode):
         super().__init__()
         self.attention: list[Tensor] = []
         passing = (F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm, torch.sigmoid, torch.Tensor.sigmoid)
-        self.table: dict[Any, Any] = dict.fromkeys(passing, self.passes) | dict.fromkeys(MATMUL, self.matmul)
-        self.table |= {F.linear: self.linear, F.scaled_dot_product_attention: self.sdpa}
-        self.table |= {F.multi_head_attention_forward: self.mha, torch.Tensor.__getitem__: self.select}
-        self.table |= {torch.Tensor.mean: self.mean, torch.mean: self.mean}
-        self.table |= dict.fromkeys(ADD, self.add) | dict.fromkeys(MUL, self.mul) | dict.fromkeys(SOFTMAX, self.softmax)
+        self.table: dict[Any, str] = dict.fromkeys(passing, "passes") | dict.fromkeys(MATMUL, "matmul")
+        self.table |= {F.linear: "linear", F.scaled_dot_product_attention: "sdpa"}
+        self.table |= {F.multi_head_attention_forward: "mha", torch.Tensor.__getitem__: "select"}
+        self.table |= {torch.Tensor.mean: "mean", torch.mean: "mean"}
+        self.table |= dict.fromkeys(ADD, "add") | dict.fromkeys(MUL, "mul") | dict.fromkeys(SOFTMAX, "softmax")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.table.get(func)
-        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
 
     def passes(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _Pass.apply(x, func(x.detach(), *args, **kwargs))

@@ -23,12 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
-from steadygaze.trace.seam import ADD, MUL, SOFTMAX, Seam
+from steadygaze.trace.seam import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Seam
 from steadygaze.vit.view import remember
 
 BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
-ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu)
-SIGMOID = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid)
 
 
 class _Replay(TorchFunctionMode):
@@ -38,14 +36,14 @@ class _Replay(TorchFunctionMode):
         super().__init__()
         self.rule, self.tangent, self.fused, self.noting = rule, tangent, fused, True
         self.notes: list[Tensor] = []
-        self.table: dict[Any, Any] = {F.layer_norm: self.layer_norm, F.rms_norm: self.rms_norm, F.linear: self.linear}
-        self.table |= {F.scaled_dot_product_attention: self.sdpa, F.multi_head_attention_forward: self.mha}
-        self.table |= dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(ACTIVATIONS, self.activation)
-        self.table |= dict.fromkeys(SIGMOID, self.gate) | dict.fromkeys(MUL, self.mul) | dict.fromkeys(ADD, self.add)
+        self.table: dict[Any, str] = {F.layer_norm: "layer_norm", F.rms_norm: "rms_norm", F.linear: "linear"}
+        self.table |= {F.scaled_dot_product_attention: "sdpa", F.multi_head_attention_forward: "mha"}
+        self.table |= dict.fromkeys(SOFTMAX, "softmax") | dict.fromkeys(ACTIVATIONS, "activation")
+        self.table |= dict.fromkeys(GATES, "gate") | dict.fromkeys(MUL, "mul") | dict.fromkeys(ADD, "add")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.table.get(func)
-        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
 
     def note(self, value: Tensor) -> Tensor:
         """Keep a constant of the first pass; give it back, in the same order, in the second."""

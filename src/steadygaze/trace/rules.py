@@ -42,7 +42,7 @@ class _ScaleGrad(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return g * ctx.factor, None
 
 
@@ -64,7 +64,7 @@ class _HeldNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         rstd, weight = ctx.saved_tensors
         g = g if weight is None else g * weight
         return (g - g.mean(ctx.axes, keepdim=True)) * rstd, None, None, None, None
@@ -105,6 +105,6 @@ class _HeldSlope(torch.autograd.Function):
         return fx.view_as(fx)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (slope,) = ctx.saved_tensors
         return g * slope, None

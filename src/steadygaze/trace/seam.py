@@ -20,6 +20,8 @@ from steadygaze.trace.rules import PLAIN, Rules, held_layer_norm, held_rms_norm,
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
 MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, F.hardswish, F.mish)  # all with f(0) = 0
+GATES = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh)  # of QuickGELU, of a GELU by tanh
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 
 
@@ -68,10 +70,7 @@ class Seam(TorchFunctionMode):
         self.table |= {F.dropout: "dropout", torch.Tensor.to: "to", F.layer_norm: "layer_norm"}
         self.table |= {torch.layer_norm: "layer_norm", F.rms_norm: "rms_norm", torch.rms_norm: "rms_norm"}
         if rules.slope or rules.gate != "free" or self.want.implicit:
-            for f in (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu):
-                self.table[f] = "activation"
-            for f in (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid):
-                self.table[f] = "sigmoid"
+            self.table |= dict.fromkeys(ACTIVATIONS, "activation") | dict.fromkeys(GATES, "sigmoid")
         if rules.gate != "free" or self.want.implicit:
             self.table |= dict.fromkeys(MUL, "mul")
         if self.want.bias:
@@ -172,7 +171,7 @@ class Seam(TorchFunctionMode):
     def to(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = func(x, *args, **kwargs)
         if y is not x and hasattr(x, "attention_"):  # half precision: softmax in float32, then back
-            x.attention_.a = y  # type: ignore[attr-defined]
+            x.attention_.a = y
             self.tag(y, attention_=x.attention_, product_=x.product_)  # type: ignore[attr-defined]
         return y
 
