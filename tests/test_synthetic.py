@@ -47,6 +47,17 @@ def test_cut_out_is_the_box_of_the_object() -> None:
     assert cut_out(image, mask).shape == (11, 30, 4) and (cut_out(image, mask)[0, :, 3] == 128).all()
 
 
+def test_a_border_fades_from_the_object_to_the_background() -> None:
+    mask = np.zeros((9, 20), dtype=np.uint8)
+    mask[:, 6:15] = 128
+    mask[:, 9:12] = 255
+    mask[:, 19] = 128  # at the edge of the picture, beside background only
+    opacity = cut_out(np.zeros((9, 20, 3), dtype=np.uint8), mask)[4, :, 3]
+    assert opacity.tolist() == [64, 128, 191, 255, 255, 255, 191, 128, 64]
+    mask[:, :6] = 128  # no background is left on that side
+    assert (cut_out(np.zeros((9, 20, 3), dtype=np.uint8), mask)[:, :9, 3] == 255).all()
+
+
 def test_locations_are_where_they_were_asked_for_and_nothing_else_changes() -> None:
     made = vary(*scene(), [BLUE], "location", seed=0, area=0.01, side=200)
     assert [m.value for m in made] == list(FACTORS["location"]) and len(made) == 25

@@ -11,7 +11,8 @@ is cut off, and `inside` says how much of the box is left. Angles end in 1 so th
 | size | areas 0.05 .. 1 | upright, in the middle |
 
 And `swap_background` puts the object, where it is, before another background; `remove_background` before a plain colour.
-Masks: 255 (or 1, True) object, 128 border (half transparent), 0 background. Same inputs and seed: same bytes.
+Masks: 255 (or 1, True) object, 0 background, 128 a border that may be either: it fades out from the object to the background.
+Same inputs and seed: same bytes.
 """
 
 from collections.abc import Sequence
@@ -149,7 +150,7 @@ def _checked(image: Any) -> Pixels:
 
 
 def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
-    """255 object, 128 border, 0 background."""
+    """Opacity: 255 on the object, 0 on the background, and falling evenly across the border from one to the other."""
     image, mask = _checked(image), np.asarray(mask)
     if mask.shape != image.shape[:2]:
         raise BadInput(f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}")
@@ -162,4 +163,25 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
         raise BadInput(f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}")
     if not (alpha == 255).any():
         raise BadInput("mask: no pixel is marked as object; leave such a picture out")
-    return alpha.astype(np.uint8)
+    border = alpha == 128
+    if not border.any():
+        return alpha.astype(np.uint8)
+    inner, outer = _steps(alpha == 255, border), _steps(alpha == 0, border)
+    with np.errstate(invalid="ignore"):
+        fading = np.where(np.isinf(outer), 1.0, outer / (inner + outer))  # where no background is near, all is object
+    return np.where(border, (255 * fading).round(), alpha).astype(np.uint8)
+
+
+def _steps(start: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """How many steps to one of four neighbours lead from `start` to each pixel, through `within` alone; infinity: none do."""
+    steps = np.where(start, 0.0, np.inf)
+    front = start
+    while front.any():
+        near = np.zeros_like(front)
+        near[1:] |= front[:-1]
+        near[:-1] |= front[1:]
+        near[:, 1:] |= front[:, :-1]
+        near[:, :-1] |= front[:, 1:]
+        front = near & within & np.isinf(steps)
+        steps[front] = steps.max(where=np.isfinite(steps), initial=0) + 1
+    return steps
