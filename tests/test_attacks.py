@@ -153,6 +153,8 @@ def test_nothing_happens_with_a_budget_of_zero() -> None:
         ({"mean": (0.5,)}, "3 numbers each"),
         ({"labels": torch.tensor([0, 1])}, "3 class indices"),
         ({"labels": torch.tensor([0, 1, 5])}, r"classes 0\.\.4"),
+        ({"images": torch.zeros(0, 3, 12, 12), "labels": torch.zeros(0, dtype=torch.long)}, "at least one"),
+        ({"images": torch.full((3, 3, 12, 12), float("nan"))}, "nan"),
         ({"images": torch.zeros(3, 12, 12)}, r"\(B, C, H, W\)"),
     ],
 )

@@ -58,14 +58,14 @@ def budget(name: str, value: float) -> float:
 
 def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tuple[Images, Tensor, Tensor]:
     """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not theirs."""
-    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point() or not images.numel():
         got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise BadInput(f"expected normalised floating-point images (B, C, H, W), got {got}")
+        raise BadInput(f"expected normalised floating-point images (B, C, H, W), at least one, got {got}")
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
         raise BadInput(f"mean, std: expected {images.shape[1]} numbers each, std above 0, got {list(mean)} and {list(std)}")
     m, s = (torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std))
     x = images.detach() * s + m
-    low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 1.0)
+    low, high = float(x.min()), float(x.max())
     if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
         raise BadInput(
             f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], expected [0, 1]: "
@@ -109,5 +109,6 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         logits = logits_of(model((x - m) / s))
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
             raise BadInput(f"labels: expected classes 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}")
-        (slope,) = torch.autograd.grad(F.cross_entropy(logits.float(), labels, reduction="sum"), x)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
     return slope

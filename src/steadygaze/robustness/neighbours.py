@@ -25,7 +25,8 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     seen: list[tuple[Tensor, Tensor]] = []
 
     def look(linear: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        seen.append((given[0].detach(), out.detach()))
+        if given:  # by position, as every classifier calls its head
+            seen.append((given[0].detach(), out.detach()))
 
     hooks = []
     try:
