@@ -1,0 +1,124 @@
+"""Speed and memory of token removal, in forward passes: python -m benchmarks.verify [--model NAME] [--rounds N] [--threads N]
+
+Unit: one forward pass of the model without gradients on the same images, timed just before and after, in the same run. Weights and maps are
+random: they do not change the cost. What is asked: insertion and deletion, accuracy and AOPC, at nine ratios, so 18 runs with half of the
+tokens on average. Beside it: the same 18 questions by masking pixels in place (nothing gets shorter), and Quantus' PixelFlipping as its
+documentation uses it (224 pixels a step, black), which gives one deletion curve; only if quantus is installed: it is no dependency of ours.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import steadygaze as sg
+from benchmarks.measure import peak_memory, ratios
+from steadygaze.faithfulness import Batch, evaluate
+from steadygaze.faithfulness.removal import NAMES, RATIOS
+
+GOAL = 10.5
+
+
+def problem(name: str, images: int, methods: int) -> tuple[nn.Module, Batch, Tensor]:
+    model = timm.create_model(name).eval()
+    vit = sg.adapt(model)
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randn(images, *vit.plan.input_size, generator=generator)
+    maps = torch.randn(methods, images, *vit.grid, generator=generator)
+    return model, Batch(pictures, torch.zeros(images, dtype=torch.long)), maps
+
+
+@torch.no_grad()
+def forward(model: nn.Module, images: Tensor) -> Tensor:
+    return model(images)
+
+
+@torch.no_grad()
+def in_place(model: nn.Module, batch: Batch, maps: Tensor) -> None:
+    """The same 18 questions of every map with hidden patches painted black: 18 whole forward passes, and one of the whole image."""
+    model(batch.images)
+    size = batch.images.shape[-2:]
+    for scores in maps:
+        order = scores.flatten(1).argsort(dim=1, descending=True, stable=True)
+        patches = order.shape[1]
+        for ratio in RATIOS:
+            k = int(ratio * patches)
+            for kept in (order[:, :k], order[:, k:]):
+                there = torch.zeros(len(order), patches).scatter_(1, kept, 1.0).view(len(order), 1, *scores.shape[-2:])
+                mask = nn.functional.interpolate(there, size=size, mode="nearest")
+                model(batch.images * mask).softmax(-1)
+
+
+def quantus(model: nn.Module, batch: Batch, maps: Tensor) -> Callable[[], Any] | None:
+    """PixelFlipping of one map of one image, or None where quantus is not installed."""
+    try:
+        from quantus import PixelFlipping
+    except ImportError:
+        return None
+    size = batch.images.shape[-2:]
+    pixels = nn.functional.interpolate(maps[0][:, None], size=size, mode="bilinear").numpy()
+    metric = PixelFlipping(features_in_step=size[0], perturb_baseline="black", disable_warnings=True, display_progressbar=False)
+    arguments = {"x_batch": batch.images.numpy(), "y_batch": batch.labels.numpy(), "a_batch": pixels, "device": "cpu"}
+    return lambda: metric(model=model, **arguments)
+
+
+def memory_run(name: str, threads: int, images: int, methods: int) -> Callable[[], Any]:
+    """What `peak_memory` measures: the scores alone; the model is loaded, adapted and warm."""
+    torch.set_num_threads(threads)
+    model, batch, maps = problem(name, images, methods)
+    forward(model, batch.images)
+    evaluate(model, Batch(batch.images[:1], batch.labels[:1]), maps[:1, :1], NAMES[:1], ratios=[0.5])
+    return partial(evaluate, model, batch, maps, NAMES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    console = Console(width=140)
+
+    model, batch, maps = problem(options.model, 1, 1)
+    unit = partial(forward, model, batch.images)
+    runs: dict[str, Callable[[], Any]] = {
+        "steadygaze: true removal": partial(evaluate, model, batch, maps, NAMES),
+        "pixels masked in place": partial(in_place, model, batch, maps),
+    }
+    found = ratios(unit, runs, options.rounds)
+    asked = dict.fromkeys(runs, "4 scores, 9 ratios")
+    peer = None if options.no_quantus else quantus(model, batch, maps)
+    if peer is not None:
+        found |= ratios(unit, {"Quantus PixelFlipping": peer}, 1)
+        asked["Quantus PixelFlipping"] = f"1 deletion curve, {batch.images.shape[-1]} steps"
+    table = Table("one method, one image", "what", "forward passes", "ms", title=f"{options.model}, {options.threads} thread(s)")
+    for name, (seconds, ratio) in found.items():
+        table.add_row(name, asked[name], f"{ratio:.2f}", f"{1000 * seconds:.0f}")
+    console.print(table)
+    if peer is None:
+        console.print("Quantus: left out" + (" as asked" if options.no_quantus else ": not installed (pip install quantus)"))
+
+    table = Table("images", "methods", "forward passes an image and method", "images a second", "peak MiB beside the model")
+    for images, methods in ((1, 1), (options.batch, 1), (options.batch, 4), (options.batch, 12)):
+        model, batch, maps = problem(options.model, images, methods)
+        run = partial(evaluate, model, batch, maps, NAMES)
+        seconds, ratio = ratios(partial(forward, model, batch.images), {"": run}, max(1, options.rounds // methods))[""]
+        memory = peak_memory(memory_run, options.model, options.threads, images, methods)
+        table.add_row(str(images), str(methods), f"{ratio / methods:.2f}", f"{images / seconds:.2f}", f"{memory:.0f}")
+    console.print(table)
+    own = found["steadygaze: true removal"][1]
+    verdict = "held" if own <= GOAL else "MISSED"
+    console.print(f"Goal: at most {GOAL} forward passes for one method and image. Measured: {own:.2f}: {verdict}.")
+
+
+if __name__ == "__main__":
+    main()
