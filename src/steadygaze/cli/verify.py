@@ -31,7 +31,7 @@ EVERY = 15.0  # seconds between lines of progress where there is no terminal
 def run(request: Request, console: Console | None = None) -> int:
     """Do it; gives the exit code."""
     place = world()
-    console = console or _wide(Console())
+    console = console or wide(Console())
     notes = Console(stderr=True)
     main = place.rank == 0
     try:
@@ -39,23 +39,23 @@ def run(request: Request, console: Console | None = None) -> int:
         if main:
             _announce(ready, place, notes)
         total = sum(len(items) for i, items in enumerate(ready.chunks) if i % place.size == place.rank)
-        with _progress(total, place, notes) as told:
+        with progress(total, place, notes) as told:
             rows = verify_run(request, place, told, ready)
         if not main:
             return 0
         return _close(request, rows, console)
     except RowsNotWritten as error:
-        _say(notes, f"error: {error}", "red")
+        say(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
         if main:
-            _say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
+            say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
         return 130
     finally:
         place.end()
 
 
-def _wide(console: Console) -> Console:
+def wide(console: Console) -> Console:
     """Into a file or a pipe there is no screen that a table must fit."""
     return console if console.is_terminal else Console(width=200)
 
@@ -65,21 +65,21 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {place.size} processes" if place.size > 1 else ""
     what = f"{len(plan.columns)} methods with scores{shared}, {len(plan.metrics)} metrics{processes}"
-    _say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
+    say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
     if ready.found.without:
-        _say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
+        say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
 
 
 @contextmanager
-def _progress(total: int, place: World, notes: Console) -> Iterator[Callable[[int, int], None]]:
+def progress(total: int, place: World, notes: Console, verb: str = "verifying", unit: str = "pictures") -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left; plain lines now and then where nobody watches a terminal."""
     if place.rank:
         yield lambda finished, computed: None
         return
     if not sys.stderr.isatty():
-        yield _plain(total, notes)
+        yield _plain(total, notes, unit)
         return
-    columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
+    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
                TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
     with Progress(*columns, console=notes, transient=True, speed_estimate_period=300) as progress:
         task = progress.add_task("", total=total)
@@ -97,7 +97,7 @@ def _progress(total: int, place: World, notes: Console) -> Iterator[Callable[[in
         yield told
 
 
-def _plain(total: int, notes: Console) -> Callable[[int, int], None]:
+def _plain(total: int, notes: Console, unit: str) -> Callable[[int, int], None]:
     began = said = time.monotonic()
     finished = computed = 0
 
@@ -110,12 +110,12 @@ def _plain(total: int, notes: Console) -> Callable[[int, int], None]:
         said = clock
         left = (total - finished) * (clock - began) / computed if computed else 0.0
         before = f" ({finished - computed} from before)" if finished > computed else ""
-        _say(notes, f"{finished}/{total} pictures{before}, {_duration(left)} left")
+        say(notes, f"{finished}/{total} {unit}{before}, {duration(left)} left")
 
     return told
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -126,18 +126,23 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
     for section in rows.table().sections:
         console.print(_ranking(section))
         if len(section.lines) > SHOWN:
-            _say(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
-    _say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
+            say(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
+    say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
     flagged = rows.flagged
     if flagged:
         each = ", ".join(f"{method} {count}" for (method, _), count in flagged.items())
         kinds = " or ".join(sorted({flag for _, flag in flagged}))
-        _say(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {each}", "yellow")
+        say(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {each}", "yellow")
+    return tell_unreadable(rows, console)
+
+
+def tell_unreadable(rows: Rows, console: Console) -> int:
+    """Name the pictures that could not be used; gives the exit code."""
     unreadable = rows.unreadable
     for why in list(unreadable.values())[:NAMED]:
-        _say(console, f"not used: {why}", "red")
+        say(console, f"not used: {why}", "red")
     if len(unreadable) > NAMED:
-        _say(console, f"and {len(unreadable) - NAMED} more pictures that could not be used", "red")
+        say(console, f"and {len(unreadable) - NAMED} more pictures that could not be used", "red")
     return 1 if unreadable else 0
 
 
@@ -159,5 +164,5 @@ def _ranking(section: Section) -> Shown:
     return shown
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def say(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -173,10 +173,11 @@ class _Numbers:
         self.detail = None if values.detail is None else values.detail.detach().cpu().numpy()
 
     def of(self, m: int, b: int) -> tuple[float | None, list[float | None] | None]:
-        return _number(self.value[m, b]), None if self.detail is None else [_number(x) for x in self.detail[m, b]]
+        return short(self.value[m, b]), None if self.detail is None else [short(x) for x in self.detail[m, b]]
 
 
-def _number(x: Any) -> float | int | None:
+def short(x: Any) -> float | int | None:
+    """As JSON: none where it is not finite, whole numbers as such."""
     if not np.isfinite(x):
         return None
     exact = float(str(x))  # the shortest text of a float32 is not that of the double of equal value
@@ -191,7 +192,7 @@ def explained(model: nn.Module | ViT, images: Tensor, target: Tensor, plan: Plan
     maps: list[Tensor] = []
     flags: Flags = {}
     for score, methods in plan.calls:
-        for made, broken in _maps(model, images, target, list(methods), score):
+        for made, broken in maps_of(model, images, target, list(methods), score):
             flags |= {(len(maps), b): BROKEN for b in broken}
             empty = (made.flatten(1) == 0).all(1).nonzero()[:, 0].tolist()
             flags |= {(len(maps), b): ZERO for b in empty if b not in broken}
@@ -199,7 +200,7 @@ def explained(model: nn.Module | ViT, images: Tensor, target: Tensor, plan: Plan
     return torch.stack(maps), flags
 
 
-def _maps(
+def maps_of(
     model: nn.Module | ViT, images: Tensor, target: Tensor, methods: list[Method], score: str | None
 ) -> list[tuple[Tensor, list[int]]]:
     """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not
@@ -211,9 +212,9 @@ def _maps(
             return [(many[m.name].scores, []) for m in methods]
         except BrokenMap:
             if len(methods) > 1:
-                return [_maps(model, images, target, [m], score)[0] for m in methods]
+                return [maps_of(model, images, target, [m], score)[0] for m in methods]
         if len(images) > 1:
-            parts = [_maps(model, images[b : b + 1], target[b : b + 1], methods, score)[0] for b in range(len(images))]
+            parts = [maps_of(model, images[b : b + 1], target[b : b + 1], methods, score)[0] for b in range(len(images))]
             return [(torch.cat([made for made, _ in parts]), [b for b, (_, broken) in enumerate(parts) if broken])]
     return [(images.new_zeros(1, *_grid(model, images)), [0])]
 

@@ -8,8 +8,9 @@ A folder RUN holds
 | `rows-00000.jsonl` | one line a row, one file for each worker; `.jsonl.gz` is read too |
 
 A row is one number: model, weights, method, score, metric, image, value, seed; and where there is something to say,
-detail (the curve or the sums behind the value), note (how it was measured), flag (the map was empty or broken). A line
-with `unreadable` says why a picture could not be used.
+detail (the curve or the sums behind the value), note (how it was measured), flag (the map was empty or broken). A run of
+`stress` has a setting (`clean`, `fog/3`, `fgsm/8`, ...) instead of method and score. A line with `unreadable` says why a
+picture could not be used.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from steadygaze.errors import BadInput
 if TYPE_CHECKING:
     import pandas as pd
 
+    from steadygaze.runs.stress_card import Card
     from steadygaze.runs.table import Table
 
 Row = dict[str, Any]
 COLUMNS = ("model", "weights", "method", "score", "metric", "image", "value", "detail", "note", "flag", "seed")
+STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -42,7 +45,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadInput(f"{folder} is no run: it has no run.json. Make one with: steadygaze verify ... --out {folder}") from error
+        raise BadInput(f"{folder} is no run: no run.json in it. Make one with: steadygaze verify (or stress) ... --out {folder}") from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
@@ -96,6 +99,15 @@ class Rows:
         return f"Rows({len(self)} rows of {len(self.runs)} run{'s' if len(self.runs) > 1 else ''})"
 
     @property
+    def kinds(self) -> set[str]:
+        """What was run: "verify", "stress"."""
+        return {run["settings"].get("kind", "verify") for run in self.runs}
+
+    @property
+    def _absent(self) -> tuple[str, ...]:
+        return {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}.get(frozenset(self.kinds), ())
+
+    @property
     def unreadable(self) -> dict[str, str]:
         """Pictures that could not be used, and why."""
         found: dict[str, str] = {}
@@ -106,23 +118,25 @@ class Rows:
 
     @property
     def flagged(self) -> dict[tuple[str, str], int]:
-        """(method, flag) -> how many maps were empty or broken."""
+        """(method or setting, flag) -> how many maps were empty or broken."""
         maps: set[tuple[str, ...]] = set()
         for row in self:
             if row.get("flag"):
-                maps.add((row["method"], row["flag"], row["score"], row["image"]))
+                maps.add((row.get("method") or row["setting"], row["flag"], row.get("score", ""), row["image"]))
         counts: dict[tuple[str, str], int] = {}
         for method, flag, _, _ in sorted(maps):
             counts[method, flag] = counts.get((method, flag), 0) + 1
         return counts
 
     def to_pandas(self) -> pd.DataFrame:
-        """One line a row: model, weights, method, score, metric, image, value, detail, note, flag, seed, versions."""
+        """One line a row: model, weights, method, score (or setting), metric, image, value, detail, note, flag, seed,
+        versions."""
         import pandas as pd
 
+        columns = tuple(name for name in ("setting", *COLUMNS) if name not in self._absent)
         versions = [_in_words(run["settings"]["versions"]) for run in self.runs]
-        data = [[row.get(name) for name in COLUMNS] + [versions[number]] for number, row in self.everything() if "unreadable" not in row]
-        frame = pd.DataFrame(data, columns=[*COLUMNS, "versions"])
+        data = [[row.get(name) for name in columns] + [versions[number]] for number, row in self.everything() if "unreadable" not in row]
+        frame = pd.DataFrame(data, columns=[*columns, "versions"])
         frame["value"] = frame["value"].astype(float)
         return frame.fillna({"note": "", "flag": ""})
 
@@ -130,7 +144,15 @@ class Rows:
         """The ranking: one value with its 95 % interval for each method, score and metric."""
         from steadygaze.runs.table import Table
 
+        if STRESS in self.kinds:
+            raise BadInput("expected rows of verify, got rows of a stress run: their numbers are in cards()")
         return Table.of(self, repeats=repeats, seed=seed)
+
+    def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Card]:
+        """What each stress run found: one value with its 95 % interval for each setting and metric, and the scores."""
+        from steadygaze.runs.stress_card import Card
+
+        return Card.of(self, repeats=repeats, seed=seed)
 
 
 def _in_words(versions: dict[str, str]) -> str:

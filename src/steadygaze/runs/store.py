@@ -23,7 +23,7 @@ try:
 except ImportError:  # Windows: no lock, the rest is the same
     fcntl = None  # type: ignore[assignment]
 
-Key = tuple[str, str, str, str]  # image, method, score, metric
+Key = tuple[str, str, str, str]  # image, method and score (of a stress run: setting and nothing), metric
 
 
 class RowsNotWritten(SteadygazeError, OSError):
@@ -180,4 +180,4 @@ class Done:
 
 def key_of(row: Row) -> Key:
     """What tells a row from every other row of the run."""
-    return row["image"], row["method"], row["score"], row["metric"]
+    return row["image"], row.get("method") or row["setting"], row.get("score", ""), row["metric"]

@@ -1,0 +1,161 @@
+"""`stress`: how does the model hold up? Corruptions, sequences, shifts, attacks, occlusion, and what attention does
+meanwhile; in memory, or into a folder of rows that can be gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.robustness.attacks import pixels_of
+from steadygaze.runs.loop import Told
+from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.store import Done, Store, prepare
+from steadygaze.runs.stress_data import Maker, Picture
+from steadygaze.runs.stress_loop import Batch, carry_out
+from steadygaze.runs.stress_measure import Judge
+from steadygaze.runs.stress_request import Request, check_counts, outputs, prepare_stress, settings_of, square_side, stress_run, view
+from steadygaze.runs.stress_suite import Options, Suite, make_plan, parse_suite
+from steadygaze.runs.verify import IMAGENET, about
+from steadygaze.vit import ViT
+from steadygaze.vit.checkpoint import weights_hash
+from steadygaze.vit.load import Loaded
+
+Data = Iterable[tuple[Tensor, Tensor]]
+
+
+def stress(
+    model: nn.Module | ViT | Loaded,
+    data: Data | str | Path,
+    suite: str | Sequence[str] = ("corruptions",),
+    *,
+    corruptions: str | Sequence[str] | None = None,
+    severities: str | Sequence[int] | None = None,
+    epsilons: str | Sequence[float] | None = None,
+    pgd_steps: int = 10,
+    salient: str = "gaze",
+    limit: int | None = None,
+    seed: int = 0,
+    batch: int = 16,
+    masks: str | Path | None = None,
+    backgrounds: str | Path | None = None,
+    partial: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    workers: int = 0,
+    out: str | Path | None = None,
+    told: Told = lambda finished, computed: None,
+) -> Rows:
+    """How does this classifier hold up? `.cards()` of what comes back has the scores.
+
+    model: any classifier; a CNN serves all but attention and the dropping of tokens
+    data: batches (images, labels): images (B, 3, H, W) normalised as the model wants them, labels (B,); or a folder, and
+        then the model must come from `sg.load_model`, which knows how to read pictures for it
+    suite: corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER; the last two want a folder
+    corruptions: "all15" (the default), "all19", or names       severities: some of 1..5       epsilons: such as 8/255
+    salient: the method by which `salient_drop` drops tokens
+    masks, backgrounds: folders for `synthetic`                 partial: take shifts that are downloaded in part
+    mean, std: the normalisation of images in memory; known of timm's models
+    workers: processes that make pictures ahead                 out: a folder for the rows; the same call goes on there
+    """
+    options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons, pgd_steps=pgd_steps, salient=salient)
+    wanted = parse_suite(suite)
+    check_counts(limit=limit, batch=batch, workers=workers, seed=seed)
+    if not isinstance(data, (str, Path)):
+        return _in_memory(model, data, wanted, options, limit, seed, batch, mean, std, workers, out, told)
+    if not isinstance(model, Loaded):
+        raise BadInput("data: a folder needs a model that knows how its pictures are read: model = sg.load_model(name, checkpoint)")
+    ask = Request(model=model.name, data=Path(data), out=Path(out) if out else Path(), suite=[suite] if isinstance(suite, str) else suite,
+                  masks=Path(masks) if masks else None, backgrounds=Path(backgrounds) if backgrounds else None, limit=limit, seed=seed,
+                  batch=batch, workers=workers, partial=partial, options=options)  # fmt: skip
+    ready = prepare_stress(ask, loaded=model)
+    if out is not None:
+        return stress_run(ask, told=told, prepared=ready)
+    gathered: list[Row] = []
+    told_identity = {"model": model.name, "weights": model.weights_hash}
+    carry_out(ready.batches, ready.maker, ready.judge, told_identity, gathered.extend, Done(None), told, ready.workers)
+    return Rows([{"settings": ready.settings, "about": about("")}], gathered)
+
+
+def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int | None, seed: int, size: int, mean: Any, std: Any,
+               workers: int, out: Any, told: Told) -> Rows:  # fmt: skip
+    for name in ("shift", "synthetic"):
+        if name in suite:
+            raise BadInput(f"{name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model.")
+    origin = model if isinstance(model, Loaded) else None
+    module = origin.model if origin else model.model if isinstance(model, ViT) else model
+    if not isinstance(module, nn.Module):
+        raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
+    vit = view(module, suite)
+    named = origin.name if origin else type(module).__name__
+    identity = {"model": named, "weights": origin.weights_hash if origin else weights_hash(module)}
+    mean, std = _normalisation(module, origin, mean, std)
+    judge: Judge | None = None
+    folder, gathered = None if out is None else Path(out), []  # type: ignore[var-annotated]
+    settings: dict[str, Any] = {}
+    store: Store | None = None
+    before = 0
+    try:
+        for number, (images, labels) in enumerate(_checked(data)):
+            kept = len(images) if limit is None else min(len(images), limit - before)
+            if kept <= 0:
+                break
+            images, labels = images[:kept], labels[:kept]
+            if judge is None:
+                classes = outputs(module, (images.shape[2], images.shape[3]))
+                side = square_side((images.shape[2], images.shape[3]), suite)
+                plan = make_plan(suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept))
+                judge = Judge(module, vit, plan, mean, std)
+                settings = settings_of(plan, suite, identity, [], plan.notes, {"data": "in memory", "limit": limit})
+                if folder is not None:
+                    prepare(folder, settings, about(""))
+                    store = Store(folder)
+                    done = Done(folder)
+                else:
+                    done = Done(None)
+            if int(labels.min()) < 0 or int(labels.max()) >= classes:
+                raise BadInput(f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())} in batch {number}")
+            pictures = tuple(Picture(str(before + i), (int(label),)) for i, label in enumerate(labels))
+            levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+            memory = {p.name: np.ascontiguousarray(pixels) for p, pixels in zip(pictures, levels, strict=True)}
+            given = {p.name: image for p, image in zip(pictures, images, strict=True)}
+            maker, one = Maker(seed, memory=memory), [Batch(pictures, judge.plan.conditions)]
+            append = gathered.extend if store is None else store.append
+            carry_out(one, maker, judge, identity, append, done, told, workers, given=given)
+            before += kept
+    finally:
+        if store is not None:
+            store.close()
+    if judge is None:
+        raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
+    return Rows([{"settings": settings, "about": about("")}], gathered) if folder is None else Rows.read(folder)
+
+
+def _checked(data: Any) -> Iterable[tuple[Tensor, Tensor]]:
+    for number, given in enumerate(data):
+        if not isinstance(given, (tuple, list)) or len(given) < 2 or not all(isinstance(x, Tensor) for x in given[:2]):
+            kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
+            raise BadInput(f"data: expected batches (images, labels) of tensors, got {kinds} as batch {number}")
+        images, labels = given[0], given[1]
+        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point() or not len(images):
+            raise BadInput(f"images: expected (B, 3, H, W), floating point and normalised, got {images.dtype} {tuple(images.shape)}")
+        if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (len(images),):
+            raise BadInput(f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
+        yield images, labels
+
+
+def _normalisation(module: nn.Module, origin: Loaded | None, mean: Any, std: Any) -> tuple[Sequence[float], Sequence[float]]:
+    """Given, or known of the model; a wrong guess is found out when pixels leave their range."""
+    if mean is not None and std is not None:
+        return tuple(mean), tuple(std)
+    if mean is not None or std is not None:
+        raise BadInput("mean, std: expected both or none")
+    if origin is not None:
+        return origin.mean, origin.std
+    known = getattr(module, "pretrained_cfg", None) or {}
+    return (known["mean"], known["std"]) if "mean" in known and "std" in known else IMAGENET

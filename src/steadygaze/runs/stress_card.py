@@ -1,0 +1,327 @@
+"""From the rows of a stress run to its card: every setting and metric with its 95 % interval, and the scores of the field.
+
+| score | setting | of |
+| --- | --- | --- |
+| error, ce | `fog` | mean top-1 error over severities; the same in percent of AlexNet's |
+| mean_error, mce, relative_mce | `corruptions`, `imagenet-c` | the 15 common corruptions; `mean_error_all`: of all that were run |
+| ece | any that has top1 and confidence | expected calibration error, 15 bins |
+| flips, mfr, top5_distance | `sequences` | mean over kinds; mfr in percent of AlexNet's, if all ten were run |
+| top1 | `location`, `rotation`, `size` | mean over the factor's values |
+| attention_stability | `corruptions` | mean over corruptions |
+
+mCE and its relatives compare with AlexNet's errors on ImageNet, so they are given for models of 1,000 classes alone, and only
+if all 15 corruptions were run at all 5 severities. Intervals: bootstrap over pictures, the same draws for every number.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steadygaze.errors import BadInput
+from steadygaze.robustness.calibration import BINS
+from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN, ALEXNET_FLIPS
+from steadygaze.robustness.sequences import PERTURBATIONS
+from steadygaze.robustness.synthetic import FACTORS
+from steadygaze.runs.statistics import bootstrap, draws, interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from steadygaze.runs.rows import Row, Rows
+
+Key = tuple[str, str]  # setting, metric
+PERCENT = ("top1", "top5", "confidence", "ece", "error", "mean_error", "mean_error_all", "flips", "drop_right", "drop_probability")
+LOWER = ("ece", "error", "ce", "mean_error", "mean_error_all", "mce", "relative_mce", "flips", "mfr", "top5_distance")
+NEITHER = ("confidence", *(f"attention_{name}" for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")))
+
+
+def percent(metric: str) -> bool:
+    """Whether a metric is a share that people read in percent."""
+    return metric in PERCENT or metric.startswith(("top1_of", "top5_of"))
+
+
+def better(metric: str) -> str:
+    """higher, lower, or nothing where neither is better."""
+    return "" if metric in NEITHER else "lower" if metric in LOWER else "higher"
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A number of the card with its 95 % interval; `samples` are those of the resampled data sets."""
+
+    setting: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    images: int
+    note: str
+    samples: np.ndarray
+
+    def text(self, *, spread: bool = True) -> str:
+        """For people: percent where it is one."""
+        scale, digits = (100, 1) if percent(self.metric) else (1, 1 if self.metric in ("mce", "relative_mce", "ce", "mfr") else 3)
+        if np.isnan(self.value):
+            return "no number"
+        half = f" ±{scale * (self.high - self.low) / 2:.{digits}f}" if spread else ""
+        return f"{scale * self.value:.{digits}f}{half}"
+
+
+@dataclass
+class _Column:
+    """One metric of one setting: values by place of the picture, and the sums of what is behind them."""
+
+    places: array = field(default_factory=lambda: array("l"))
+    values: array = field(default_factory=lambda: array("d"))
+    sums: np.ndarray | None = None
+    squares: np.ndarray | None = None
+    counts: np.ndarray | None = None
+    note: str = ""
+
+    def add(self, place: int, row: Row) -> None:
+        self.places.append(place)
+        self.values.append(float("nan") if row["value"] is None else row["value"])
+        if row.get("note"):
+            self.note = row["note"]
+        if row.get("detail") and row["metric"] != "top1":
+            detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float64)
+            if self.sums is None or self.squares is None or self.counts is None:
+                self.sums, self.squares, self.counts = (np.zeros_like(detail) for _ in range(3))
+            known = ~np.isnan(detail)
+            filled = np.where(known, detail, 0)
+            self.sums, self.squares, self.counts = self.sums + filled, self.squares + filled**2, self.counts + known
+
+
+class Card:
+    """What one stress run found."""
+
+    def __init__(self, run: dict[str, Any], *, repeats: int = 2000, seed: int = 0) -> None:
+        self.run, self.repeats, self.seed = run, repeats, seed
+        self.model, self.weights = run["settings"]["model"], run["settings"]["weights"]
+        self.data = run["settings"].get("data", "")
+        self._shifts = {shift["name"] for shift in run["settings"].get("shifts", ())}
+        self._places: dict[str, int] = {}
+        self._columns: dict[Key, _Column] = {}
+        self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
+
+    @classmethod
+    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, images: set[str] | None = None) -> list[Card]:
+        from steadygaze.runs.rows import STRESS
+
+        if rows.kinds != {STRESS}:
+            raise BadInput("expected rows of steadygaze stress, got rows of verify: their numbers are in table()")
+        cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
+        for number, row in rows.everything():
+            if "unreadable" not in row and (images is None or row["image"] in images):
+                cards[number].add(row)
+        return cards
+
+    def add(self, row: Row) -> None:
+        place = self._places.setdefault(row["image"], len(self._places))
+        key = row["setting"], row["metric"]
+        self._columns.setdefault(key, _Column()).add(place, row)
+        if row["metric"] == "top1" and row.get("detail") and (row["setting"] == "clean" or self.population(row["setting"])):
+            self.answers[row["image"]] = tuple(row["detail"])
+
+    def population(self, setting: str) -> str:
+        """Which pictures a setting was measured on: "" the data itself, otherwise a set of its own."""
+        return setting if setting.split("/")[0] in self._shifts else ""
+
+    @property
+    def images(self) -> list[str]:
+        """The names of all pictures, sorted."""
+        return sorted(self._places)
+
+    @cached_property
+    def pictures(self) -> int:
+        """Of the data itself."""
+        return len({p for (setting, _), c in self._columns.items() if not self.population(setting) for p in c.places})
+
+    def names_of(self, population: str) -> list[str]:
+        """The pictures of a population, sorted."""
+        names = list(self._places)
+        return sorted({names[p] for (s, _), c in self._columns.items() if self.population(s) == population for p in c.places})
+
+    def values(self, setting: str, metric: str) -> np.ndarray:
+        """The value of each picture of the setting's population, in order of name, NaN where there is none."""
+        order = self._orders[self.population(setting)]
+        out, column = np.full(order.max() + 1, np.nan), self._columns[setting, metric]
+        out[order[np.asarray(column.places)]] = column.values
+        return out
+
+    @cached_property
+    def _orders(self) -> dict[str, np.ndarray]:
+        found = {}
+        for population in dict.fromkeys(self.population(setting) for setting, _ in self._columns):
+            order = np.full(len(self._places), -1)
+            for i, name in enumerate(self.names_of(population)):
+                order[self._places[name]] = i
+            found[population] = order
+        return found
+
+    @property
+    def keys(self) -> list[Key]:
+        """What was measured, in the order of the run."""
+        order = {setting: i for i, setting in enumerate(self.run["settings"].get("conditions", ()))}
+        return sorted(self._columns, key=lambda key: order.get(key[0], len(order)))
+
+    def curve(self, setting: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is none."""
+        column = self._columns.get((setting, metric))
+        if column is None or column.sums is None or column.squares is None or column.counts is None:
+            return None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = column.sums / column.counts
+            variance = np.maximum(column.squares / column.counts - mean**2, 0)
+            return mean, 1.96 * np.sqrt(variance / column.counts)
+
+    @cached_property
+    def measured(self) -> dict[Key, Number]:
+        """The mean of every setting and metric, and every setting's ECE."""
+        found: dict[Key, Number] = {}
+        for population in self._orders:
+            keys = [key for key in self.keys if self.population(key[0]) == population]
+            values = np.stack([self.values(*key) for key in keys])
+            point, samples = bootstrap(values, repeats=self.repeats, seed=self.seed)
+            for k, key in enumerate(keys):
+                count = int((~np.isnan(values[k])).sum())
+                found[key] = _number(key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note)
+            for setting in dict.fromkeys(s for s, m in keys if m == "top1" and (s, "confidence") in self._columns):
+                right, sure = self.values(setting, "top1"), self.values(setting, "confidence")
+                count = int((~np.isnan(right + sure)).sum())
+                if count:
+                    found[setting, "ece"] = _number((setting, "ece"), _ece(right, sure, self.repeats, self.seed), count, f"{BINS} bins")
+        return found
+
+    @cached_property
+    def scores(self) -> dict[Key, Number]:
+        """The scores of the field; see the table above."""
+        found: dict[Key, Number] = {}
+        for key, samples, images, note in self._scores():
+            found[key] = _number(key, samples, images, note)
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[Key, Number]:
+        return {**self.scores, **self.measured}
+
+    def _all(self, setting: str, metric: str = "top1") -> np.ndarray | None:
+        number = self.measured.get((setting, metric))
+        return None if number is None else number.samples
+
+    def _scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+        yield from self._corruption_scores("", "corruptions", "made in memory, no JPEG", "clean")
+        yield from self._corruption_scores("imagenet-c/", "imagenet-c", "the published pictures", "clean")
+        yield from self._sequence_scores()
+        for factor in FACTORS:
+            yield from self._mean_of((factor, "top1"), [s for s, m in self.keys if m == "top1" and s.startswith(f"{factor}/")], "values")
+        stable = [s for s, m in self.keys if m == "attention_stability"]
+        yield from self._mean_of(("corruptions", "attention_stability"), stable, "corruptions")
+
+    def _mean_of(self, key: Key, settings: list[str], what: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+        parts = [self.measured[setting, key[1]] for setting in settings]
+        if parts:
+            yield key, np.mean([p.samples for p in parts], axis=0), parts[0].images, f"mean over {len(parts)} {what}"
+
+    def _corruption_scores(self, prefix: str, called: str, which: str, clean: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+        errors: dict[str, dict[int, np.ndarray]] = {}
+        images = 0
+        for name in CORRUPTIONS:
+            for severity in SEVERITIES:
+                right = self._all(f"{prefix}{name}/{severity}")
+                if right is not None:
+                    errors.setdefault(name, {})[severity] = 1 - right
+                    images = max(images, self.measured[f"{prefix}{name}/{severity}", "top1"].images)
+        if not errors:
+            return
+        imagenet = self.run["settings"].get("classes") == 1000
+        for name, found in errors.items():
+            levels = ", ".join(map(str, found))
+            yield (f"{prefix}{name}", "error"), np.mean(list(found.values()), axis=0), images, f"severities {levels}"
+            if imagenet and len(found) == len(SEVERITIES) and name in ALEXNET:
+                yield (f"{prefix}{name}", "ce"), 100 * _total(found) / sum(ALEXNET[name]), images, "AlexNet is 100"
+        common = [name for name in errors if name in COMMON]
+        whole = all(len(errors[name]) == len(SEVERITIES) for name in common)
+        note = f"{len(common)} of the 15 common corruptions, {_severities(errors, common)}; {which}; {images} pictures"
+        if common:
+            yield (called, "mean_error"), np.mean([e for n in common for e in errors[n].values()], axis=0), images, note
+        if len(common) < len(errors):
+            every = np.mean([e for found in errors.values() for e in found.values()], axis=0)
+            yield (called, "mean_error_all"), every, images, f"{len(errors)} corruptions, the extra ones too; {which}; {images} pictures"
+        if not (imagenet and whole and len(common) == len(COMMON)):
+            return
+        note = f"the 15 common corruptions at 5 severities, AlexNet is 100; {which}; {images} pictures"
+        yield (called, "mce"), 100 * np.mean([_total(errors[n]) / sum(ALEXNET[n]) for n in COMMON], axis=0), images, note
+        first = self._all(clean)
+        if first is not None:
+            grown = [(_total(errors[n]) - 5 * (1 - first)) / (sum(ALEXNET[n]) - 5 * ALEXNET_CLEAN) for n in COMMON]
+            yield (called, "relative_mce"), 100 * np.mean(grown, axis=0), images, note
+
+    def _sequence_scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+        for metric in ("flips", "top5_distance"):
+            kinds = {name: f"sequence/{name}" for name in PERTURBATIONS if (f"sequence/{name}", metric) in self.measured}
+            yield from self._mean_of(("sequences", metric), list(kinds.values()), "kinds")
+            imagenet = self.run["settings"].get("classes") == 1000
+            if metric == "flips" and len(kinds) == len(PERTURBATIONS) and imagenet:
+                rates = [self.measured[s, "flips"].samples / ALEXNET_FLIPS[name] for name, s in kinds.items()]
+                note = "ten kinds at difficulty 1, AlexNet is 100; made in memory, no video compression"
+                yield ("sequences", "mfr"), 100 * np.mean(rates, axis=0), self.pictures, note
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images, better, note."""
+        facts = {"model": self.model, "weights": self.weights, "data": self.data, "seed": self.run["settings"].get("seed")}
+        for (setting, metric), n in self.numbers.items():
+            facts_of = {"setting": setting, "metric": metric, "value": n.value, "low": n.low, "high": n.high}
+            yield {**facts, **facts_of, "images": n.images, "better": better(metric), "note": n.note}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One line a number."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.records()))
+
+
+def table_csv(records: Iterable[dict[str, Any]]) -> str:
+    """Records as comma-separated text."""
+    out, found = io.StringIO(), list(records)
+    if found:
+        writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()} for record in found)
+    return out.getvalue()
+
+
+def _severities(errors: dict[str, dict[int, np.ndarray]], names: list[str]) -> str:
+    levels = sorted({s for name in names for s in errors[name]})
+    return f"severities {', '.join(map(str, levels))}" if len(levels) < 5 else "severities 1 to 5"
+
+
+def _total(found: dict[int, np.ndarray]) -> np.ndarray:
+    return np.sum(list(found.values()), axis=0)
+
+
+def _number(key: Key, samples: np.ndarray, images: int, note: str) -> Number:
+    low, high = interval(samples[1:]) if len(samples) > 1 else (samples[0], samples[0])
+    return Number(*key, float(samples[0]), float(low), float(high), images, note, samples)
+
+
+def _ece(right: np.ndarray, sure: np.ndarray, repeats: int, seed: int) -> np.ndarray:
+    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`."""
+    known = ~np.isnan(right + sure)
+    place = np.clip(np.searchsorted(np.linspace(0, 1, BINS + 1), np.where(known, sure, 0)) - 1, 0, BINS - 1)
+    gap = np.zeros((len(right), BINS))
+    gap[np.arange(len(right)), place] = np.where(known, right - sure, 0)
+    out = [np.abs(gap.sum(0)).sum(keepdims=True) / known.sum()]
+    for taken in draws(len(right), repeats, seed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            out.append(np.abs(taken @ gap).sum(1) / (taken @ known.astype(np.float64)))
+    return np.concatenate(out)
