@@ -7,6 +7,8 @@ documentation uses it (224 pixels a step, black), which gives one deletion curve
 """
 
 import argparse
+import multiprocessing
+import resource
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import steadygaze as sg
-from benchmarks.measure import peak_memory, ratios
+from benchmarks.measure import ratios
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.removal import NAMES, RATIOS
 
@@ -68,13 +70,20 @@ def quantus(model: nn.Module, batch: Batch, maps: Tensor) -> Callable[[], Any] |
     return lambda: metric(model=model, **arguments)
 
 
-def memory_run(name: str, threads: int, images: int, methods: int) -> Callable[[], Any]:
-    """What `peak_memory` measures: the scores alone; the model is loaded, adapted and warm."""
+def peak(name: str, threads: int, images: int, methods: int) -> float:
+    """Peak MiB of a process of its own that loads the model and scores the maps; without methods it only runs the images once."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak, (name, threads, images, methods))
+
+
+def _peak(name: str, threads: int, images: int, methods: int) -> float:
     torch.set_num_threads(threads)
     model, batch, maps = problem(name, images, methods)
-    forward(model, batch.images)
-    evaluate(model, Batch(batch.images[:1], batch.labels[:1]), maps[:1, :1], NAMES[:1], ratios=[0.5])
-    return partial(evaluate, model, batch, maps, NAMES)
+    if methods:
+        evaluate(model, batch, maps, NAMES)
+    else:
+        forward(model, batch.images)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
@@ -107,12 +116,13 @@ def main() -> None:
     if peer is None:
         console.print("Quantus: left out" + (" as asked" if options.no_quantus else ": not installed (pip install quantus)"))
 
-    table = Table("images", "methods", "forward passes an image and method", "images a second", "peak MiB beside the model")
+    table = Table("images", "methods", "forward passes an image and method", "images a second", "peak MiB of the process")
+    table.add_row(str(options.batch), "0 (one forward)", "", "", f"{peak(options.model, options.threads, options.batch, 0):.0f}")
     for images, methods in ((1, 1), (options.batch, 1), (options.batch, 4), (options.batch, 12)):
         model, batch, maps = problem(options.model, images, methods)
         run = partial(evaluate, model, batch, maps, NAMES)
         seconds, ratio = ratios(partial(forward, model, batch.images), {"": run}, max(1, options.rounds // methods))[""]
-        memory = peak_memory(memory_run, options.model, options.threads, images, methods)
+        memory = peak(options.model, options.threads, images, methods)
         table.add_row(str(images), str(methods), f"{ratio / methods:.2f}", f"{images / seconds:.2f}", f"{memory:.0f}")
     console.print(table)
     own = found["steadygaze: true removal"][1]
