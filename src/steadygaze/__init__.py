@@ -13,6 +13,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify",
+    "stress": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",

@@ -131,13 +131,80 @@ def verify(
 
 
 @app.command()
+def stress(
+    model: Annotated[
+        str,
+        typer.Option(help="timm name (CNNs too), torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+    ],
+    data: Annotated[Path, typer.Option(help="Labelled pictures: FOLDER/<synset, index or class name>/, or index.csv.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rows; the same command goes on where it stopped.")],
+    suite: Annotated[
+        list[str],
+        typer.Option(help="corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER."),
+    ],
+    checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="So many pictures of each set, spread evenly over the classes.")
+    ] = None,
+    corruptions: Annotated[list[str] | None, typer.Option(help="all15 (the default), all19, or names.")] = None,
+    severities: Annotated[str | None, typer.Option(help="Of the corruptions. Default: 1,2,3,4,5.")] = None,
+    epsilons: Annotated[
+        str | None, typer.Option(help="Of the attacks, shares of the full scale. Default: 1/255,2/255,8/255.")
+    ] = None,
+    pgd_steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
+    salient: Annotated[str, typer.Option(help="Method by which the most salient tokens are dropped.")] = "gaze",
+    masks: Annotated[Path | None, typer.Option(help="For synthetic: masks, as for verify.")] = None,
+    backgrounds: Annotated[Path | None, typer.Option(help="For synthetic: a folder of pictures.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Take shifts that are downloaded in part.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that make pictures ahead. Default: by the free cores.")
+    ] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """How does the model hold up? Its card under corruption, shift, attack and occlusion, and what attention does."""
+    from steadygaze.cli.stress import run
+    from steadygaze.runs.request import command_line
+    from steadygaze.runs.stress_request import Request
+    from steadygaze.runs.stress_suite import Options
+
+    options = Options.of(
+        corruptions=corruptions, severities=severities, epsilons=epsilons, pgd_steps=pgd_steps, salient=salient
+    )
+    request = Request(
+        model=model, data=data, out=out, suite=suite, checkpoint=checkpoint, masks=masks, backgrounds=backgrounds,
+        limit=limit, seed=seed, batch=batch, workers=workers, partial=partial, options=options,
+        num_classes=num_classes, device=device, command=command_line(),
+    )  # fmt: skip
+    raise typer.Exit(run(request))
+
+
+@app.command("compare-models")
+def compare_models(
+    before: Annotated[str, typer.Argument(help="A folder that `steadygaze stress` wrote; several seeds: A0,A1,A2.")],
+    after: Annotated[str, typer.Argument(help="The same of the other model, on the same pictures.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file. Default: compare.html in the second folder.")] = None,
+    setting: Annotated[str, typer.Option(help="The setting whose classes and pictures are compared.")] = "clean",
+    method: Annotated[str, typer.Option(help="The method of the maps.")] = "gaze",
+    show: Annotated[int, typer.Option(min=0, help="So many pictures that turned wrong, and right.")] = 8,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show them with their maps.")] = True,
+) -> None:
+    """Before and after: every metric's paired difference, classes gained and lost, pictures turned wrong or right."""
+    from steadygaze.cli.compare import run
+
+    raise typer.Exit(run(before, after, out, setting, method, show, pictures))
+
+
+@app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze verify` wrote.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze verify` or `stress` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file. Default: report.html in the first folder.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Compare every method with this one. Default: the best.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show best and worst pictures.")] = True,
 ) -> None:
-    """One HTML file that works offline: ranking, curves, pictures, how it was run; table.csv and table.md beside it."""
+    """One HTML file that works offline: numbers, curves, pictures, how it was run; table.csv and table.md beside it."""
     from steadygaze.cli.report import run
 
     raise typer.Exit(run(runs, out, baseline, pictures))

@@ -71,7 +71,9 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
 
 
 @contextmanager
-def progress(total: int, place: World, notes: Console, verb: str = "verifying", unit: str = "pictures") -> Iterator[Callable[[int, int], None]]:
+def progress(
+    total: int, place: World, notes: Console, verb: str = "verifying", unit: str = "pictures"
+) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left; plain lines now and then where nobody watches a terminal."""
     if place.rank:
         yield lambda finished, computed: None

@@ -1,0 +1,193 @@
+"""`steadygaze stress`: progress while it runs, the robustness card when it is done.
+
+Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130,
+stopped by hand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table as Shown
+
+from steadygaze.cli.verify import progress, say, tell_unreadable, wide
+from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.sequences import PERTURBATIONS
+from steadygaze.runs.loop import World, world
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.store import RowsNotWritten
+from steadygaze.runs.stress_card import Card
+from steadygaze.runs.stress_loop import Pace
+from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, stress_run
+
+
+def run(request: Request, console: Console | None = None) -> int:
+    """Do it; gives the exit code."""
+    place = world()
+    console = console or wide(Console())
+    notes = Console(stderr=True)
+    main = place.rank == 0
+    pace = Pace()
+    try:
+        ready = prepare_stress(request, place)
+        if main:
+            _announce(ready, place, notes)
+        with progress(ready.work(place), place, notes, "stressing", "pictures shown") as told:
+            rows = stress_run(request, place, told, ready, pace)
+        if not main:
+            return 0
+        if pace.model:
+            say(notes, f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({ready.workers} workers)")
+        return _close(request, rows, console)
+    except RowsNotWritten as error:
+        say(notes, f"error: {error}", "red")
+        return 3
+    except KeyboardInterrupt:
+        if main:
+            say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
+        return 130
+    finally:
+        place.end()
+
+
+def _announce(ready: Prepared, place: World, notes: Console) -> None:
+    processes = f", {place.size} processes" if place.size > 1 else ""
+    pictures = sum(len(batch.pictures) for batch in ready.batches)
+    say(notes, f"{ready.request.model}: {pictures} pictures, {len(ready.settings['conditions'])} settings{processes}")
+    for note in ready.notes:
+        say(notes, f"note: {note}", "yellow")
+
+
+def _close(request: Request, rows: Rows, console: Console) -> int:
+    for card in rows.cards():
+        print_card(card, console)
+        for note in card.run["settings"].get("notes", ()):
+            say(console, f"note: {note}", "yellow")
+    say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
+    flagged = rows.flagged
+    if flagged:
+        each = ", ".join(f"{setting} {flag}: {count}" for (setting, flag), count in flagged.items())
+        say(console, f"flagged: {each}", "yellow")
+    return tell_unreadable(rows, console)
+
+
+def print_card(card: Card, console: Console) -> None:
+    """The card as tables."""
+    say(console, f"{card.model} on {card.data}, {card.pictures} pictures; ± half of the 95 % interval", "bold")
+    shown = [_answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card), _sequences(card), _drops(card),
+             _layers(card)]  # fmt: skip
+    for table in shown:
+        if table is not None:
+            console.print(table)
+    for setting, metric in card.scores:
+        if setting in ("corruptions", "imagenet-c", "sequences"):
+            number = card.scores[setting, metric]
+            unit = " %" if metric.startswith("mean_error") or metric == "flips" else ""
+            say(console, f"{setting} {label(metric)}: {number.text()}{unit} ({number.note})")
+
+
+def label(metric: str) -> str:
+    """A metric's name for people."""
+    known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
+    for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of ")):
+        if metric.startswith(word):
+            return text + metric.removeprefix(word)
+    return known.get(metric, metric.replace("_", " "))
+
+
+def _table(title: str, *columns: str) -> Shown:
+    table = Shown(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cell(card: Card, setting: str, metric: str, *, spread: bool = True) -> str:
+    number = card.numbers.get((setting, metric))
+    return "" if number is None else number.text(spread=spread)
+
+
+def _answers(card: Card) -> Shown:
+    """Clean, shifts, attacks, centre square, background: everything that is answered and in no other table."""
+    apart = tuple(f"{name}/" for name in (*CORRUPTIONS, "imagenet-c", "location", "rotation", "size"))
+    settings = dict.fromkeys(s for s, m in card.keys if m == "top1" and not s.startswith(apart))
+    restricted = list(dict.fromkeys(m for _, m in card.keys if "_of_" in m))
+    metrics = ["top1", *(["top5"] if any(m == "top5" for _, m in card.keys) else []), *restricted, "confidence", "ece"]
+    table = _table("right answers, confidence and ECE, %", "setting", *(label(m) for m in metrics), "pictures")
+    for setting in settings:
+        table.add_row(setting, *(_cell(card, setting, m) for m in metrics), str(card.numbers[setting, "top1"].images))
+    return table
+
+
+def _corruptions(card: Card, prefix: str) -> Shown | None:
+    names = [name for name in CORRUPTIONS if (f"{prefix}{name}", "error") in card.scores]
+    if not names:
+        return None
+    levels = [s for s in SEVERITIES if any((f"{prefix}{name}/{s}", "top1") in card.numbers for name in names)]
+    ce = any((f"{prefix}{name}", "ce") in card.scores for name in names)
+    heads = [*(f"top-1 at {s}" for s in levels), "mean error", *(["CE"] if ce else []), "confidence", "ECE"]
+    table = _table(f"{prefix.rstrip('/') or 'corruptions'}, %", "corruption", *heads)
+    for name in names:
+        cells = [_cell(card, f"{prefix}{name}/{s}", "top1", spread=False) for s in levels]
+        cells.append(_cell(card, f"{prefix}{name}", "error"))
+        if ce:
+            cells.append(_cell(card, f"{prefix}{name}", "ce"))
+        for metric in ("confidence", "ece"):
+            found = [n.value for s in levels if (n := card.numbers.get((f"{prefix}{name}/{s}", metric)))]
+            cells.append(f"{100 * np.mean(found):.1f}" if found else "")
+        table.add_row(name, *cells)
+    return table
+
+
+def _factors(card: Card) -> Shown | None:
+    found = [factor for factor in ("location", "rotation", "size") if (factor, "top1") in card.scores]
+    if not found:
+        return None
+    table = _table("synthetic pictures, right answers, %", "factor", "mean", "worst", "at", "best", "at")
+    for factor in found:
+        values = [card.numbers[s, m] for s, m in card.keys if m == "top1" and s.startswith(f"{factor}/")]
+        worst, best = min(values, key=lambda n: n.value), max(values, key=lambda n: n.value)
+        ends = [text for n in (worst, best) for text in (n.text(), n.setting.split("/")[1])]
+        table.add_row(factor, _cell(card, factor, "top1"), *ends)
+    return table
+
+
+def _sequences(card: Card) -> Shown | None:
+    kinds = [name for name in PERTURBATIONS if (f"sequence/{name}", "flips") in card.numbers]
+    if not kinds:
+        return None
+    table = _table("sequences", "kind", "flips, %", "top-5 distance")
+    for name in kinds:
+        table.add_row(name, _cell(card, f"sequence/{name}", "flips"), _cell(card, f"sequence/{name}", "top5_distance"))
+    return table
+
+
+def _drops(card: Card) -> Shown | None:
+    shares = card.run["settings"].get("shares") or []
+    curves = [(name, found[0]) for name in ("random_drop", "salient_drop") if (found := card.curve(name, "drop_right"))]
+    if not curves:
+        return None
+    table = _table("right answers while tokens are dropped, %", "share dropped", *(f"{s:g}" for s in shares), "mean")
+    for name, points in curves:
+        note = card.numbers[name, "drop_right"].note
+        table.add_row(f"{name.replace('_', ' ')} {note}".strip(), *(f"{100 * p:.1f}" for p in points), _cell(card, name, "drop_right"))
+    return table
+
+
+def _layers(card: Card) -> Shown | None:
+    first = card.curve("clean", "attention_entropy")
+    if first is None:
+        return None
+    table = _table("attention by layer, mean of heads", "clean", *(str(i) for i in range(len(first[0]))), "mean")
+    for metric in dict.fromkeys(m for s, m in card.keys if s == "clean" and m.startswith("attention_")):
+        found = card.curve("clean", metric)
+        if found is not None:
+            cells = [f"{v:.2f}" for v in found[0]]
+            table.add_row(metric.removeprefix("attention_"), *cells, _cell(card, "clean", metric, spread=False))
+    stable = [found[0] for s, m in card.keys if m == "attention_stability" and (found := card.curve(s, m))]
+    if stable:
+        cells = [f"{v:.2f}" for v in np.mean(stable, axis=0)]
+        table.add_row("stability, corrupted", *cells, _cell(card, "corruptions", "attention_stability", spread=False))
+    return table
