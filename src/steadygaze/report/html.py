@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, Template
+from jinja2 import Environment, FunctionLoader, Template
 
 from steadygaze import __version__
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.report import svg
 from steadygaze.report.pictures import gallery
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.store import RowsNotWritten
 from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
 
@@ -54,11 +54,15 @@ def write_report(
     baseline: the method that the others are compared with, as `method` or `method/score`; None is the best one
     """
     rows = Rows.read(*folders)
+    if STRESS in rows.kinds:
+        from steadygaze.report.stress import write_stress
+
+        return write_stress(rows, out, pictures=pictures, repeats=repeats)
     table = rows.table(repeats=repeats)
     if not table.sections:
         raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Let steadygaze verify run first.")
     parts = [_part(section, rows, baseline, pictures) for section in table.sections]
-    page = _template().render(
+    page = template("template.html").render(
         parts=parts,
         runs=[_how(run) for run in rows.runs],
         unreadable=list(rows.unreadable.values()),
@@ -68,7 +72,12 @@ def write_report(
         colours=svg.COLOURS,
     )
     path = Path(folders[0]) / "report.html" if out is None else Path(out)
-    written = {path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()}
+    return write_all({path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()})
+
+
+def write_all(written: dict[Path, str]) -> list[Path]:
+    """Write these files; gives their names."""
+    path = next(iter(written))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, text in written.items():
@@ -78,12 +87,13 @@ def write_report(
     return list(written)
 
 
-def _template() -> Template:
-    text = (files("steadygaze") / "report" / "template.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+def template(name: str) -> Template:
+    """A template of this folder."""
+    here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
+    environment = Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["value"] = number
     environment.filters["soft"] = _soft
-    return environment.from_string(text)
+    return environment.get_template(name)
 
 
 def _soft(name: str) -> str:

@@ -102,32 +102,32 @@ def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Lin
         predicted = int(chances.argmax())
         asked = {"label": items[name].label, "predicted": predicted}.get(target, target)
         wanted = predicted if asked is None else int(asked)
-        picture = _enlarged(loaded.picture(image[0]))
-        drawn = [_address(picture)]
+        picture = enlarged(loaded.picture(image[0]))
+        drawn = [address(picture)]
         for method, score in methods:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMap)
                 attribution = explain(vit, image, target=wanted, method=method, score=score)
-            drawn.append(_address(attribution.overlay(picture)))
-        title = f"{_word(loaded.classes, wanted)} {percent(float(chances[wanted]))}"
+            drawn.append(address(attribution.overlay(picture)))
+        title = f"{word(loaded.classes, wanted)} {percent(float(chances[wanted]))}"
         if predicted != wanted:
-            title += f"; the model says {_word(loaded.classes, predicted)} {percent(float(chances[predicted]))}"
+            title += f"; the model says {word(loaded.classes, predicted)} {percent(float(chances[predicted]))}"
         values = [float(section.array(metric, line)[places[name]]) for line in methods]
         made.append(Shown(name, title, values, drawn))
     return made
 
 
-def _word(classes: tuple[str, ...] | None, index: int) -> str:
+def word(classes: tuple[str, ...] | None, index: int) -> str:
     return classes[index].split(",")[0] if classes else f"class {index}"
 
 
-def _enlarged(picture: Image.Image) -> Image.Image:
+def enlarged(picture: Image.Image) -> Image.Image:
     scale = SIDE / max(picture.size)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
     return picture.resize(size, Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.LANCZOS)
 
 
-def _address(picture: Image.Image) -> str:
+def address(picture: Image.Image) -> str:
     """The picture itself as an address, so that the page needs no other file."""
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=86)
