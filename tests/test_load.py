@@ -143,7 +143,7 @@ def test_the_embedded_model():
     loaded = load_model("embedded")
     about = json.loads((Path(steadygaze.__file__).parent / "assets" / "embedded.json").read_text())
     assert loaded.classes == tuple(about["classes"]) and loaded.size == (32, 32)
-    assert sum(p.numel() for p in loaded.model.parameters()) == about["parameters"] <= 3_000_000
+    assert sum(p.numel() for p in loaded.model.parameters()) == about["training"]["parameters"] <= 3_000_000
     image = loaded.preprocess(Image.new("RGB", (64, 48), (255, 0, 128)))
     assert image.shape == (3, 32, 32)
     expected = (torch.tensor([1, 0, 128 / 255]) - torch.tensor(loaded.mean)) / torch.tensor(loaded.std)
@@ -171,6 +171,10 @@ def test_torchvision_models(tmp_path, monkeypatch, picture):
         loaded = load_model("torchvision:vit_b_32", tmp_path / "w.pth")
         assert same(loaded.model, model) and loaded.source == "torchvision"
         assert (loaded.classes is None) == (count == 4)
+    published = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for name, v in model.state_dict().items()}
+    torch.save(published, tmp_path / "w.pth")
+    assert len(published.keys() - model.state_dict().keys()) == 4
+    assert same(load_model("torchvision:vit_b_32", tmp_path / "w.pth").model, model)
     preset = torchvision.models.ViT_B_32_Weights.DEFAULT.transforms()
     assert torch.equal(loaded.preprocess(picture), preset(picture))
     with pytest.raises(UnknownName, match="vit_b_16"):
@@ -212,6 +216,31 @@ def test_transformers_with_a_checkpoint(folder, tmp_path):
     loaded = load_model(str(folder), tmp_path / "w.pth")
     assert torch.equal(loaded.model.state_dict()["classifier.bias"], changed["classifier.bias"])
     assert loaded.weights_hash != source.weights_hash
+
+
+def test_transformers_with_a_file_that_it_wrote_itself(folder, tmp_path):
+    """Files keep the names of older versions of transformers."""
+    source = load_model(str(folder)).model
+    assert same(load_model(str(folder), folder / "model.safetensors").model, source)
+    torch.save({"stranger": torch.zeros(2)}, tmp_path / "w.pth")
+    with pytest.raises(BadCheckpoint, match=r"1 unexpected \(stranger\)"):
+        load_model(str(folder), tmp_path / "w.pth")
+    torch.save({name: value[:1] for name, value in source.state_dict().items()}, tmp_path / "w.pth")
+    with pytest.raises(BadCheckpoint, match="of another shape"):
+        load_model(str(folder), tmp_path / "w.pth")
+
+
+def test_transformers_folder_without_an_image_processor(folder):
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(BadCheckpoint, match=r"no preprocessor_config\.json.*save_pretrained"):
+        load_model(str(folder))
+
+
+def test_a_folder_that_bears_the_name_of_a_timm_model(tmp_path, model, monkeypatch):
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    (tmp_path / NAME).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert same(load_model(NAME, "w.pth").model, model)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def load_model(
         made = _embedded(weights, origin)
     elif name.startswith("torchvision:"):
         made = _torchvision(name.removeprefix("torchvision:"), weights, origin, num_classes)
-    elif Path(name).is_dir() or ("/" in name and not name.startswith(("hf-hub:", "hf_hub:", "timm/"))):
+    elif _is_folder(name) or ("/" in name and not name.startswith(("hf-hub:", "hf_hub:", "timm/"))):
         made = _transformers(name, weights, origin, num_classes)
     else:
         made = _timm(name.removeprefix("timm:").removeprefix("timm/"), weights, origin, num_classes)
@@ -97,6 +97,13 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
     return Loaded(model=model, name=name, checkpoint=origin, weights_hash=weights_hash(model), **made)
+
+
+def _is_folder(name: str) -> bool:
+    """Whether the name is a transformers folder; one without config.json that happens to bear a timm name is none."""
+    import timm
+
+    return (Path(name) / "config.json").is_file() or (Path(name).is_dir() and not timm.is_model(name))
 
 
 def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
@@ -152,10 +159,10 @@ def _embedded(weights: Weights | None, origin: str | None) -> dict[str, Any]:
 
 
 def torchvision_names() -> list[str]:
-    """The classifiers of torchvision that are transformers over pictures."""
+    """The classifiers of torchvision that `adapt` views."""
     from torchvision.models import list_models
 
-    return [name for name in list_models() if name.startswith(("vit_", "swin_"))]
+    return [name for name in list_models() if name.startswith("vit_")]
 
 
 def _torchvision(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _torchvision(name: str, weights: Weights | None, origin: str | None, num_cla
     else:
         num_classes = num_classes or _head_width(weights, ["heads.head", "head"])
         model = get_model(name, weights=None, **_width(num_classes))
-        fit(model, weights, origin or "")
+        fit(model, {_torchvision_name(key): value for key, value in weights.items()}, origin or "")
     preset, names = default.transforms(), default.meta["categories"]
     outputs = [module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features
     recipe = {"resize": preset.resize_size[0], "crop": preset.crop_size * 2}
@@ -187,13 +194,27 @@ def _torchvision(name: str, weights: Weights | None, origin: str | None, num_cla
     }
 
 
+def _torchvision_name(key: str) -> str:
+    """The files that torchvision publishes call the two layers of an MLP linear_1 and linear_2; its modules, 0 and 3."""
+    return key.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
+
+
 def _transformers(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
     try:
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
     except ImportError as error:
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
-    with _hub(name):
-        processor = AutoImageProcessor.from_pretrained(name)
+    local = Path(name).is_dir()
+    with _hub(name, local):
+        try:
+            processor = AutoImageProcessor.from_pretrained(name)
+        except OSError as error:
+            if local and (Path(name) / "config.json").is_file():
+                raise BadCheckpoint(
+                    f"{name} has no preprocessor_config.json: how its pictures are made is not known. Save the image processor "
+                    "into it too, for example ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
+                ) from error
+            raise
         if weights is None:
             model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
             absent = sorted(report["missing_keys"])
@@ -202,7 +223,7 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
             extra = {} if num_classes is None else {"num_labels": num_classes}
             model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name, **extra))
             absent = []
-            fit(model, weights, origin or "")
+            model = _filled(model, weights, origin or "")
     if absent:
         raise BadCheckpoint(f"the weights of {name} lack {', '.join(absent[:5])}: it is no finished image classifier")
     recipe = _processor_recipe(processor)
@@ -217,6 +238,20 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
         "size": tuple(recipe["crop"] or recipe["resize"]),
         "recipe": recipe,
     }
+
+
+def _filled(model: Any, weights: Weights, origin: str) -> Any:
+    """The model with these weights. Files keep the names of older versions, which `from_pretrained` translates."""
+    try:
+        fit(model, weights, origin)
+    except BadCheckpoint:
+        try:
+            model, report = type(model).from_pretrained(None, config=model.config, state_dict=weights, output_loading_info=True)
+        except (RuntimeError, ValueError, OSError):
+            report = {"error_msgs": ["of another shape"]}
+        if any(report.values()):
+            raise
+    return model
 
 
 def _processor_recipe(processor: Any) -> dict[str, Any]:
@@ -267,11 +302,11 @@ def _head_width(weights: Weights, heads: Sequence[str]) -> int | None:
 
 
 @contextmanager
-def _hub(name: str) -> Iterator[None]:
+def _hub(name: str, local: bool = False) -> Iterator[None]:
     """Turn what a hub cannot give into one clear error; without a network, look only into the local cache, at once."""
     from huggingface_hub import constants
 
-    before, local = constants.HF_HUB_OFFLINE, Path(name).is_dir()
+    before = constants.HF_HUB_OFFLINE
     proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
     constants.HF_HUB_OFFLINE = before or not (local or proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
     try:
