@@ -14,6 +14,7 @@ from benchmarks import checks, oracles, zoo
 from steadygaze.errors import BadInput, MethodUnavailable, UnsupportedModel
 from steadygaze.trace import PLAIN, Want, forward, frozen
 from steadygaze.vit.view import ViT, logits_of
+from tests.oracles.models import tiny
 
 TIMM = {
     "class token": "vit_tiny_patch16_224",
@@ -356,3 +357,11 @@ def test_timm_models_wrapped_by_transformers_are_viewed() -> None:
                                             model_args={"depth": 1, "img_size": 32, "embed_dim": 24, "num_heads": 2})  # fmt: skip
     model = zoo.randomise(transformers.TimmWrapperForImageClassification(config))
     assert checks.check(model)["decompx"] <= 1e-10
+
+
+def test_another_image_size_is_another_view() -> None:
+    model = tiny()
+    first = sg.adapt(model)
+    model.set_input_size((15, 18))
+    assert first.grid == (4, 4) and sg.adapt(model).grid == (5, 6)
+    assert sg.explain(model, torch.zeros(1, 3, 15, 18).double()).scores.shape == (1, 5, 6)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import steadygaze as sg
@@ -101,6 +102,8 @@ def test_images(images: Any, message: str) -> None:
         ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention wholly held, got freeze=0.5"),
         ("gaze:bias=norm", sg.BadInput, "attention wholly held, got freeze=0.75"),
         ("ixg+plus:start=3", sg.BadInput, r"start=3, but the model has layers 0\.\.2"),
+        ("attixg+last:pairing=next", sg.BadInput, "nothing is left to add up from layer 2 of 0..2 on"),
+        ("attixg+plus:pairing=next,start=2", sg.BadInput, "nothing is left to add up"),
         ("ixg+plus:start=-1", sg.BadInput, "an integer from 0 on, got -1"),
         ("ixg+plus:start=1.5", sg.BadInput, "an integer from 0 on, got 1.5"),
         ("attin:form=m", sg.UnknownName, "unknown form 'm'"),
@@ -253,3 +256,24 @@ def test_names_in_text_and_in_code_are_the_same() -> None:
     assert sg.method("ixg", freeze=np.float64(0.5).item()).option("freeze") == 0.5
     a, b = sg.method("gaze", freeze=0.5), sg.method("gaze:freeze=0.5")
     assert a == b and a.score == "log_odds" and a.option("freeze") == 0.5
+
+
+def test_a_size_that_the_patches_do_not_divide() -> None:
+    model = tiny(dynamic_img_size=True)
+    refuse(sg.BadInput, r"takes no images of shape \(1, 3, 13, 12\).*divisible", sg.explain, model, torch.zeros(1, 3, 13, 12))
+
+
+def test_indices_of_maps() -> None:
+    maps = sg.explain(MODEL, IMAGES)
+    picture = torch.rand(3, 12, 12)
+    for one in (np.int64(1), torch.tensor(1)):
+        assert np.array_equal(maps.overlay(picture, one), maps.overlay(picture, 1))
+    for wrong in (2, (0, 0)):
+        refuse(sg.BadInput, r"an index into \(2,\) maps", maps.overlay, picture, wrong)
+
+
+def test_pictures_and_class_names_for_display() -> None:
+    maps = sg.explain(MODEL, IMAGES[:1])
+    picture = Image.new("RGB", (12, 12))
+    assert maps.with_pictures(picture)._repr_html_() == maps.with_pictures([picture])._repr_html_()
+    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_pictures, [picture], ["ant"])

@@ -398,3 +398,12 @@ def test_random_models(seed: int, kind: str, depth: int, heads: int, freeze: flo
     last = f"decompx:start={depth - 1}"
     one, none, part = (sg.explain(model, images, target=TARGET, method=sg.method(last, freeze=f)).scores for f in (1.0, 0.0, freeze))
     same(part, freeze * one + (1 - freeze) * none, "in one block, freezing mixes linearly", 1e-8)
+
+
+@pytest.mark.parametrize("cut", ["ceil", "floor"])
+def test_skipplus_of_a_single_block_is_that_block(cut: str) -> None:
+    model = tiny("class", depth=1)
+    images = pictures(model)
+    for name in ("decompx", "genatt", "raw_attention", "fullgrad"):
+        skip = sg.explain(model, images, target=1, method=f"{name}+skipplus:cut={cut}").scores
+        assert torch.equal(skip, sg.explain(model, images, target=1, method=f"{name}+plus").scores)

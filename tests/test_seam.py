@@ -142,6 +142,16 @@ def test_callers_modes(name: str, context: Callable[[], Any]) -> None:
         assert not att.scores.requires_grad and not att.logits.requires_grad
 
 
+def test_targets_from_inference_mode_and_of_small_dtypes() -> None:
+    model = tiny("class")
+    images = pictures(model)
+    expected = sg.explain(model, images, target=[1, 2]).scores
+    with torch.inference_mode():
+        target = torch.tensor([1, 2])
+    for given in (target, target.to(torch.uint16), target.to(torch.int8)):
+        assert torch.equal(sg.explain(model, images, target=given).scores, expected)
+
+
 def test_maps_are_deterministic_and_leave_the_random_state() -> None:
     model = tiny("registers")
     images = pictures(model)

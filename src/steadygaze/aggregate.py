@@ -30,7 +30,7 @@ def first_layer(method: Method, depth: int) -> int:
             raise BadInput(f"{method.name}: start={start}, but the model has layers 0..{depth - 1}")
         return start
     if method.aggregator == "skipplus":
-        return depth // 2 if method.option("cut") == "floor" else -(-depth // 2)
+        return min(depth // 2 if method.option("cut") == "floor" else -(-depth // 2), depth - 1)
     return depth - 1 if method.aggregator == "last" else 0
 
 
@@ -48,11 +48,10 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     if base.kind == "matrix":
         row = _matrix_rows(trace, method, span, own)
         return row[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
-    total: Any = 0
-    for l in span:
-        piece = base.function(trace, l, **own)
-        if piece is not None:
-            total = total + fit(piece, trace.run.layout.grid)
+    pieces = [piece for l in span if (piece := base.function(trace, l, **own)) is not None]
+    if not pieces:
+        raise BadInput(f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer.")
+    total: Any = sum(fit(piece, trace.run.layout.grid) for piece in pieces)
     if base.once is not None:
         total = total + base.once(trace, span[0], **own)
     return total

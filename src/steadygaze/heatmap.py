@@ -6,13 +6,14 @@ import base64
 import io
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -69,9 +70,11 @@ class Attribution:
 
         images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
         """
-        pictures = tuple(as_picture(image) for image in images)
+        pictures = tuple(as_picture(image) for image in ([images] if isinstance(images, Image.Image) else images))
         if len(pictures) != len(self):
             raise BadInput(f"expected {len(self)} pictures, one for each map, got {len(pictures)}")
+        if classes is not None and len(classes) != self.logits.shape[1]:
+            raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
         return replace(self, pictures=pictures, classes=None if classes is None else tuple(classes))
 
     def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
@@ -86,7 +89,7 @@ class Attribution:
     def overlay(
         self,
         image: Any,
-        index: Index = 0,
+        index: Index | SupportsIndex = 0,
         *,
         signed: bool = False,
         mode: str = "bicubic",
@@ -113,7 +116,7 @@ class Attribution:
         return paint(self._display(index, size, mode, signed, 99.0), None, signed=signed)
 
     def _display(
-        self, index: Index, size: tuple[int, int], mode: str, signed: bool, percentile: float
+        self, index: Index | SupportsIndex, size: tuple[int, int], mode: str, signed: bool, percentile: float
     ) -> Float[np.ndarray, "h w"]:
         """Values for drawing, in [-1, 1]: scaled on the patches, where a percentile is honest, then brought to size."""
         place = self._place(index)
@@ -124,9 +127,12 @@ class Attribution:
         one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
         return resized(one, size, mode).clamp(-1, 1).numpy()
 
-    def _place(self, index: Index) -> tuple[int, ...]:
-        place = (index,) if isinstance(index, int) else tuple(index)
+    def _place(self, index: Index | SupportsIndex) -> tuple[int, ...]:
         lead = self.scores.shape[:-2]
+        try:  # whole numbers of numpy and torch too
+            place = tuple(operator.index(i) for i in (index if isinstance(index, tuple) else (index,)))
+        except TypeError:
+            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}") from None
         if len(place) < len(lead):
             place += (0,) * (len(lead) - len(place))
         if len(place) != len(lead) or any(not -n <= i < n for i, n in zip(place, lead, strict=True)):

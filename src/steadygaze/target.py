@@ -46,10 +46,11 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
             f"target: expected one class, {batch} classes (one for each image) or shape ({batch}, K), got shape "
             f"{tuple(index.shape)} for a batch of {batch}"
         )
+    index = index.long().clone()  # also of a small dtype, also from inference mode
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
         raise BadInput(f"target: class {low if low < 0 else high} is out of range; the model has classes 0..{classes - 1}")
-    return index.long()
+    return index
 
 
 def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -25,7 +25,8 @@ def adapt(model: Any) -> ViT:
         return model
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}")
-    shape = hash(tuple(id(m) for m in model.modules()))  # another structure is another model
+    parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
+    shape = hash(parts)  # another structure, or another image size, is another model
     known = _VIEWS.get(id(model))
     if known is not None and known.model is model and _CHECKED.get(model) == shape:
         return known

@@ -123,7 +123,10 @@ class ViT:
 
     def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
         """Tokens before the first block, positions added (a `norm_pre` belongs to block 0)."""
-        tokens, state, grid = self.plan.embed(self.check(images))
+        try:
+            tokens, state, grid = self.plan.embed(self.check(images))
+        except AssertionError as error:  # timm asserts what sizes its patches divide
+            raise BadInput(f"the model takes no images of shape {tuple(images.shape)}: {error}") from error
         return remember(tokens, Layout(grid, state=state))
 
     def select(self, tokens: Float[Tensor, "b n d"], keep: Int[Tensor, "b k"]) -> Float[Tensor, "b m d"]:
@@ -188,7 +191,7 @@ class ViT:
             raise BadInput(f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size.")
         if images.shape[0] == 0:
             raise BadInput(f"{expected}, got an empty batch.")
-        if not torch.isfinite(images).all():
+        if not torch.isfinite(images.sum()):  # one pass: NaN and infinity survive a sum
             raise BadInput("the images have NaN or infinite values. Look at the file or the transform they come from.")
         return images
 
