@@ -130,6 +130,18 @@ def test_errors_are_one_message_without_traceback(tmp_path, words, told):
     assert "Traceback" not in result.output
 
 
+def test_out_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("explain", DEMO / "cat.png", "--model", "embedded", "--out", tmp_path / "file", code=2)
+    assert result.output.startswith("error: --out: expected a folder")
+
+
+def test_a_wrong_method_is_told_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "load_model", None)
+    run("explain", DEMO / "cat.png", "--model", "embedded", "--method", "gazee", "--out", tmp_path / "out", code=2)
+    assert not (tmp_path / "out").exists()
+
+
 def test_debug_lets_the_error_through(tmp_path):
     words = ["explain", str(tmp_path), "--model", "embedded", "--debug"]
     with pytest.raises(BadInput, match="found none"):
@@ -152,8 +164,8 @@ def test_models_by_pattern():
     assert {"name": "deit_tiny_patch16_224", "library": "timm", "view": "plain"} in rows
     assert all("deit_tiny" in row["name"] for row in rows)
     assert "torchvision:vit_b_16" in run("models", "*vit_b_16").output
-    staged = json.loads(run("models", "pit_*", "--json").output)
-    assert {"library": "timm", "name": "pit_ti_224", "view": "staged"} in staged
+    for name in ("pit_ti_224", "swinv2_cr_tiny_224", "twins_svt_small", "xcit_nano_12_p16_224"):
+        assert json.loads(run("models", name, "--json").output) == [{"name": name, "library": "timm", "view": "staged"}]
     assert "deit_tiny_patch16_224" in run("models", "deit_tinny_patch16_224", code=2).output
 
 

@@ -25,6 +25,7 @@ from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
+from steadygaze.methods import parse
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
 
@@ -71,6 +72,8 @@ def run(request: Request, console: Console | None = None) -> int:
     console, live = console or Console(), Console(stderr=True)
     if request.top > 1 and request.target != "auto":
         raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
+    for method in request.methods:
+        parse(method)  # a wrong name is told before anything is loaded
     files = find_images(request.images)
     device = request.device
     if device == "auto":
@@ -79,7 +82,10 @@ def run(request: Request, console: Console | None = None) -> int:
         loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
         vit = adapt(loaded.model)
     names, found = unique_names(files), Results()
-    request.out.mkdir(parents=True, exist_ok=True)
+    try:
+        request.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out: expected a folder that can be written, got {request.out} ({error.strerror})") from error
     columns = (SpinnerColumn(), TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=live, transient=True)
     task = progress.add_task("", total=len(files))

@@ -18,7 +18,9 @@ from steadygaze.errors import UnknownName
 PLAIN = (
     "vision_transformer", "deit", "eva", "beit", "cait", "vision_transformer_relpos", "vision_transformer_hybrid",
 )  # fmt: skip
-STAGED = ("swin_transformer", "swin_transformer_v2", "pvt_v2", "pit", "mvitv2", "hiera")
+STAGED = (
+    "swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "pvt_v2", "pit", "mvitv2", "hiera", "twins", "xcit",
+)  # fmt: skip
 
 
 def list_methods(json: bool, console: Console | None = None) -> None:
@@ -62,12 +64,7 @@ def named_models() -> list[dict[str, str]]:
     for view, modules in (("plain", PLAIN), ("staged", STAGED)):
         names = sorted({name for module in modules for name in timm.list_models(module=module)})
         rows += [{"name": name, "library": "timm", "view": view} for name in names]
-    views = {"vit_": "plain"}
-    return rows + [
-        {"name": f"torchvision:{name}", "library": "torchvision", "view": views[name[:4]]}
-        for name in torchvision_names()
-        if name[:4] in views
-    ]
+    return rows + [{"name": f"torchvision:{name}", "library": "torchvision", "view": "plain"} for name in torchvision_names()]
 
 
 def list_models(pattern: str, json: bool, console: Console | None = None) -> None:
@@ -86,8 +83,9 @@ def list_models(pattern: str, json: bool, console: Console | None = None) -> Non
     console = console or Console()
     console.print(table)
     console.print(
-        "plain: one grid from start to end, every method. staged: grids that shrink, no method that needs one global "
-        "attention.\nAlso: a transformers folder or owner/name of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP.",
+        "plain: one grid from start to end, every method. staged: grids that shrink (XCiT: channels that attend), no method "
+        "that needs one global attention.\nAlso: a transformers folder or owner/name of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, "
+        "SigLIP.",
         highlight=False,
     )
 
