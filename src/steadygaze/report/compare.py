@@ -7,9 +7,10 @@ from pathlib import Path
 
 from steadygaze import __version__
 from steadygaze.report import svg
+from steadygaze.report.bars import Bar, bars
 from steadygaze.report.html import Figure, template, write_all
+from steadygaze.report.page import Cell, Part, how
 from steadygaze.report.samples import turned_pictures
-from steadygaze.report.stress import Cell, Part, how, legend
 from steadygaze.robustness.corruptions import CORRUPTIONS
 from steadygaze.runs.stress_card import table_csv
 from steadygaze.runs.stress_compare import Change, Comparison
@@ -78,15 +79,14 @@ def _classes(found: Comparison) -> list[list[Cell]]:
 
 
 def _figures(found: Comparison) -> list[Figure]:
-    """Error by corruption of both models, one point each, above the clean ones' line."""
-    changes = {c.setting: c for c in found.changes if c.metric == "error" and c.setting in CORRUPTIONS}
-    if len(changes) < 2:
+    """Error by corruption of both models, one bar below the other."""
+    changes = [c for c in found.changes if c.metric == "error" and c.setting in CORRUPTIONS]
+    rows = []
+    for c in changes:
+        name = c.setting.replace("_", " ")
+        for words, spread, rank in ((f"{name}, before", c.before, 1), ("after", c.after, 0)):
+            rows.append(Bar(words, 100 * spread.mean, 100 * spread.low, 100 * spread.high, rank))
+    if not rows:
         return []
-    xs = list(range(1, len(changes) + 1))
-    series = [
-        svg.Series("before", xs, [100 * c.before.mean for c in changes.values()], 1),
-        svg.Series("after", xs, [100 * c.after.mean for c in changes.values()], 0),
-    ]
-    words = {"x_label": "corruption, in the order of the table", "y_label": "top-1 error, %", "title": "before and after"}
-    chart = svg.lines(series, **words, whole=True)
-    return [Figure("Error by corruption", legend(series), chart)]
+    chart = bars(rows, x_label="top-1 error, mean over severities, %", title="before and after", highest=100)
+    return [Figure("Error by corruption", "whiskers, if any: from the lowest to the highest seed", chart)]

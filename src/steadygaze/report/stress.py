@@ -4,10 +4,8 @@ it was run; one HTML file, table.csv, table.md."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from steadygaze.errors import BadInput
 from steadygaze.report import svg
 from steadygaze.report.bars import Bar, bars, grid
 from steadygaze.report.html import Figure, template, write_all
+from steadygaze.report.page import Cell, Part, how
 from steadygaze.report.samples import sample_pictures
 from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
@@ -41,36 +40,6 @@ TILES = {
     ("sequences", "mfr"): "mean flip rate",
     ("corruptions", "attention_stability"): "attention stability",
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: words, what it is sorted by, a look, and small print."""
-
-    text: str
-    sort: Any = ""
-    look: str = ""
-    small: str = ""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One section of a page."""
-
-    title: str
-    id: str = ""
-    nav: str = ""
-    text: str = ""
-    tiles: list[tuple[str, str, str]] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    samples: list[tuple[str, str]] = field(default_factory=list)
-    sheets: list[tuple[str, str]] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-    texts: int = 2
-    rows: list[list[Cell]] = field(default_factory=list)
-    folded: str = ""
-    shots: list[Any] = field(default_factory=list)
-    after: str = ""
 
 
 def write_stress(rows: Rows, out: str | Path | None = None, *, pictures: bool = True, repeats: int = 2000) -> list[Path]:
@@ -178,7 +147,10 @@ def _severities(card: Card, prefix: str, words: str) -> list[Figure]:
     sure = {"right": "top1", "confidence": "confidence", "ECE": "ece"}
     lines = []
     for rank, (name, metric) in enumerate(sure.items()):
-        ys = [float(np.mean([100 * n.value for c in every if (n := card.numbers.get((f"{prefix}{c}/{s}", metric)))] or [np.nan])) for s in levels]
+        ys = []
+        for s in levels:
+            there = [n.value for c in every if (n := card.numbers.get((f"{prefix}{c}/{s}", metric)))]
+            ys.append(100 * float(np.mean(there)) if there else float("nan"))
         start = card.numbers.get(("clean", metric))
         xs = [0, *levels] if start else levels
         lines.append(svg.Series(name, xs, [100 * start.value, *ys] if start else ys, rank))
@@ -307,33 +279,3 @@ def _markdown(card: Card) -> str:
         span = f"[{scale * n.low:.4g}, {scale * n.high:.4g}]"
         lines.append(f"| {setting} | {metric}{' %' if scale == 100 else ''} | {n.text(spread=False)} | {span} | {n.images} | {n.note} |")
     return "\n".join(lines) + "\n"
-
-
-def how(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a stress run was made, line by line."""
-    settings, about = run["settings"], run.get("about", {})
-    pictures = f", {settings['pictures']} pictures ({settings.get('layout', '')})" if settings.get("pictures") else ""
-    limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
-    shifts = "; ".join(f"{s['name']}: {s['pictures']} pictures, {s['hash']}" for s in settings.get("shifts", ()))
-    epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
-    shown = [
-        ("command", about.get("command", "")),
-        ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
-        ("weights", settings["weights"]),
-        ("data", f"{settings.get('data', '')}{pictures}{limit}"),
-        ("pictures' hash", settings.get("pictures_hash") or ""),
-        ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
-        ("suite", ", ".join(settings["suite"])),
-        ("shifts", shifts),
-        ("corruptions", ", ".join(settings["corruptions"])),
-        ("severities", ", ".join(map(str, settings["severities"]))),
-        ("epsilons", f"{epsilons}; {settings['pgd_steps']} steps of PGD" if epsilons else ""),
-        ("salient first", settings.get("salient") or ""),
-        ("notes", "; ".join(settings.get("notes", ()))),
-        ("seed", str(settings["seed"])),
-        ("batch", str(settings.get("batch", ""))),
-        ("device", settings.get("device", "")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in settings["versions"].items())),
-        ("began", about.get("began", "")),
-    ]
-    return [(name, text) for name, text in shown if text]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -96,6 +97,19 @@ def repair(path: Path) -> None:
             file.truncate(end)
 
 
+_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    """A fork that outlives its killed parent would hold the lock, and the run could not be gone on with."""
+    for store in list(_OPEN):
+        store.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
 class Store:
     """The file of one worker, open for appending."""
 
@@ -113,6 +127,7 @@ class Store:
                 raise BadInput(f"{folder}: another process is writing this run. Wait for it, or choose another --out.") from error
             except OSError:  # a file system without locks
                 pass
+        _OPEN.add(self)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write the rows of a batch; when this returns, they are on the disk. If it fails, the file is as it was."""
@@ -139,7 +154,9 @@ class Store:
                 raise
 
     def close(self) -> None:
-        os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def __enter__(self) -> Store:
         return self

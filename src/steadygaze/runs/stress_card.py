@@ -212,7 +212,9 @@ class Card:
 
     @cached_property
     def numbers(self) -> dict[Key, Number]:
-        return {**self.scores, **self.measured}
+        """All of them: clean, then the scores, then the rest."""
+        clean = {key: number for key, number in self.measured.items() if key[0] == "clean"}
+        return {**clean, **self.scores, **self.measured}
 
     def _all(self, setting: str, metric: str = "top1") -> np.ndarray | None:
         number = self.measured.get((setting, metric))

@@ -145,7 +145,7 @@ def _differences(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What the runs were made with that is not the same."""
     notes = []
     for key in SAME:
-        values = [run["settings"].get(key) for run in runs]
+        values = [value for run in runs if (value := run["settings"].get(key)) not in (None, [])]  # those that used it
         if any(value != values[0] for value in values[1:]):
             shown = "; ".join(dict.fromkeys(_words(value) for value in values))
             notes.append(f"not the same in all runs: {key} ({shown})")
