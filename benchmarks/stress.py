@@ -1,0 +1,73 @@
+"""Does the model wait for its pictures? python -m benchmarks.stress [--model NAME] [--pictures N] [--workers 0,1,2] [--threads N]
+
+A run of all 15 corruptions at severities 1, 3 and 5 over pictures made in memory and saved as JPEG, with random weights: they do
+not change the cost. For each number of workers: the share of the run that is spent in the model, pictures a second, and how long
+the run would take if the model never waited. Where all cores are busy with the model, workers take time from it: compare the
+seconds, too. With --device cuda the cores are free.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+
+from steadygaze.runs.loop import World
+from steadygaze.runs.stress_loop import Pace
+from steadygaze.runs.stress_request import Request, prepare_stress, stress_run
+from steadygaze.runs.stress_suite import Options
+
+
+def pictures(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        place = folder / str(i % 10)
+        place.mkdir(parents=True, exist_ok=True)
+        smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
+        smooth.save(place / f"{i}.jpg", quality=92)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--pictures", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--workers", default="0,1,2")
+    parser.add_argument("--threads", type=int, default=1, help="of the model, on a CPU")
+    parser.add_argument("--corruptions", default="all15")
+    parser.add_argument("--severities", default="1,3,5")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    table = Table("workers", "share in the model", "seconds", "in the model", "pictures a second",
+                  title=f"{options.model}, {options.device}, {options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        torch.manual_seed(0)
+        save_file(timm.create_model(options.model).state_dict(), root / "random.safetensors")
+        data = pictures(root / "data", options.pictures)
+        strengths = Options.of(corruptions=options.corruptions, severities=options.severities)
+        how = {"checkpoint": root / "random.safetensors", "batch": options.batch, "options": strengths, "device": options.device}
+        for workers in map(int, options.workers.split(",")):
+            request = Request(options.model, data, root / f"run{workers}", ["corruptions"], workers=workers, **how)
+            ready, pace = prepare_stress(request), Pace()
+            began = time.perf_counter()
+            stress_run(request, prepared=ready, pace=pace)
+            taken = time.perf_counter() - began
+            shown = ready.work(World())
+            table.add_row(str(workers), f"{100 * pace.model / taken:.0f} %", f"{taken:.1f}", f"{pace.model:.1f}", f"{shown / taken:.1f}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
