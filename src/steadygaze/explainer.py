@@ -141,9 +141,7 @@ def _bf16_on_cpu() -> bool:
 def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
     with torch.no_grad():
         tokens = vit.embed(images)
-    runs: dict[Rules, Forward] = {}
-    for rules, want, start, grad in _passes(chosen, len(vit.blocks)):
-        runs[rules] = forward(vit, tokens, rules=rules, want=want, start=start, grad=grad)
+    runs = {rules: one.run(vit, tokens, rules) for rules, one in _passes(chosen, len(vit.blocks)).items()}
     logits = next(iter(runs.values())).logits.detach() if runs else _plain_logits(vit, tokens)
     classes = resolve(target, logits)
     several = classes is not None and classes.dim() == 2
@@ -161,27 +159,41 @@ def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score:
     return results
 
 
-def _passes(chosen: list[Method], depth: int) -> list[tuple[Rules, Want, int, bool]]:
-    """The forward passes that serve all methods: one for each setting of rules; those that only read attention join the first."""
-    groups: dict[Rules, tuple[Want, int, bool]] = {}
-    readers: list[Want] = []
-    for m in chosen:
-        if m.base.kind == "whole":
-            continue
-        want = Want(**m.base.needs(dict(m.options)))
-        if not m.base.gradient:
-            readers.append(want)
-            continue
-        rules, first = rules_of(m), min(layers(m, depth))
-        known, start, _ = groups.get(rules, (Want(), depth, True))
-        groups[rules] = (known | want, min(start, first), True)
-    if readers:
-        rules = PLAIN if PLAIN in groups or not groups else next(iter(groups))
-        known, start, grad = groups.get(rules, (Want(), 0, False))
-        for want in readers:
-            known = known | want
-        groups[rules] = (known, start, grad)
-    return [(rules, want, start, grad) for rules, (want, start, grad) in groups.items()]
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass that serves several methods: what it keeps, and from which layers on."""
+
+    want: Want = Want(hidden=False)
+    start: int | None = None  # the first layer with gradients; None: no gradients
+    watch: int | None = None  # the first layer whose attention and the like are kept
+
+    def serve(self, m: Method, depth: int) -> "Pass":
+        """This pass, made to serve `m` too."""
+        first = min(layers(m, depth))
+        want = Want(hidden=m.base.kind == "vector", **m.base.needs(dict(m.options)))
+        start = self.start if not m.base.gradient else first if self.start is None else min(self.start, first)
+        keeps = any(v for k, v in want.__dict__.items() if k != "hidden")
+        watch = self.watch if not keeps else first if self.watch is None else min(self.watch, first)
+        return Pass(self.want | want, start, watch)
+
+    def run(self, vit: ViT, tokens: Tensor, rules: Rules) -> Forward:
+        start, watch = (len(vit.blocks) if at is None else at for at in (self.start, self.watch))
+        return forward(vit, tokens, rules=rules, want=self.want, start=start, watch=watch, grad=self.start is not None)
+
+
+def _passes(chosen: list[Method], depth: int) -> dict[Rules, Pass]:
+    """The passes that serve all methods, one for each setting of rules; methods that only read attention join the first."""
+    passes: dict[Rules, Pass] = {}
+    layered = [m for m in chosen if m.base.kind != "whole"]
+    for m in sorted(layered, key=lambda m: not m.base.gradient):
+        rules = rules_of(m) if m.base.gradient else _readers_rules(passes)
+        passes[rules] = passes.get(rules, Pass()).serve(m, depth)
+    return passes
+
+
+def _readers_rules(known: Iterable[Rules]) -> Rules:
+    """The pass that methods without a gradient of their own ride along with."""
+    return PLAIN if PLAIN in known else next(iter(known), PLAIN)
 
 
 def _map(ask: Ask, m: Method, runs: dict[Rules, Forward], traces: dict[tuple[Rules, str], Trace]) -> Tensor:
@@ -189,8 +201,7 @@ def _map(ask: Ask, m: Method, runs: dict[Rules, Forward], traces: dict[tuple[Rul
     if m.base.kind == "whole":
         return m.base.function(ask, **_own(m))
     if not m.base.gradient:
-        rules = PLAIN if PLAIN in runs else next(iter(runs))
-        return aggregate(runs[rules].trace(None), m)
+        return aggregate(runs[_readers_rules(runs)].trace(None), m)
     key = (ask.rules, ask.score)
     if key not in traces:
         run, target = runs[ask.rules], None if callable(ask.target) else ask.target

@@ -48,13 +48,13 @@ def half_identity(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n
 @register("raw_attention", "matrix", family="attention", bare="last", gradient=False, needs=NEEDS, serves=global_attention)
 def raw_attention(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention of the last block, mean over heads."""
-    return trace.attention(layer)[0].mean(1)
+    return trace.weights(layer).mean(1)
 
 
 @register("rollout", "matrix", family="attention", bare="rollout", gradient=False, needs=NEEDS, serves=global_attention)
 def rollout(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention rolled out over all blocks: Π (½ A + ½ I)."""
-    return trace.attention(layer)[0].mean(1)
+    return trace.weights(layer).mean(1)
 
 
 for f in (raw_attention, rollout):
@@ -89,7 +89,7 @@ attcam.read = attcam.chain = _positive  # the row that feeds the head is read fi
 
 
 def _genatt(a: Tensor, g: Tensor) -> Tensor:
-    return (a * g).clamp(min=0).mean(1)
+    return (a * g).relu_().mean(1)
 
 
 @register("genatt", "matrix", family="attention", bare="rollout", needs=NEEDS, serves=global_attention)

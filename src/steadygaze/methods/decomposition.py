@@ -28,7 +28,7 @@ from steadygaze.registry import alias, register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.replay import BIAS_RULES, decompose
 
-SLICE = 2**24  # numbers in one slice of T
+SLICE = 2**19  # numbers in one slice of T: two megabytes, which stay in the cache
 
 
 def _has_parts(vit: Any) -> str:
@@ -143,7 +143,7 @@ def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b
         part[:, index - begin, index] += mixed.x[:, i]
         if against == "block":
             part = part + mixed.t[:, i, None, None] * mixed.second(part)
-        distance = (y[:, i, None] - part).abs().sum(-1)
+        distance = part.sub_(y[:, i, None]).abs_().sum(-1)
         pieces.append((y[:, i].abs().sum(-1, keepdim=True) - distance).clamp_min(0))
     c = torch.cat(pieces, dim=1)
     total = c.sum(-1, keepdim=True)

@@ -55,7 +55,7 @@ def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, 
     above = layer + (pairing == "next")
     if above >= trace.depth:
         return None  # the reference drops the last block
-    received = trace.attention(layer)[0].mean((1, 2))
+    received = trace.weights(layer).mean((1, 2))
     return received[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid) * ixg(trace, above)
 
 

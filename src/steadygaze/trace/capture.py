@@ -26,6 +26,7 @@ class Forward:
 
     vit: ViT
     rules: Rules
+    want: Want
     layout: Layout
     start: int
     hidden: tuple[Tensor, ...]  # x^0 .. x^{L-1}, and the output of the last block; in the model's own token layout
@@ -37,8 +38,7 @@ class Forward:
         """Gradients of `quantity` (one scalar for each image) at everything that was recorded; None: no backward pass."""
         if quantity is None:
             return Trace(self)
-        hidden = list(range(self.start, len(self.hidden)))
-        inputs = [self.hidden[l] for l in hidden]
+        inputs = list(self.hidden[self.start :]) if self.want.hidden else []
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
         terms = [y for r in self.records for y, *_ in r.terms if y.requires_grad]
@@ -85,10 +85,15 @@ class Trace:
         x, g = self.tokens(layer)
         return block.patches(x, self.run.layout), block.patches(g, self.run.layout)
 
+    def weights(self, layer: int) -> Float[Tensor, "b heads n n"]:
+        """A^l; the heads of parallel attentions of one block stand side by side."""
+        seen = [a.a.detach() for a in self.run.records[layer].attention]
+        return seen[0] if len(seen) == 1 else torch.cat(seen, 1)
+
     def attention(self, layer: int) -> tuple[Float[Tensor, "b heads n n"], Float[Tensor, "b heads n n"]]:
-        """(A^l, ∂T/∂A^l); the heads of parallel attentions of one block stand side by side."""
-        seen = self.run.records[layer].attention
-        return torch.cat([a.a.detach() for a in seen], 1), torch.cat([self.grad(a.a) for a in seen], 1)
+        """(A^l, ∂T/∂A^l)."""
+        seen = [self.grad(a.a) for a in self.run.records[layer].attention]
+        return self.weights(layer), seen[0] if len(seen) == 1 else torch.cat(seen, 1)
 
     def mixing(self, layer: int) -> Attention:
         """The one attention of block l with v and A·v."""
@@ -132,13 +137,14 @@ class Trace:
 
 
 def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, want: Want | None = None, start: int = 0,
-            grad: bool = True, cut: bool = True) -> Forward:  # fmt: skip
+            watch: int = 0, grad: bool = True, cut: bool = True) -> Forward:  # fmt: skip
     """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it.
 
-    cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
+    watch: the first block whose attention and the like are kept; below it the fused kernel may run. cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
     """
-    seam = Seam(rules, want)
-    below = Seam(PLAIN, want)  # without a graph there is nothing to hold constant
+    want = want or Want()
+    seam, unseen = Seam(rules, want), Seam(rules)
+    below, unseen_below = Seam(PLAIN, want), Seam(PLAIN)  # without a graph there is nothing to hold constant
     hidden, records = [], []
     layout = vit.layout(tokens)
     x = tokens
@@ -146,11 +152,12 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
         if l == start and grad and cut:
             x = remember(x.detach().requires_grad_(), layout)
         hidden.append(x)
-        with torch.set_grad_enabled(grad and l >= start), (seam if l >= start else below) as active:
+        active = (seam if l >= watch else unseen) if l >= start else below if l >= watch else unseen_below
+        with torch.set_grad_enabled(grad and l >= start), active:
             records.append(active.next_record())
             x = block(x)
     hidden.append(x)
     with torch.set_grad_enabled(grad), seam:
         records.append(seam.next_record())
         logits = vit.head(x)
-    return Forward(vit, rules, layout, start, tuple(hidden), tuple(records), logits)
+    return Forward(vit, rules, seam.want, layout, start, tuple(hidden), tuple(records), logits)

@@ -108,3 +108,24 @@ class _HeldSlope(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (slope,) = ctx.saved_tensors
         return g * slope, None
+
+
+def held_attention(sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """A·v by the fused kernel with A held constant. The backward pass makes A again, which is cheaper than the kernel's own."""
+    return _HeldAttention.apply(sdpa, q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+class _HeldAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        ctx.save_for_backward(q, k, mask)
+        ctx.scale = scale
+        return sdpa(q, k, v, attn_mask=mask, scale=scale)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor, None, None]:
+        q, k, mask = ctx.saved_tensors
+        logits = (q * ctx.scale) @ k.transpose(-2, -1)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
+        return None, None, None, logits.softmax(-1).transpose(-2, -1) @ g, None, None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from steadygaze.trace.rules import PLAIN, Rules, held_layer_norm, held_rms_norm, held_slope, scale_grad
+from steadygaze.trace.rules import PLAIN, Rules, held_attention, held_layer_norm, held_rms_norm, held_slope, scale_grad
 
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
@@ -29,6 +29,7 @@ SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 class Want:
     """What a trace is to keep beside the hidden states."""
 
+    hidden: bool = True  # gradients at the hidden states
     attention: bool = False  # A of every block, as tensors of the graph
     value: bool = False  # v and A·v too
     bias: bool = False  # outputs of biased maps, for FullGrad
@@ -111,12 +112,14 @@ class Seam(TorchFunctionMode):
              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
         want, rules = self.want, self.rules
         if not (want.attention or want.value or want.implicit):
+            if rules.attention == 0.0 and rules.value == 1.0 and v.requires_grad and not (dropout_p or is_causal or enable_gqa):
+                return held_attention(func, q, k, v, attn_mask, scale)
             q, k = (scale_grad(t, rules.attention) for t in (q, k))
             return func(q, k, scale_grad(v, rules.value), attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
                         scale=scale, enable_gqa=enable_gqa)  # fmt: skip
         if enable_gqa and q.shape[-3] != k.shape[-3]:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
-        raw = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        raw = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
         logits = raw
         if is_causal:
             attn_mask = torch.ones(raw.shape[-2:], dtype=torch.bool, device=raw.device).tril()
