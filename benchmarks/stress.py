@@ -49,8 +49,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    table = Table("workers", "share in the model", "seconds", "in the model", "pictures a second",
-                  title=f"{options.model}, {options.device}, {options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    where = f"{options.model}, {options.device}, {options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}"
+    table = Table("workers", "share in the model", "seconds", "in the model", "pictures a second", title=where)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         torch.manual_seed(0)

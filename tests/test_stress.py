@@ -171,8 +171,10 @@ def test_a_pictures_corruption_depends_on_its_name_alone(data, loaded, run):
 
 def test_workers_and_processes_give_the_rows_of_one(data, tmp_path):
     wanted = rows_of_run(ask(data, tmp_path / "one"))
-    pace = Pace()
-    stress_run(ask(data, tmp_path / "two", workers=2), pace=pace)
+    request = ask(data, tmp_path / "two", workers=2)
+    ready, pace, state = prepare_stress(request), Pace(), torch.get_rng_state()
+    stress_run(request, prepared=ready, pace=pace)
+    assert torch.equal(torch.get_rng_state(), state)
     assert rows_of(tmp_path / "two") == wanted and pace.model > 0
     for rank in (1, 0):
         stress_run(ask(data, tmp_path / "three"), World(rank, 2))
@@ -437,10 +439,21 @@ def test_bad_folders(tmp_path, data):
     assert "1, 2, 3, 4 or 5" in cli(*words, "--data", data, "--severities", "9", code=2)
     assert "8/255" in cli(*words, "--data", data, "--epsilons", "8", code=2)
     assert "Did you mean 'corruptions'" in cli("--model", "embedded", "--suite", "corruptoins", "--data", data, "--out", "x", code=2)
+    with pytest.raises(sg.BadInput, match="listed twice"):
+        (tmp_path / "index.csv").write_text("image,label\ndata/zebra/a.png,cat\ndata/zebra/a.png,dog\n")
+        prepare_stress(ask(tmp_path, tmp_path / "run"))
     missing = f"shift:imagenet-a={tmp_path / 'a'}"
     assert "does not exist" in cli("--model", "embedded", "--suite", missing, "--data", data, "--out", "x", code=2)
     assert "backgrounds" in cli(*words, "--data", data, "--backgrounds", data, code=2)
     assert not (tmp_path / "run").exists(), "something was written before the input was checked"
+
+
+def test_a_half_downloaded_folder_is_said(tmp_path):
+    root = pictures(tmp_path / "data")
+    (root / "ship").mkdir()
+    (root / "dog").mkdir()
+    notes = prepare_stress(ask(root, tmp_path / "run")).notes
+    assert len(notes) == 1 and "2 class folders" in notes[0] and "dog, ship" in notes[0]
 
 
 def test_prepare_writes_nothing(data, tmp_path):

@@ -12,8 +12,8 @@ from steadygaze.report.html import Figure, template, write_all
 from steadygaze.report.page import Cell, Part, how
 from steadygaze.report.samples import turned_pictures
 from steadygaze.robustness.corruptions import CORRUPTIONS
-from steadygaze.runs.stress_card import table_csv
 from steadygaze.runs.stress_compare import Change, Comparison
+from steadygaze.runs.stress_numbers import table_csv
 
 LOOK = {"better": "good", "worse": "sure"}
 

@@ -20,7 +20,8 @@ from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.synthetic import PLACES
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.stress_card import Card, Number, better, percent, table_csv
+from steadygaze.runs.stress_card import Card
+from steadygaze.runs.stress_numbers import Number, better, percent, table_csv
 
 KINDS = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),

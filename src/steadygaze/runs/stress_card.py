@@ -15,10 +15,8 @@ if all 15 corruptions were run at all 5 severities. Intervals: bootstrap over pi
 
 from __future__ import annotations
 
-import csv
-import io
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,49 +29,13 @@ from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN, ALEXNET_FLIPS
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.synthetic import FACTORS
-from steadygaze.runs.statistics import bootstrap, draws, interval
+from steadygaze.runs.statistics import bootstrap
+from steadygaze.runs.stress_numbers import Key, Number, better, number_of, resampled_ece
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from steadygaze.runs.rows import Row, Rows
-
-Key = tuple[str, str]  # setting, metric
-PERCENT = ("top1", "top5", "confidence", "ece", "error", "mean_error", "mean_error_all", "flips", "drop_right", "drop_probability")
-LOWER = ("ece", "error", "ce", "mean_error", "mean_error_all", "mce", "relative_mce", "flips", "mfr", "top5_distance")
-NEITHER = ("confidence", *(f"attention_{name}" for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")))
-
-
-def percent(metric: str) -> bool:
-    """Whether a metric is a share that people read in percent."""
-    return metric in PERCENT or metric.startswith(("top1_of", "top5_of"))
-
-
-def better(metric: str) -> str:
-    """higher, lower, or nothing where neither is better."""
-    return "" if metric in NEITHER else "lower" if metric in LOWER else "higher"
-
-
-@dataclass(frozen=True, eq=False)
-class Number:
-    """A number of the card with its 95 % interval; `samples` are those of the resampled data sets."""
-
-    setting: str
-    metric: str
-    value: float
-    low: float
-    high: float
-    images: int
-    note: str
-    samples: np.ndarray
-
-    def text(self, *, spread: bool = True) -> str:
-        """For people: percent where it is one."""
-        scale, digits = (100, 1) if percent(self.metric) else (1, 1 if self.metric in ("mce", "relative_mce", "ce", "mfr") else 3)
-        if np.isnan(self.value):
-            return "no number"
-        half = f" ±{scale * (self.high - self.low) / 2:.{digits}f}" if spread else ""
-        return f"{scale * self.value:.{digits}f}{half}"
 
 
 @dataclass
@@ -194,12 +156,13 @@ class Card:
             point, samples = bootstrap(values, repeats=self.repeats, seed=self.seed)
             for k, key in enumerate(keys):
                 count = int((~np.isnan(values[k])).sum())
-                found[key] = _number(key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note)
+                found[key] = number_of(key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note)
             for setting in dict.fromkeys(s for s, m in keys if m == "top1" and (s, "confidence") in self._columns):
                 right, sure = self.values(setting, "top1"), self.values(setting, "confidence")
                 count = int((~np.isnan(right + sure)).sum())
                 if count:
-                    found[setting, "ece"] = _number((setting, "ece"), _ece(right, sure, self.repeats, self.seed), count, f"{BINS} bins")
+                    gaps = resampled_ece(right, sure, self.repeats, self.seed)
+                    found[setting, "ece"] = number_of((setting, "ece"), gaps, count, f"{BINS} bins")
         return found
 
     @cached_property
@@ -207,7 +170,7 @@ class Card:
         """The scores of the field; see the table above."""
         found: dict[Key, Number] = {}
         for key, samples, images, note in self._scores():
-            found[key] = _number(key, samples, images, note)
+            found[key] = number_of(key, samples, images, note)
         return found
 
     @cached_property
@@ -292,16 +255,6 @@ class Card:
         return pd.DataFrame(list(self.records()))
 
 
-def table_csv(records: Iterable[dict[str, Any]]) -> str:
-    """Records as comma-separated text."""
-    out, found = io.StringIO(), list(records)
-    if found:
-        writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()} for record in found)
-    return out.getvalue()
-
-
 def _severities(errors: dict[str, dict[int, np.ndarray]], names: list[str]) -> str:
     levels = sorted({s for name in names for s in errors[name]})
     return f"severities {', '.join(map(str, levels))}" if len(levels) < 5 else "severities 1 to 5"
@@ -309,21 +262,3 @@ def _severities(errors: dict[str, dict[int, np.ndarray]], names: list[str]) -> s
 
 def _total(found: dict[int, np.ndarray]) -> np.ndarray:
     return np.sum(list(found.values()), axis=0)
-
-
-def _number(key: Key, samples: np.ndarray, images: int, note: str) -> Number:
-    low, high = interval(samples[1:]) if len(samples) > 1 else (samples[0], samples[0])
-    return Number(*key, float(samples[0]), float(low), float(high), images, note, samples)
-
-
-def _ece(right: np.ndarray, sure: np.ndarray, repeats: int, seed: int) -> np.ndarray:
-    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`."""
-    known = ~np.isnan(right + sure)
-    place = np.clip(np.searchsorted(np.linspace(0, 1, BINS + 1), np.where(known, sure, 0)) - 1, 0, BINS - 1)
-    gap = np.zeros((len(right), BINS))
-    gap[np.arange(len(right)), place] = np.where(known, right - sure, 0)
-    out = [np.abs(gap.sum(0)).sum(keepdims=True) / known.sum()]
-    for taken in draws(len(right), repeats, seed):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            out.append(np.abs(taken @ gap).sum(1) / (taken @ known.astype(np.float64)))
-    return np.concatenate(out)

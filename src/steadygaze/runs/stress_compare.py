@@ -18,7 +18,8 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.by_class import ClassChange, Spread, class_changes, mcnemar, over_seeds, turned
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.statistics import interval
-from steadygaze.runs.stress_card import Card, better, percent
+from steadygaze.runs.stress_card import Card
+from steadygaze.runs.stress_numbers import better, percent
 
 SAME = ("data", "pictures_hash", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device", "versions")
 

@@ -234,7 +234,7 @@ def made_ahead(jobs: Sequence[Job], maker: Maker, workers: int) -> Iterator[Made
     if not workers:
         yield from (source[i] for i in range(len(jobs)))
         return
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"generator": torch.Generator()}  # or the global random state would be moved on
     if sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods():
         more["multiprocessing_context"] = "fork"  # starts at once; the workers touch no GPU
     loader = torch.utils.data.DataLoader(

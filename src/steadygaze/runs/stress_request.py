@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze import __version__
+from steadygaze.data.benchmarks import folders_in, some
 from steadygaze.data.folders import Classes, Item, pictures_in
+from steadygaze.data.images import SUFFIXES
 from steadygaze.data.masks import Labelled, find
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.heatmap import versions
@@ -119,6 +122,9 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     }
     notes = (*plan.notes, *(f"{s.name}: {note}" for s in shifts for note in s.notes))
     notes += tuple(f"{s.name}: {len(which)} left out: {why}" for s in shifts for why, which in s.left_out.items())
+    empty = _empty(request.data, found)
+    if empty:
+        notes += (f"{len(empty)} class folders of {request.data.name} hold no picture (half downloaded?): {some(empty)}",)
     if found.without:
         notes += (f"{found.without} pictures have no mask and are left out",)
     identity = {"model": loaded.name, "weights": loaded.weights_hash}
@@ -219,9 +225,20 @@ def _shape(x: Any) -> str:
 
 
 def _labelled(found: Labelled, model: str) -> None:
+    names = [item.name for item in found.items]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"{twice} is listed twice: every picture of a run counts once")
     unknown = next((item.name for item in found.items if item.label is None), None)
     if unknown is not None:
         raise BadInput(f"{unknown}: its class is none of {model}'s. Every picture needs a label that the model knows.")
+
+
+def _empty(folder: Path, found: Labelled) -> list[str]:
+    """Class folders without a picture: a download that stopped half way leaves such."""
+    if found.layout not in ("class folders", "pairs"):
+        return []
+    return [name for name in folders_in(folder) if not any(p.suffix.lower() in SUFFIXES for p in (folder / name).rglob("*"))]
 
 
 def square_side(size: tuple[int, int], suite: Suite) -> int:
