@@ -1,11 +1,12 @@
 """Measuring side by side: every candidate is timed in turn, round after round, so that a busy machine slows all alike."""
 
+import ctypes
 import gc
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -33,7 +34,7 @@ def _time(run: Callable[[], Any]) -> float:
 
 
 def peak_memory(function: Callable[..., Any], *args: Any) -> float:
-    """MiB that `function(*args)` adds at its peak over what `function(*args, prepare=True)` holds, in a process of its own."""
+    """MiB that the call `function(*args)()` adds at its peak, in a process of its own; `function(*args)` prepares it. Linux only."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_peak, (function, args))
@@ -41,6 +42,15 @@ def peak_memory(function: Callable[..., Any], *args: Any) -> float:
 
 def _peak(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
     run = function(*args)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now
+    before = _held("VmRSS")
     run()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_held("VmHWM") - before) / 1024
+
+
+def _held(what: str) -> int:
+    """KiB of this process: VmRSS now, VmHWM at the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what + ":"))

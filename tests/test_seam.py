@@ -223,3 +223,27 @@ def test_trained_norms_get_gradients_under_frozen_rules() -> None:
     y.pow(2).sum().backward()
     assert norm.weight.grad is not None and norm.weight.grad.abs().max() > 0
     assert norm.bias.grad is not None and x.grad is not None
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "gelu_fast", "quick_gelu", "mish", "silu", "leaky_relu", "tanh"])
+def test_every_activation_is_held(act: str) -> None:
+    """DecompX with its bias terms adds up to the logit whatever the activation, and however it is written."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    from steadygaze.trace import Want, forward, frozen
+
+    config = ViTConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8,
+                       num_labels=3, hidden_act=act)  # fmt: skip
+    model = ViTForImageClassification(config).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data = 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    vit = sg.adapt(model)
+    tokens = vit.embed(torch.randn(1, 3, 16, 16, generator=generator, dtype=torch.float64))
+    run = forward(vit, tokens, rules=frozen(1.0), want=Want(bias=True))
+    trace = run.trace(run.logits[:, 1])
+    x, g = trace.tokens(0)
+    total = (x * g).sum() + sum(trace.bias_terms(l).sum() for l in range(3))
+    assert abs(float(total.detach() - run.logits[0, 1].detach())) < 1e-12
+    plain = forward(vit, tokens)
+    assert not torch.allclose(plain.trace(plain.logits[:, 1]).tokens(0)[1], g)

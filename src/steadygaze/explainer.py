@@ -2,7 +2,7 @@
 score and class; a method that only reads attention rides along."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 from warnings import warn
 
@@ -39,27 +39,29 @@ def explain(model: Any, images: Any, target: Any = None, method: Any = DEFAULT,
     """
     vit = adapt(model)
     several = not isinstance(method, (str, Method))
-    chosen = _chosen(method)
+    asked = _chosen(method)
+    chosen = list({m.name: m for m in asked.values()}.values())
     if score is not None and score not in SCORES:
         raise UnknownName("score", str(score), SCORES)
+    if score is not None and callable(target):
+        raise BadInput(f"score={score!r}: a callable target is the whole quantity already. Leave score out.")
     for m in chosen:
         why = unavailable(m, vit)
         if why:
             raise MethodUnavailable(f"{m.name}: {why}")
     with torch.inference_mode(False), undisturbed(vit.model):
         results = _explain(vit, _prepared(vit, images), target, chosen, score)
-    return results if several else results[chosen[0].name]
+    return {name: results[m.name] for name, m in asked.items()} if several else results[chosen[0].name]
 
 
-def _chosen(method: Any) -> list[Method]:
-    """The methods that are asked for, each once."""
+def _chosen(method: Any) -> dict[str, Method]:
+    """The methods that are asked for, by the text they were asked by."""
     asked = [method] if isinstance(method, (str, Method)) else list(method) if isinstance(method, Iterable) else [method]
     if not all(isinstance(m, (str, Method)) for m in asked):
         raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {method!r}")
     if not asked:
         raise BadInput("method: expected at least one method, got an empty list")
-    found = [m if isinstance(m, Method) else _methods.parse(m) for m in asked]
-    return list({m.name: m for m in found}.values())
+    return {str(m): m if isinstance(m, Method) else _methods.parse(m) for m in asked}
 
 
 def unavailable(method: Method, vit: ViT) -> str:
@@ -155,7 +157,8 @@ def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score:
     for m in chosen:
         scores = torch.stack(maps[m.name], 1) if several else maps[m.name][0]
         _judge(m, scores)
-        results[m.name] = Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=score or m.score)
+        quantity_of = "callable" if classes is None else score or m.score
+        results[m.name] = Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=quantity_of)
     return results
 
 
@@ -163,7 +166,7 @@ def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score:
 class Pass:
     """A forward pass that serves several methods: what it keeps, and from which layers on."""
 
-    want: Want = Want(hidden=False)
+    want: Want = field(default_factory=lambda: Want(hidden=False))
     start: int | None = None  # the first layer with gradients; None: no gradients
     watch: int | None = None  # the first layer whose attention and the like are kept
 

@@ -140,6 +140,8 @@ def make(name: str, **options: Any) -> Method:
         chosen = make(inner.name.partition(":")[0], **(dict(inner.options) | options))
         return replace(chosen, name=_written(name, options), score=known.score)
     stem, plus, aggregator = name.partition("+")
+    if stem in ALIASES and plus and ALIASES[stem].target in BASES:  # another name of a base method: gae+plus
+        return replace(make(f"{ALIASES[stem].target}+{aggregator}", **options), name=_written(name, options))
     if stem in ALIASES and plus:
         raise UnknownName("method", name, BASES, f"{stem!r} is an alias of {ALIASES[stem].target!r} and takes no aggregator.")
     if stem not in BASES:

@@ -140,7 +140,8 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
             watch: int = 0, grad: bool = True, cut: bool = True) -> Forward:  # fmt: skip
     """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it.
 
-    watch: the first block whose attention and the like are kept; below it the fused kernel may run. cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
+    watch: the first block whose attention and the like are kept; below it the fused kernel may run.
+    cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
     """
     want = want or Want()
     seam, unseen = Seam(rules, want), Seam(rules)

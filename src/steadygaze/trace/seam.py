@@ -20,7 +20,7 @@ from steadygaze.trace.rules import PLAIN, Rules, held_attention, held_layer_norm
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
 MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, F.hardswish, F.mish)  # all with f(0) = 0
+ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, F.hardswish, F.mish, F.elu, F.selu, F.celu, F.leaky_relu)  # f(0) = 0
 GATES = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh)  # of QuickGELU, of a GELU by tanh
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 
@@ -71,7 +71,7 @@ class Seam(TorchFunctionMode):
         self.table |= {F.dropout: "dropout", torch.Tensor.to: "to", F.layer_norm: "layer_norm"}
         self.table |= {torch.layer_norm: "layer_norm", F.rms_norm: "rms_norm", torch.rms_norm: "rms_norm"}
         if rules.slope or rules.gate != "free" or self.want.implicit:
-            self.table |= dict.fromkeys(ACTIVATIONS, "activation") | dict.fromkeys(GATES, "sigmoid")
+            self.table |= dict.fromkeys(ACTIVATIONS, "activation") | dict.fromkeys(GATES, "sigmoid") | dict.fromkeys(ADD, "add")
         if rules.gate != "free" or self.want.implicit:
             self.table |= dict.fromkeys(MUL, "mul")
         if self.want.bias:
@@ -97,7 +97,7 @@ class Seam(TorchFunctionMode):
     def forget(self) -> None:
         """Take all tags off: they refer to one another, and would keep the whole graph alive."""
         for x in self.tagged:
-            for name in ("attention_", "product_", "source_", "activation_"):
+            for name in ("attention_", "product_", "source_", "activation_", "tanh_"):
                 x.__dict__.pop(name, None)
         self.tagged.clear()
         self.pending = None
@@ -246,7 +246,12 @@ class Seam(TorchFunctionMode):
         return self.tag(y, activation_=True)
 
     def sigmoid(self, func: Any, x: Tensor) -> Tensor:
-        """A gate: of its own argument (QuickGELU), then the slope from the origin; or of another branch (gated attention)."""
+        """A gate: of its own argument (QuickGELU), then the slope from the origin; or of another branch (gated attention).
+
+        tanh is a gate in 1 + tanh (a GELU written out), which `add` sees; alone it is an activation.
+        """
+        if self.rules.slope and "tanh" in func.__name__:
+            return self.tag(held_slope(x, func(x.detach())), tanh_=True)
         y = func(x)
         if self.rules.slope:
             return y.detach()
@@ -288,10 +293,12 @@ class Seam(TorchFunctionMode):
         return y
 
     def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        if hasattr(x, "tanh_") and not isinstance(y, Tensor):
+            return func(x.detach(), y, **kwargs)
         out = func(x, y, **kwargs)
         if hasattr(x, "product_"):
             self.tag(out, product_=x.product_)  # q·k and a table of relative positions
-        if isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
+        if self.want.bias and isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
             for bias, rest in ((x, y), (y, x)):
                 if bias.dim() == 1 and rest.dim() >= 3 and bias.shape[0] == rest.shape[-1]:
                     self.term(out, bias)

@@ -23,6 +23,9 @@ def adapt(model: Any) -> ViT:
     """
     if isinstance(model, ViT):
         return model
+    if isinstance(model, nn.Module):
+        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper, and those of parallel training, run the same modules
+        model = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}")
     parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
