@@ -92,7 +92,7 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
         device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not request.data.is_dir():  # before the model is loaded: it is quicker
         raise BadInput(f"expected a folder of pictures, got {request.data}: {'a file' if request.data.exists() else 'no such folder'}")
-    shifts = tuple(read_shift(name, folder, partial=request.partial) for name, folder in suite.shifts)
+    shifts = tuple(_shift(name, folder, request) for name, folder in suite.shifts)
     loaded = loaded or load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
     vit = view(loaded.model, suite)
     classes = outputs(loaded.model, loaded.size)
@@ -253,6 +253,13 @@ def _backgrounds(folder: Path | None, suite: Suite) -> tuple[Item, ...]:
             raise BadInput("backgrounds: they serve the suite synthetic alone, which is not asked for")
         return ()
     return tuple(Item(path.relative_to(folder).as_posix(), path, None) for path in pictures_in(folder))
+
+
+def _shift(name: str, folder: Path, request: Request) -> Shift:
+    try:
+        return read_shift(name, folder, partial=request.partial)
+    except BadInput as error:
+        raise BadInput(str(error).replace("partial=True", "--partial (partial=True)")) from error
 
 
 def _facts(shift: Shift) -> dict[str, Any]:
