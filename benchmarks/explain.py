@@ -21,14 +21,14 @@ import steadygaze as sg
 from benchmarks.measure import peak_memory, ratios
 
 GOALS = {"decompx+skipplus": 2.0, "decompx+plus": 2.7, "gaze": 2.7, "cat": 2.7, "gae": 2.7}
-LISTS = {"all gradient, attention, CAM": 10.0, "the same, decompx, gaze, attnlrp": 10.0}
+LISTS = {"all gradient, attention, CAM": 10.0, "the same, decompx, gaze": 10.0}
 MEMORY = ("decompx+skipplus", "gaze", "gae", "globenc", "alti")
 
 
 def lists() -> dict[str, list[str]]:
-    """Every gradient, attention and CAM method of one pass; and the same with those under three other settings of rules."""
+    """Every gradient, attention and CAM method of one pass; and the same with those under two other settings of rules."""
     plain = [m.name for m in sg.methods() if m.family in ("gradient", "attention", "cam") and m.cost <= 2]
-    return dict(zip(LISTS, (plain, [*plain, "decompx", "decompx+plus", "gaze", "attnlrp"]), strict=True))
+    return dict(zip(LISTS, (plain, [*plain, "decompx", "decompx+plus", "gaze"]), strict=True))
 
 
 def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:

@@ -300,7 +300,6 @@ def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
     assert passes["forward"] == len(rules)
     assert passes["backward"] == len(rules) + 1  # three quarters frozen serves gaze's log-odds and a logit
     for name in names:
-        name = sg.method(name).name
         same(together[name].scores, sg.explain(model, images, target=TARGET, method=name).scores, name)
     for methods, forwards, backwards in (
         (["raw_attention", "rollout", "attin", "alti", "globenc"], 1, 0),

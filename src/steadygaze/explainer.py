@@ -94,6 +94,7 @@ class Ask:
         return self.vit.layout(self.tokens).grid
 
     def value(self, logits: Tensor) -> Tensor:
+        """The scalar that is explained, one for each image."""
         return value_of(self.target, self.score, logits)
 
     def gradient(self, x: Tensor, space: str) -> Tensor:
@@ -143,29 +144,54 @@ def _bf16_on_cpu() -> bool:
 def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
     with torch.no_grad():
         tokens = vit.embed(images)
-    runs = {rules: one.run(vit, tokens, rules) for rules, one in _passes(chosen, len(vit.blocks)).items()}
-    logits = next(iter(runs.values())).logits.detach() if runs else _plain_logits(vit, tokens)
+    logits: Tensor | None = None
+    maps: dict[str, list[Tensor]] = {}
+    for rules, one in _passes(chosen, len(vit.blocks)).items():
+        run = one.run(vit, tokens, rules)
+        if logits is None:
+            logits = run.logits.detach()
+        for column in _columns(target, logits):
+            _add_maps(maps, run, one.methods, score, column)
+        del run  # one graph at a time
+    if logits is None:
+        with torch.no_grad():
+            logits = vit.logits(tokens)
+    for m in (m for m in chosen if m.base.kind == "whole"):
+        asks = [Ask(vit, images, tokens, rules_of(m), score or m.score, column) for column in _columns(target, logits)]
+        maps[m.name] = [m.base.function(ask, **_own(m)) for ask in asks]
     classes = resolve(target, logits)
-    several = classes is not None and classes.dim() == 2
-    columns = [target] if classes is None else classes.unbind(1) if several else [classes]
-    maps: dict[str, list[Tensor]] = {m.name: [] for m in chosen}
-    for column in columns:
-        traces: dict[tuple[Rules, str], Trace] = {}
-        for m in chosen:
-            maps[m.name].append(_map(Ask(vit, images, tokens, rules_of(m), score or m.score, column), m, runs, traces))
     results = {}
     for m in chosen:
-        scores = torch.stack(maps[m.name], 1) if several else maps[m.name][0]
+        scores = torch.stack(maps[m.name], 1) if classes is not None and classes.dim() == 2 else maps[m.name][0]
         _judge(m, scores)
         quantity_of = "callable" if classes is None else score or m.score
         results[m.name] = Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=quantity_of)
     return results
 
 
+def _columns(target: Any, logits: Tensor) -> list[Any]:
+    """What is explained, one after the other: a callable, or (B,) classes for each of K targets."""
+    classes = resolve(target, logits)
+    return [target] if classes is None else list(classes.unbind(1)) if classes.dim() == 2 else [classes]
+
+
+def _add_maps(maps: dict[str, list[Tensor]], run: Forward, served: tuple[Method, ...], score: str | None, target: Any) -> None:
+    """The maps of all methods that one forward pass serves; one backward pass for each score."""
+    classes = None if callable(target) else target
+    traces: dict[str | None, Trace] = {}
+    for m in served:
+        key = (score or m.score) if m.base.gradient else None
+        if key not in traces:
+            value = None if key is None else value_of(target, key, run.logits)
+            traces[key] = run.trace(value, classes, retain=True)
+        maps.setdefault(m.name, []).append(aggregate(traces[key], m))
+
+
 @dataclass(frozen=True)
 class Pass:
     """A forward pass that serves several methods: what it keeps, and from which layers on."""
 
+    methods: tuple[Method, ...] = ()
     want: Want = field(default_factory=lambda: Want(hidden=False))
     start: int | None = None  # the first layer with gradients; None: no gradients
     watch: int | None = None  # the first layer whose attention and the like are kept
@@ -177,7 +203,7 @@ class Pass:
         start = self.start if not m.base.gradient else first if self.start is None else min(self.start, first)
         keeps = any(v for k, v in want.__dict__.items() if k != "hidden")
         watch = self.watch if not keeps else first if self.watch is None else min(self.watch, first)
-        return Pass(self.want | want, start, watch)
+        return Pass((*self.methods, m), self.want | want, start, watch)
 
     def run(self, vit: ViT, tokens: Tensor, rules: Rules) -> Forward:
         start, watch = (len(vit.blocks) if at is None else at for at in (self.start, self.watch))
@@ -189,36 +215,14 @@ def _passes(chosen: list[Method], depth: int) -> dict[Rules, Pass]:
     passes: dict[Rules, Pass] = {}
     layered = [m for m in chosen if m.base.kind != "whole"]
     for m in sorted(layered, key=lambda m: not m.base.gradient):
-        rules = rules_of(m) if m.base.gradient else _readers_rules(passes)
+        riding = PLAIN if PLAIN in passes else next(iter(passes), PLAIN)
+        rules = rules_of(m) if m.base.gradient else riding
         passes[rules] = passes.get(rules, Pass()).serve(m, depth)
     return passes
 
 
-def _readers_rules(known: Iterable[Rules]) -> Rules:
-    """The pass that methods without a gradient of their own ride along with."""
-    return PLAIN if PLAIN in known else next(iter(known), PLAIN)
-
-
-def _map(ask: Ask, m: Method, runs: dict[Rules, Forward], traces: dict[tuple[Rules, str], Trace]) -> Tensor:
-    """The map of one method for one class; backward passes are shared through `traces`."""
-    if m.base.kind == "whole":
-        return m.base.function(ask, **_own(m))
-    if not m.base.gradient:
-        return aggregate(runs[_readers_rules(runs)].trace(None), m)
-    key = (ask.rules, ask.score)
-    if key not in traces:
-        run, target = runs[ask.rules], None if callable(ask.target) else ask.target
-        traces[key] = run.trace(ask.value(run.logits), target, retain=True)
-    return aggregate(traces[key], m)
-
-
 def _own(m: Method) -> dict[str, Any]:
     return {k: v for k, v in m.options if k in m.base.options}
-
-
-def _plain_logits(vit: ViT, tokens: Tensor) -> Tensor:
-    with torch.no_grad():
-        return vit.logits(tokens)
 
 
 def _judge(m: Method, scores: Tensor) -> None:
