@@ -2,7 +2,7 @@
 
     python tools/make_demo_pictures.py src/steadygaze/assets/demo
 
-The cat is a crop of a photograph, the horse a silhouette on a drawn meadow, both from scikit-image; the others are
+The cat is a photograph, the horse a silhouette on a drawn meadow, both from scikit-image; the others are
 drawn here. Sources and licences are in the folder's README.md.
 """
 
@@ -86,41 +86,6 @@ def airplane() -> Image.Image:
     return finish(picture)
 
 
-def truck() -> Image.Image:
-    picture = scene(((156, 196, 230), (220, 230, 236)), ((112, 112, 114), (78, 78, 80)), 0.7, 3)
-    pen = ImageDraw.Draw(picture)
-    for x in range(-5, 105, 14):
-        pen.ellipse([*points((x, 50))[0], *points((x + 20, 78))[0]], (64 + x % 20, 104 + x % 17, 62))
-    road = scene(((0, 0, 0), (0, 0, 0)), ((116, 116, 118), (80, 80, 82)), 0.72, 3)
-    picture.paste(road.crop((0, int(FULL * 0.72), FULL, FULL)), (0, int(FULL * 0.72)))
-    pen.rectangle(points((6, 24), (66, 70)), (236, 236, 230))
-    pen.rectangle(points((6, 24), (66, 28)), (206, 206, 202))
-    pen.rectangle(points((6, 44), (66, 52)), (46, 96, 160))
-    pen.polygon(points((68, 36), (84, 36), (92, 52), (94, 72), (68, 72)), (196, 44, 40))
-    pen.polygon(points((73, 40), (82.5, 40), (88, 52), (73, 52)), (120, 150, 172))
-    pen.rectangle(points((4, 70), (95, 75)), (44, 44, 48))
-    for x in (20, 34, 80):
-        pen.ellipse([*points((x - 7.5, 69))[0], *points((x + 7.5, 84))[0]], (26, 26, 28))
-        pen.ellipse([*points((x - 3.2, 73.3))[0], *points((x + 3.2, 79.7))[0]], (150, 150, 154))
-    return finish(picture)
-
-
-def car() -> Image.Image:
-    picture = scene(((170, 204, 232), (226, 232, 236)), ((104, 104, 106), (70, 70, 72)), 0.62, 5)
-    pen = ImageDraw.Draw(picture)
-    pen.rectangle(points((0, 54), (100, 64)), (96, 128, 76))
-    pen.polygon(points((26, 50), (36, 33), (64, 33), (78, 50)), (176, 26, 32))
-    pen.polygon(points((31, 49), (38.5, 36.5), (50, 36.5), (50, 49)), (116, 142, 162))
-    pen.polygon(points((53, 49), (53, 36.5), (62, 36.5), (72, 49)), (116, 142, 162))
-    pen.polygon(points((6, 56), (10, 50), (78, 48), (94, 54), (96, 70), (5, 70)), (200, 34, 38))
-    pen.polygon(points((5, 64), (96, 64), (96, 70), (5, 70)), (140, 22, 28))
-    pen.polygon(points((89, 54.5), (94.5, 56), (94.8, 60), (90, 59)), (250, 240, 200))
-    for x in (24, 76):
-        pen.ellipse([*points((x - 10, 60))[0], *points((x + 10, 80))[0]], (24, 24, 26))
-        pen.ellipse([*points((x - 5, 65))[0], *points((x + 5, 75))[0]], (176, 178, 182))
-    return finish(picture)
-
-
 def horse() -> Image.Image:
     from skimage.data import horse as silhouette
 
@@ -137,13 +102,13 @@ def horse() -> Image.Image:
 def cat() -> Image.Image:
     from skimage.data import chelsea
 
-    return Image.fromarray(chelsea()).crop((70, 0, 370, 300)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return Image.fromarray(chelsea()).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (airplane, car, cat, horse, ship, truck):
+    for make in (airplane, cat, horse, ship):
         make().save(folder / f"{make.__name__}.png", optimize=True)
         print(folder / f"{make.__name__}.png")
 
