@@ -1,0 +1,41 @@
+"""Draw every method on one photograph: python tools/method_sheet.py PICTURE OUT.png --model NAME --checkpoint FILE"""
+
+import argparse
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+import steadygaze as sg
+from steadygaze.data.images import read_image
+from steadygaze.explainer import unavailable
+
+SIDE, GAP, TITLE, COLUMNS = 168, 8, 18, 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--checkpoint", type=Path)
+    chosen = parser.parse_args()
+    ready = sg.load_model(chosen.model, checkpoint=chosen.checkpoint)
+    images = ready.preprocess(read_image(chosen.picture))[None]
+    seen = ready.picture(images[0])
+    vit = sg.adapt(ready.model)
+    names = [m.name for m in sg.methods() if not unavailable(sg.method(m.name), vit)]
+    maps = sg.explain(vit, images, method=names)
+    tiles = {"picture": seen} | {name: att.overlay(seen) for name, att in maps.items()}
+    rows = -(-len(tiles) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * (SIDE + GAP) + GAP, rows * (SIDE + GAP + TITLE) + GAP), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, (name, tile) in enumerate(tiles.items()):
+        x, y = GAP + i % COLUMNS * (SIDE + GAP), GAP + i // COLUMNS * (SIDE + GAP + TITLE)
+        pen.text((x, y), name, fill="black", font_size=13)
+        sheet.paste(tile.resize((SIDE, SIDE), Image.Resampling.LANCZOS), (x, y + TITLE))
+    sheet.save(chosen.out, optimize=True)
+    print(f"{chosen.out}: {len(names)} methods")
+
+
+if __name__ == "__main__":
+    main()
