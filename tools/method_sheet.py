@@ -25,7 +25,8 @@ def main() -> None:
     vit = sg.adapt(ready.model)
     names = [m.name for m in sg.methods() if not unavailable(sg.method(m.name), vit)]
     maps = sg.explain(vit, images, method=names)
-    tiles = {"picture": seen} | {name: att.overlay(seen) for name, att in maps.items()}
+    tiles: dict[str, Image.Image] = {"picture": seen}
+    tiles |= {name: att.overlay(seen) for name, att in maps.items()}
     rows = -(-len(tiles) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * (SIDE + GAP) + GAP, rows * (SIDE + GAP + TITLE) + GAP), "white")
     pen = ImageDraw.Draw(sheet)

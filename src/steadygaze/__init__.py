@@ -1,7 +1,29 @@
 """steadygaze: see what a vision transformer looks at, test whether that explanation is true, and steady its gaze."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imported on first use
+    from steadygaze import robustness as robustness
+    from steadygaze.errors import BadCheckpoint as BadCheckpoint
+    from steadygaze.errors import BadImage as BadImage
+    from steadygaze.errors import BadInput as BadInput
+    from steadygaze.errors import BrokenMap as BrokenMap
+    from steadygaze.errors import DegenerateMap as DegenerateMap
+    from steadygaze.errors import MethodUnavailable as MethodUnavailable
+    from steadygaze.errors import SteadygazeError as SteadygazeError
+    from steadygaze.errors import UnknownName as UnknownName
+    from steadygaze.errors import UnsupportedModel as UnsupportedModel
+    from steadygaze.explainer import explain as explain
+    from steadygaze.heatmap import Attribution as Attribution
+    from steadygaze.methods import listed as methods  # noqa: F401
+    from steadygaze.methods import method as method
+    from steadygaze.runs.rows import Rows as Rows
+    from steadygaze.runs.stress import stress as stress
+    from steadygaze.runs.verify import verify as verify
+    from steadygaze.vit import ViT as ViT
+    from steadygaze.vit import adapt as adapt
+    from steadygaze.vit.load import load_model as load_model
 
 __version__ = "0.1.0"
 

@@ -9,10 +9,10 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from steadygaze import methods as _methods
 from steadygaze.aggregate import aggregate, fit, layers
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
 from steadygaze.heatmap import Attribution
+from steadygaze.methods import parse
 from steadygaze.registry import Method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
@@ -61,7 +61,7 @@ def _chosen(method: Any) -> dict[str, Method]:
         raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {method!r}")
     if not asked:
         raise BadInput("method: expected at least one method, got an empty list")
-    return {str(m): m if isinstance(m, Method) else _methods.parse(m) for m in asked}
+    return {str(m): m if isinstance(m, Method) else parse(m) for m in asked}
 
 
 def unavailable(method: Method, vit: ViT) -> str:

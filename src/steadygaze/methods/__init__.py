@@ -19,11 +19,16 @@ def method(name: str, **options: Any) -> Method:
     return make(name, **options)
 
 
+def listed() -> list[MethodInfo]:
+    """What there is: every method with its family, cost and options."""
+    return infos()
+
+
 class _Listed(ModuleType):
     """`sg.methods` is this package and, called, the list of what it holds."""
 
     def __call__(self) -> list[MethodInfo]:
-        return infos()
+        return listed()
 
 
 sys.modules[__name__].__class__ = _Listed

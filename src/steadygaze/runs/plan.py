@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from steadygaze import methods as _methods
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.metric import METRICS, metric
-from steadygaze.registry import AGGREGATORS, BASES, Method, infos, parse
+from steadygaze.methods import listed, parse
+from steadygaze.registry import AGGREGATORS, BASES, Method
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
-assert _methods  # importing it registers every method
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
 
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
-        return [parse(info.name) for info in infos()]
+        return [parse(info.name) for info in listed()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     fitting = [b.name for b in BASES.values() if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")]
