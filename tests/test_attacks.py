@@ -122,6 +122,21 @@ def test_batch_equals_singles_and_a_view_equals_its_model() -> None:
     assert torch.allclose(whole, pgd(sg.adapt(model), images, labels, **options), atol=1e-10)
 
 
+def test_a_random_start_of_its_own_for_each_image() -> None:
+    model = tiny()
+    _, images, labels = batch(4)
+    options: dict[str, Any] = {"epsilon": 2 / 255, "mean": MEAN, "std": STD, "steps": 2}
+
+    def run(places: list[int]) -> Tensor:
+        return pgd(model, images[places], labels[places], generator=[torch.Generator().manual_seed(i) for i in places], **options)
+
+    whole = run([0, 1, 2, 3])
+    assert torch.allclose(whole[[3, 1]], run([3, 1]), atol=1e-10) and torch.allclose(whole[2:3], run([2]), atol=1e-10)
+    assert not torch.allclose(whole, pgd(model, images, labels, **options), atol=1e-6)
+    with pytest.raises(BadInput, match="one for each of 4 images, got 1"):
+        pgd(model, images, labels, generator=[torch.Generator()], **options)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = cnn().train()
     _, images, labels = batch()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import steadygaze as sg
+from steadygaze.errors import RowsNotWritten
 from steadygaze.faithfulness.metric import METRICS, mean, pooled
 from steadygaze.runs import store as store_module
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.statistics import bootstrap, difference, draws, interval
-from steadygaze.runs.store import Done, RowsNotWritten, Store, prepare, repair
+from steadygaze.runs.store import Done, Store, prepare, repair
 
 SETTINGS = {"data": "d", "ratios": [0.1, 0.9], "seed": 0, "versions": {"steadygaze": "0.1.0", "torch": "2.6"}}
 

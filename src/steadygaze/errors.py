@@ -7,7 +7,8 @@
     ├── BadInput (ValueError)               images, targets or options of the wrong kind
     ├── BadImage (ValueError)               a picture file that does not decode
     ├── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
-    └── BrokenMap (ArithmeticError)         a map with NaN or infinite values
+    ├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
+    └── RowsNotWritten (OSError)            a run or a report that the disk does not take
     DegenerateMap (UserWarning)             a map that is zero everywhere
 """
 
@@ -52,6 +53,10 @@ class BadCheckpoint(SteadygazeError, ValueError):
 
 class BrokenMap(SteadygazeError, ArithmeticError):
     """A map with NaN or infinite values."""
+
+
+class RowsNotWritten(SteadygazeError, OSError):
+    """The disk is full, or cannot be written; every row that was reported is still there."""
 
 
 class DegenerateMap(UserWarning):

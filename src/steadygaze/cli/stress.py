@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from steadygaze.cli.verify import progress, say, tell_unreadable, wide
+from steadygaze.errors import RowsNotWritten
 from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.runs.loop import World, world
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.store import RowsNotWritten
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_loop import Pace
 from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, stress_run

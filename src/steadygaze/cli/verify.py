@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
+from steadygaze.errors import RowsNotWritten
 from steadygaze.runs.loop import World, world
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.store import RowsNotWritten
 from steadygaze.runs.table import Section, better, label, number
 
 SHOWN = 40  # lines of the printed table

@@ -14,12 +14,11 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, Template
 
 from steadygaze import __version__
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.report import svg
 from steadygaze.report.pictures import gallery
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.store import RowsNotWritten
 from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
 
 START = re.compile(r"[:,]start=(\d+)")

@@ -32,10 +32,11 @@ def fgsm(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, e
 
 def pgd(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float, mean: Sequence[float],
         std: Sequence[float], steps: int = 10, step: float | None = None,
-        generator: torch.Generator | None = None) -> Images:  # fmt: skip
+        generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Images:  # fmt: skip
     """Projected gradient descent within epsilon of the images; the attacked images, normalised like `images`.
 
-    step: α, by default 2.5·epsilon / steps. generator: draws the random start; without one the start is the image itself.
+    step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for each image, so
+    that an image's start does not depend on its neighbours; without one the start is the image itself.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise BadInput(f"steps: expected a whole number of 1 or more, got {steps!r}")
@@ -88,18 +89,26 @@ def module_of(model: nn.Module | ViT) -> nn.Module:
 
 
 def _attack(model: nn.Module | ViT, images: Images, labels: Any, mean: Sequence[float], std: Sequence[float],
-            epsilon: float, alpha: float, steps: int, generator: torch.Generator | None) -> Images:  # fmt: skip
+            epsilon: float, alpha: float, steps: int, generator: Any) -> Images:  # fmt: skip
     clean, m, s = pixels_of(images, mean, std)
     labels = checked_labels(labels, len(clean), clean.device)
     with torch.inference_mode(False), undisturbed(module_of(model)):
         x = clean.clone()
         if generator is not None:
-            noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
-            x = (x + epsilon * (2 * noise - 1)).clamp(0, 1)
+            x = (x + epsilon * (2 * _noise(x, generator) - 1)).clamp(0, 1)
         for _ in range(steps):
             slope = _slope(model, x, labels, m, s)
             x = (clean + (x + alpha * slope.sign() - clean).clamp(-epsilon, epsilon)).clamp(0, 1)
     return ((x - m) / s).detach()
+
+
+def _noise(x: Images, generator: torch.Generator | Sequence[torch.Generator]) -> Images:
+    """U(0, 1) of the shape of x."""
+    if isinstance(generator, torch.Generator):
+        return torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
+    if len(generator) != len(x):
+        raise BadInput(f"generator: expected one, or one for each of {len(x)} images, got {len(generator)}")
+    return torch.stack([torch.rand(x.shape[1:], generator=g, dtype=x.dtype, device=g.device) for g in generator]).to(x.device)
 
 
 def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tensor) -> Images:

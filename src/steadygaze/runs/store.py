@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from steadygaze.errors import BadInput, SteadygazeError
+from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.runs.rows import Row, lines, read_run, row_files
 
 try:
@@ -25,10 +25,6 @@ except ImportError:  # Windows: no lock, the rest is the same
     fcntl = None  # type: ignore[assignment]
 
 Key = tuple[str, str, str, str]  # image, method and score (of a stress run: setting and nothing), metric
-
-
-class RowsNotWritten(SteadygazeError, OSError):
-    """The disk is full, or cannot be written; every row that was reported is still there."""
 
 
 def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:

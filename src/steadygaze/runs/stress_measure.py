@@ -129,15 +129,18 @@ class Judge:
         how: dict[str, Any] = {"epsilon": condition.level, "mean": self.mean, "std": self.std}
         if condition.kind == "fgsm":
             return fgsm(self.model, x, labels, **how)
-        start = torch.Generator().manual_seed(seed_of(self.plan.seed, "\n".join(p.name for p in pictures)))
-        return pgd(self.model, x, labels, steps=self.plan.options.pgd_steps, generator=start, **how)
+        return pgd(self.model, x, labels, steps=self.plan.options.pgd_steps, generator=self.draws("pgd", pictures), **how)
+
+    def draws(self, what: str, pictures: Sequence[Picture]) -> list[torch.Generator]:
+        """A generator for each picture, by its name: the same draw in any order, batch and process."""
+        return [torch.Generator().manual_seed(seed_of(self.plan.seed, f"{what} {p.name}")) for p in pictures]
 
     def drop(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> list[Found]:
         assert self.vit is not None
         flags: dict[int, str] = {}
         shares = self.plan.options.shares
         if condition.name == "random_drop":
-            draws = [torch.Generator().manual_seed(seed_of(self.plan.seed, f"drop {p.name}")) for p in pictures]
+            draws = self.draws("drop", pictures)
             curve, note = random_drop(self.vit, x, labels, generator=draws, shares=shares), ""
         else:
             predicted = self.logits(x).argmax(1)
