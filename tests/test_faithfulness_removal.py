@@ -8,7 +8,7 @@ from oracles.models import pictures, tiny
 import benchmarks.zoo as zoo
 import steadygaze as sg
 from steadygaze.faithfulness import METRICS, Batch, evaluate, metric, removal
-from steadygaze.vit import packing
+from steadygaze.vit import packing, subsets
 
 FOUR = list(removal.NAMES)
 
@@ -66,7 +66,7 @@ def test_packed_runs_give_what_separate_runs_give(kind, monkeypatch):
     model, batch, maps = problem(kind, seed=5, methods=3)
     assert packing.packable(sg.adapt(model), sg.adapt(model).embed(batch.images))
     packed, _ = evaluate(model, batch, maps, FOUR)
-    monkeypatch.setattr(removal, "packable", lambda vit, tokens: False)
+    monkeypatch.setattr(subsets, "packable", lambda vit, tokens: False)
     apart, _ = evaluate(model, batch, maps, FOUR)
     for name in FOUR:
         torch.testing.assert_close(packed[name].detail, apart[name].detail, rtol=0, atol=1e-10)
@@ -102,7 +102,7 @@ def test_one_image_and_method_costs_less_than_ten_and_a_half_forwards_and_chunks
     for hook in hooks:
         hook.remove()
     assert cost[6] < cost[1] <= 10.5
-    assert max(most.values()) <= removal.TOKENS["cpu"]
+    assert max(most.values()) <= subsets.TOKENS["cpu"]
 
 
 def test_scaling_a_map_changes_nothing_and_batches_equal_single_images():

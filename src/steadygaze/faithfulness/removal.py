@@ -17,7 +17,7 @@ A model whose patches cannot be removed (Swin) is masked instead (`vit.masking`)
 nothing when none is left: probability and expected accuracy 1 / classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -29,12 +29,10 @@ from torch import Tensor
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import Values
 from steadygaze.vit import ViT
-from steadygaze.vit.masking import masked_logits
-from steadygaze.vit.packing import CannotPack, Group, packable, packed_logits, take
+from steadygaze.vit.packing import Group
+from steadygaze.vit.subsets import Piece, chunk_of, pieces, reads_nothing, run_pieces
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-TOKENS = {"cpu": 1024}  # tokens in one chunk: what caches hold. Fixed, so that results do not depend on the number of threads
-TOKENS_ELSEWHERE = 1 << 17
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 
 
@@ -68,7 +66,7 @@ class Whole:
     @property
     def chunk(self) -> int:
         """Tokens that may run at once."""
-        return TOKENS.get(self.images.device.type, TOKENS_ELSEWHERE)
+        return chunk_of(self.images)
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -101,74 +99,23 @@ def curves(whole: Whole, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
     right = whole.probabilities.new_empty(2, len(ratios), m * b)
     probability = right.clone()
     runs = [(kind, column, int(r * p) if kind == 0 else p - int(r * p)) for kind in (0, 1) for column, r in enumerate(ratios)]
-    pieces: list[Piece] = []
+    wanted: list[Piece] = []
     for kind, column, left in sorted(runs, key=lambda run: run[2]):
         here = (kind, column)
         if left == p:
             right[here] = (whole.logits.argmax(1) == target).to(right.dtype).repeat(m)
             probability[here] = whole.probabilities.gather(1, target[:, None])[:, 0].repeat(m)
-        elif left == 0 and (whole.vit.readout != "class" or whole.vit.plan.readout_patches > 0):
+        elif left == 0 and reads_nothing(whole.vit):
             right[here] = probability[here] = 1 / whole.probabilities.shape[1]
         else:
             keep = order[..., :left] if kind == 0 else order[..., p - left :]
-            pieces += _pieces(whole, Group(image, keep.reshape(m * b, left)), here)
-    for piece, logits in _logits(whole, pieces):
-        wanted = target[piece.group.image]
-        right[piece.place] = (logits.argmax(1) == wanted).to(right.dtype)
-        probability[piece.place] = softmax(logits).gather(1, wanted[:, None])[:, 0]
+            wanted += pieces(whole.vit, whole.tokens, Group(image, keep.reshape(m * b, left)), here)
+    for piece, logits in run_pieces(whole.vit, whole.tokens, wanted):
+        classes = target[piece.group.image]
+        right[piece.place] = (logits.argmax(1) == classes).to(right.dtype)
+        probability[piece.place] = softmax(logits).gather(1, classes[:, None])[:, 0]
     shape = (2, len(ratios), m, b)
     return right.view(shape).permute(0, 2, 3, 1), probability.view(shape).permute(0, 2, 3, 1)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Runs of one size that are small enough to go through the model at once, and where their results belong."""
-
-    group: Group
-    place: tuple[int, int, slice]
-    tokens: int
-
-
-def _pieces(whole: Whole, group: Group, here: tuple[int, int]) -> Iterator[Piece]:
-    length = whole.vit.prefix + group.keep.shape[1] if whole.vit.plan.removable else whole.tokens.shape[1]
-    size = max(1, whole.chunk // length)
-    for start in range(0, len(group.keep), size):
-        part = slice(start, min(start + size, len(group.keep)))
-        kept = group.keep[part].sort(dim=1).values  # raster order: equal sets give equal bits
-        yield Piece(Group(group.image[part], kept), (*here, part), len(kept) * length)
-
-
-def _logits(whole: Whole, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
-    """Run the pieces, several at once as far as the chunk and the model allow."""
-    vit = whole.vit
-    if not vit.plan.removable:
-        for piece in pieces:
-            there = torch.zeros(len(piece.group.keep), whole.grid[0] * whole.grid[1], dtype=torch.bool, device=whole.images.device)
-            there.scatter_(1, piece.group.keep, True)
-            yield piece, masked_logits(vit, whole.tokens, there.view(-1, *whole.grid), piece.group.image)
-        return
-    together = packable(vit, whole.tokens)
-    for batch in _batches(pieces, whole.chunk, together):
-        if together:
-            try:
-                yield from zip(batch, packed_logits(vit, whole.tokens, [piece.group for piece in batch]), strict=True)
-                continue
-            except CannotPack:
-                together = False
-        for piece in batch:
-            yield piece, vit.logits(take(vit, whole.tokens, piece.group))
-
-
-def _batches(pieces: list[Piece], limit: int, packed: bool) -> Iterator[list[Piece]]:
-    """Pieces that run together: any that fit where the model can be packed."""
-    batch: list[Piece] = []
-    for piece in pieces:
-        if batch and (not packed or sum(p.tokens for p in batch) + piece.tokens > limit):
-            yield batch
-            batch = []
-        batch.append(piece)
-    if batch:
-        yield batch
 
 
 def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor, "*b"]:

@@ -1,0 +1,135 @@
+"""Many runs of a model with only some of its patches: grouped by size, in chunks of a bounded number of tokens, packed where possible.
+
+| how    | what becomes of a patch that is not kept                                                                          |
+| remove | its token is taken out after `embed`, the others stay at their positions; short runs are cheap                     |
+| mask   | hidden from attention, pooling and convolutions (`vit.masking`), for models that need their whole grid            |
+| fill   | its pixels are set to zero, which is the mean colour of a normalised picture; every run is a whole one             |
+
+A model that reads only patches says nothing when none is left: its logits are then taken as zeros, all classes alike.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from steadygaze.errors import MethodUnavailable
+from steadygaze.vit.masking import masked_logits
+from steadygaze.vit.packing import CannotPack, Group, packable, packed_logits, take
+from steadygaze.vit.view import ViT
+
+TOKENS = {"cpu": 1024}  # tokens in one chunk: what caches hold. Fixed, so that results do not depend on the number of threads
+TOKENS_ELSEWHERE = 1 << 17
+
+
+def chunk_of(x: Tensor) -> int:
+    """Tokens that may run at once where `x` lies."""
+    return TOKENS.get(x.device.type, TOKENS_ELSEWHERE)
+
+
+def reads_nothing(vit: ViT) -> bool:
+    """Whether the head has nothing to read when no patch is left."""
+    return vit.readout != "class" or vit.plan.readout_patches > 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Runs of one size that are small enough to go through the model at once, and where their results belong."""
+
+    group: Group
+    place: Any
+    tokens: int
+
+
+def pieces(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group, here: tuple[Any, ...] = ()) -> Iterator[Piece]:
+    """A group in pieces; the place of each is (*here, its slice of the group)."""
+    length = vit.prefix + group.keep.shape[1] if vit.plan.removable else tokens.shape[1]
+    size = max(1, chunk_of(tokens) // max(1, length))
+    for start in range(0, len(group.keep), size):
+        part = slice(start, min(start + size, len(group.keep)))
+        kept = group.keep[part].sort(dim=1).values  # raster order: equal sets give equal bits
+        yield Piece(Group(group.image[part], kept), (*here, part), len(kept) * length)
+
+
+def run_pieces(vit: ViT, tokens: Float[Tensor, "b n d"], wanted: Sequence[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "s classes"]]]:
+    """Logits of the pieces, several at once as far as the chunk and the model allow."""
+    grid = vit.layout(tokens).grid
+    if not vit.plan.removable:
+        for piece in wanted:
+            there = torch.zeros(len(piece.group.keep), grid[0] * grid[1], dtype=torch.bool, device=tokens.device)
+            there.scatter_(1, piece.group.keep, True)
+            yield piece, masked_logits(vit, tokens, there.view(-1, *grid), piece.group.image)
+        return
+    together = packable(vit, tokens)
+    for batch in _batches(wanted, chunk_of(tokens), together):
+        if together:
+            try:
+                yield from zip(batch, packed_logits(vit, tokens, [piece.group for piece in batch]), strict=True)
+                continue
+            except CannotPack:
+                together = False
+        for piece in batch:
+            yield piece, vit.logits(take(vit, tokens, piece.group))
+
+
+def _batches(wanted: Sequence[Piece], limit: int, packed: bool) -> Iterator[list[Piece]]:
+    """Pieces that run together: any that fit where the model can be packed."""
+    batch: list[Piece] = []
+    for piece in wanted:
+        if batch and (not packed or sum(p.tokens for p in batch) + piece.tokens > limit):
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def can_mask(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
+    """Whether patches can be hidden from this model's attention; found out by trying."""
+    grid = vit.layout(tokens).grid
+    keep = torch.ones(1, *grid, dtype=torch.bool, device=tokens.device)
+    keep[0, 0, 0] = False
+    try:
+        with torch.no_grad():
+            masked_logits(vit, tokens, keep, torch.zeros(1, dtype=torch.long, device=tokens.device))
+    except (MethodUnavailable, RuntimeError, TypeError):
+        return False
+    return True
+
+
+def subset_logits(vit: ViT, images: Float[Tensor, "b c hh ww"], tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "s p"],
+                  image: Int[Tensor, " s"], how: str) -> Float[Tensor, "s classes"]:  # fmt: skip
+    """Logits with only the patches `keep`; row s is of image `image[s]`. how: "remove", "mask" or "fill"."""
+    found: list[tuple[Tensor, Tensor]] = []
+    count = keep.sum(1)
+    empty = count == 0 if reads_nothing(vit) and how != "fill" else torch.zeros_like(count, dtype=torch.bool)
+    rest = (~empty).nonzero()[:, 0]
+    if how == "remove":
+        wanted: list[Piece] = []
+        for size in count[rest].unique().tolist():
+            rows = rest[count[rest] == size]
+            group = Group(image[rows], keep[rows].nonzero()[:, 1].view(len(rows), size))
+            wanted += [Piece(p.group, rows[p.place[0]], p.tokens) for p in pieces(vit, tokens, group)]
+        found = [(piece.place, logits) for piece, logits in run_pieces(vit, tokens, wanted)]
+    else:
+        grid = vit.layout(tokens).grid
+        for rows in rest.split(max(1, chunk_of(tokens) // tokens.shape[1])):
+            cells = keep[rows].view(-1, *grid)
+            if how == "mask":
+                found.append((rows, masked_logits(vit, tokens, cells, image[rows])))
+            else:
+                found.append((rows, vit(images[image[rows]] * to_pixels(cells, images))))
+    classes = found[0][1].shape[1] if found else vit(images[:1]).shape[1]
+    logits = images.new_zeros(len(keep), classes)
+    for rows, some in found:
+        logits[rows] = some
+    return logits
+
+
+def to_pixels(cells: Tensor, images: Float[Tensor, "b c hh ww"]) -> Float[Tensor, "s 1 hh ww"]:
+    """A mask over the cells of a grid (s, h, w), as one over the pixels."""
+    return F.interpolate(cells[:, None].to(images.dtype), size=images.shape[-2:], mode="nearest")
