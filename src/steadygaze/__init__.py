@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.errors import BrokenMap as BrokenMap
     from steadygaze.errors import DegenerateMap as DegenerateMap
     from steadygaze.errors import MethodUnavailable as MethodUnavailable
+    from steadygaze.errors import PartialMap as PartialMap
     from steadygaze.errors import RowsNotWritten as RowsNotWritten
     from steadygaze.errors import SteadygazeError as SteadygazeError
     from steadygaze.errors import UnknownName as UnknownName
@@ -48,6 +49,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "BrokenMap": "steadygaze.errors",
     "RowsNotWritten": "steadygaze.errors",
     "DegenerateMap": "steadygaze.errors",
+    "PartialMap": "steadygaze.errors",
 }
 _PACKAGES = ("methods", "robustness")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
 __all__ = [*_HOME, *_PACKAGES, "__version__"]

@@ -10,6 +10,7 @@
     ├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
     └── RowsNotWritten (OSError)            a run or a report that the disk does not take
     DegenerateMap (UserWarning)             a map that is zero everywhere
+    PartialMap (UserWarning)                a search that was stopped: the map is of what was done until then
 """
 
 from collections.abc import Iterable
@@ -61,3 +62,7 @@ class RowsNotWritten(SteadygazeError, OSError):
 
 class DegenerateMap(UserWarning):
     """A map that is zero everywhere explains nothing."""
+
+
+class PartialMap(UserWarning):
+    """A search was stopped (Ctrl-C, the stop button of a notebook): the map is of the runs that were done until then."""

@@ -5,6 +5,7 @@
 | log_prob | y_c − logsumexp_k y_k                                 |
 | log_odds | y_c − logsumexp_{k≠c} y_k: log p/(1−p)                |
 | contrast | y_c − max_{k≠c} y_k: against the runner-up            |
+| prob     | p_c = exp(log_prob): what the black-box methods explain |
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
 
-SCORES = ("logit", "log_prob", "log_odds", "contrast")
+SCORES = ("logit", "log_prob", "log_odds", "contrast", "prob")
 Target = None | int | Sequence[int] | Tensor | Callable[[Tensor], Tensor]
 
 
@@ -66,5 +67,7 @@ def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]
         return y
     if score == "log_prob":
         return y - logits.logsumexp(-1)
+    if score == "prob":
+        return (y - logits.logsumexp(-1)).exp()
     others = logits.masked_fill(torch.nn.functional.one_hot(target, logits.shape[1]).bool(), float("-inf"))
     return y - (others.logsumexp(-1) if score == "log_odds" else others.max(-1).values)

@@ -65,7 +65,7 @@ def explain(
     target: Annotated[str, typer.Option(help="auto (the predicted class), a class number, or a class name.")] = "auto",
     top: Annotated[int, typer.Option(min=1, help="Explain each of the most probable classes, this many.")] = 1,
     score: Annotated[
-        str | None, typer.Option(help="logit, log_prob, log_odds or contrast. Default: the method's own.")
+        str | None, typer.Option(help="logit, log_prob, log_odds, contrast or prob. Default: the method's own.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 8,
     signed: Annotated[bool, typer.Option("--signed", help="Draw evidence against the class too.")] = False,
@@ -103,7 +103,7 @@ def verify(
     ] = None,
     score: Annotated[
         list[str] | None,
-        typer.Option(help="logit, log_prob, log_odds, contrast, or several. Default: each method's own."),
+        typer.Option(help="logit, log_prob, log_odds, contrast, prob, or several. Default: each method's own."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many pictures, spread evenly over the classes.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn at random.")] = 0,
