@@ -1,0 +1,301 @@
+"""Pictures for training: found, read, augmented (timm's RandAugment, random erasing, mixup and cutmix), with masks that move along.
+
+Whatever is drawn at random is drawn from (seed, epoch, picture) or (seed, step): not from a state that a killed run would lose, nor
+from how many processes or workers there are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from steadygaze.data.folders import Classes, Item
+from steadygaze.data.images import SUFFIXES, read_image
+from steadygaze.data.masks import OBJECT, Decode, Labelled, find, read_mask
+from steadygaze.errors import BadImage, BadInput
+from steadygaze.train.recipes import Augment, Data
+
+MASK = 0xFFFFFFFF
+TRIES = 10  # crops that are drawn until the object is in one
+
+
+def seed_from(*numbers: int) -> int:
+    """One 32-bit seed of several numbers; neighbours give unlike seeds."""
+    return int(np.random.SeedSequence([n & MASK for n in numbers]).generate_state(1)[0])
+
+
+@contextmanager
+def drawn_from(*numbers: int) -> Iterator[None]:
+    """Everything random inside (python's, numpy's, torch's) follows from these numbers; outside, it goes on as if nothing had been."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - timm draws from the global one
+    seed = seed_from(*numbers)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+
+# -- finding --------------------------------------------------------------------------------------------------------
+
+
+def class_names(folder: str) -> tuple[str, ...] | None:
+    """The names of a folder's class folders, in order: what the classes of a new classifier are called."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise BadInput(f"data.train: expected a folder of pictures, got {folder!r}: {'a file' if root.exists() else 'no such folder'}")
+    if (root / "index.csv").is_file():
+        return None
+    return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+
+
+def find_pictures(folder: str, masks: str | None, classes: Classes, only: Sequence[str] | None, pictures: Sequence[int] | None,
+                  key: str) -> Labelled:  # fmt: skip
+    """The labelled pictures of a folder, those of some classes, and of each class those from `pictures[0]` to `pictures[1]`."""
+    found = find(folder, masks, classes)
+    items = [item for item in found.items if item.label is not None]
+    if masks is not None:
+        _orphans(Path(masks), Path(folder), items)
+    for item in items:
+        if not item.path.is_file():
+            raise BadInput(f"data.{key}: {item.path} is listed{', with a mask,' if item.mask else ''} but is not there")
+    if only is not None:
+        wanted = {classes.index(text) for text in only}
+        items = [item for item in items if item.label in wanted]
+    if pictures is not None:
+        if len(pictures) != 2 or not 0 <= pictures[0] < pictures[1]:
+            raise BadInput(f"data.{'test_' * (key == 'test')}pictures: expected [first, stop], for example [0, 3], got {list(pictures)}")
+        seen: dict[int | None, int] = {}
+        kept = []
+        for item in items:
+            place = seen[item.label] = seen.get(item.label, -1) + 1
+            if pictures[0] <= place < pictures[1]:
+                kept.append(item)
+        items = kept
+    if not items:
+        raise BadInput(f"data.{key}: no picture of {folder} is left by what the recipe asks for")
+    return replace(found, items=items)
+
+
+def _orphans(masks: Path, folder: Path, items: Sequence[Item]) -> None:
+    """A mask in a folder of masks whose picture is missing is a slip that would go unseen."""
+    if masks == folder or (masks / "index.csv").is_file():
+        return
+    used = {item.mask for item in items}
+    for mask in sorted(masks.rglob("*.png")):
+        beside = (folder / mask.relative_to(masks)).with_suffix("")
+        if mask not in used and not any(beside.with_suffix(end).is_file() for end in SUFFIXES):
+            raise BadInput(f"{mask} is a mask without its picture: expected {beside}.jpg or the like. Remove it, or bring the picture.")
+
+
+# -- one picture ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the model wants its pictures."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float  # share of the shorter side that a test crop keeps
+
+    @classmethod
+    def of(cls, model_config: dict[str, Any], data: Data) -> Shape:
+        own = model_config
+        size = (data.size, data.size) if data.size else tuple(own["input_size"][1:])
+        words = data.interpolation or own.get("interpolation") or "bicubic"
+        return cls(size, tuple(data.mean or own["mean"]), tuple(data.std or own["std"]), words, data.crop or own.get("crop_pct") or 1.0)
+
+
+class Pictures(Dataset):
+    """(epoch, place) -> image (3, H, W), label, mask (H, W) uint8 or nothing; `epoch` None: as in testing."""
+
+    def __init__(self, found: Labelled, shape: Shape, augment: Augment, seed: int, made: dict[str, Tensor] | None = None) -> None:
+        self.items, self.decode, self.shape, self.augment, self.seed, self.made = found.items, found.decode, shape, augment, seed, made
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int, Tensor]:
+        epoch, place = key
+        item = self.items[place]
+        picture, mask = read_pair(item, self.decode, self.made)
+        if epoch is None:
+            image, seen = self.tested(picture, mask)
+        else:
+            with drawn_from(self.seed, 1, epoch, place):
+                image, seen = self.augmented(picture, mask)
+        assert item.label is not None
+        return image, item.label, torch.empty(0, dtype=torch.uint8) if seen is None else seen
+
+    @cached_property
+    def finish(self) -> Any:
+        from torchvision.transforms import Compose, Normalize, ToTensor
+
+        return Compose([ToTensor(), Normalize(list(self.shape.mean), list(self.shape.std))])
+
+    @cached_property
+    def paint(self) -> Any:
+        """What changes pixels: colour jitter, and timm's RandAugment (which moves them too: never with masks)."""
+        from timm.data.auto_augment import rand_augment_transform
+        from torchvision.transforms import ColorJitter, Compose
+
+        a, steps = self.augment, []
+        if a.color_jitter:
+            steps.append(ColorJitter(a.color_jitter, a.color_jitter, a.color_jitter))
+        if a.rand_augment:
+            grey = tuple(min(255, round(255 * m)) for m in self.shape.mean)
+            side = min(self.shape.size)
+            steps.append(rand_augment_transform(a.rand_augment, {"translate_const": int(side * 0.45), "img_mean": grey}))
+        return Compose(steps)
+
+    @cached_property
+    def erase(self) -> Any:
+        from timm.data.random_erasing import RandomErasing
+
+        return RandomErasing(self.augment.erase, mode="pixel", max_count=1, device="cpu")
+
+    def augmented(self, picture: Image.Image, mask: Image.Image | None) -> tuple[Tensor, Tensor | None]:
+        for _ in range(TRIES if mask is not None else 1):
+            state = random.getstate(), torch.get_rng_state()
+            seen = None if mask is None else self.cropped(mask, nearest=True)
+            if seen is None or OBJECT in seen.getextrema():
+                break
+        else:
+            return self.tested(picture, mask)
+        if mask is not None:  # the same draws again, for the picture
+            random.setstate(state[0])
+            torch.set_rng_state(state[1])
+        image = self.finish(self.paint(self.cropped(picture)))
+        return self.erase(image) if self.augment.erase else image, None if seen is None else codes(seen)
+
+    def cropped(self, picture: Image.Image, nearest: bool = False) -> Image.Image:
+        from torchvision.transforms import RandomCrop, RandomResizedCrop
+        from torchvision.transforms import functional as F
+
+        a, size, how = self.augment, list(self.shape.size), self.how(nearest)
+        if a.crop == "resized":
+            box = RandomResizedCrop.get_params(picture, a.scale, a.ratio)
+            picture = F.resized_crop(picture, *box, size, how)
+        elif a.crop == "none":
+            picture = self.centred(picture, nearest)
+        else:
+            if a.crop == "resize":
+                picture = F.resize(picture, [a.resize, a.resize], how)
+            else:
+                picture = F.pad(F.resize(picture, size, how) if picture.size != (size[1], size[0]) else picture, [a.pad] * 4)
+            picture = F.crop(picture, *RandomCrop.get_params(picture, (size[0], size[1])))
+        return F.hflip(picture) if torch.rand(()).item() < a.flip else picture
+
+    def tested(self, picture: Image.Image, mask: Image.Image | None) -> tuple[Tensor, Tensor | None]:
+        return self.finish(self.centred(picture)), None if mask is None else codes(self.centred(mask, nearest=True))
+
+    def centred(self, picture: Image.Image, nearest: bool = False) -> Image.Image:
+        from torchvision.transforms import functional as F
+
+        height, width = self.shape.size
+        if picture.size == (width, height) and self.shape.crop == 1:
+            return picture
+        side = int(min(height, width) / self.shape.crop)
+        return F.center_crop(F.resize(picture, [side], self.how(nearest)), [height, width])
+
+    def how(self, nearest: bool) -> Any:
+        from torchvision.transforms import InterpolationMode
+
+        return InterpolationMode.NEAREST if nearest else InterpolationMode(self.shape.interpolation)
+
+
+def read_pair(item: Item, decode: Decode | None, made: dict[str, Tensor] | None = None) -> tuple[Image.Image, Image.Image | None]:
+    """A picture and its mask; a mask without any object is refused."""
+    picture = read_image(item.path)
+    if made is not None:
+        return picture, Image.fromarray(made[item.name].numpy()).resize(picture.size, Image.Resampling.NEAREST)
+    if decode is None or item.mask is None:
+        return picture, None
+    mask = read_mask(item, decode, picture.size)
+    if OBJECT not in mask.getextrema():
+        raise BadImage(f"{item.mask}: the mask of {item.name} is background everywhere: nothing to look at. Leave the picture out.")
+    return picture, mask
+
+
+def codes(mask: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(mask, dtype=np.uint8))
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which pictures each process takes at each step. A step's pictures do not depend on how many processes share them."""
+
+    count: int
+    batch: int
+    accumulate: int
+    seed: int
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size % (self.accumulate * self.world):
+            raise BadInput(
+                f"a step of {self.size} pictures cannot be shared by {self.world} process(es) in {self.accumulate} piece(s): "
+                "give a multiple, batch or accumulate"
+            )
+
+    @property
+    def size(self) -> int:
+        """Pictures of one step: fewer than `batch` only where there are not so many."""
+        return min(self.batch, self.count)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch; a rest that does not fill a batch is left for another epoch's order."""
+        return self.count // self.size
+
+    def pieces(self, step: int) -> list[list[tuple[int, int]]]:
+        """The (epoch, place) keys of this process at a step, one list for each accumulated piece."""
+        epoch, place = divmod(step, self.steps)
+        order = self._order(epoch)[place * self.size : (place + 1) * self.size]
+        one = self.size // (self.accumulate * self.world)
+        starts = [(piece * self.world + self.rank) * one for piece in range(self.accumulate)]
+        return [[(epoch, int(i)) for i in order[start : start + one]] for start in starts]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        known: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})
+        if epoch not in known:
+            known.clear()
+            known[epoch] = np.random.default_rng(seed_from(self.seed, 0, epoch)).permutation(self.count)
+        return known[epoch]
+
+    def upcoming(self, step: int, stop: int) -> Iterator[list[tuple[int, int]]]:
+        """The keys of every piece from a step on, for a loader."""
+        for number in range(step, stop):
+            yield from self.pieces(number)
+
+
+def mixer(augment: Augment, classes: int, smoothing: float) -> Any:
+    """timm's mixup and cutmix; None where neither is asked for."""
+    if not (augment.mixup or augment.cutmix):
+        return None
+    from timm.data import Mixup
+
+    return Mixup(mixup_alpha=augment.mixup, cutmix_alpha=augment.cutmix, prob=augment.mix_probability, switch_prob=augment.switch,
+                 label_smoothing=smoothing, num_classes=classes)  # fmt: skip

@@ -1,0 +1,352 @@
+"""Recipes: everything that defines a training run, as dataclasses that are read from TOML.
+
+Unknown keys, values of another kind and weights below zero are refused with the key's full name. The recipes that ship
+with the package lie in `recipes/`; each says its command, its cost and the result that was measured.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from steadygaze.errors import BadInput, UnknownName
+
+
+@dataclass(frozen=True)
+class Model:
+    """name: as for `load_model`; of timm's also untrained, with `arguments` of timm.create_model (img_size, embed_dim, depth, ...)."""
+
+    name: str
+    checkpoint: str | None = None  # a file of weights to begin with
+    pretrained: bool = False  # begin with the weights of the hub
+    num_classes: int | None = None
+    new_head: bool = False  # the classifier begins anew, whatever the weights have
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What `sg.modules.insert` puts into the model: the options of TAP and CB; None: not put in."""
+
+    tap: dict[str, Any] | None = None
+    cb: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pictures: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths are taken from where the command is given."""
+
+    train: str = ""
+    test: str | None = None
+    masks: str | None = None  # a folder as for `verify`; "tokencut": found without labels by the model itself
+    test_masks: str | None = None
+    only: list[str] | None = None  # these classes: indices, synsets or names
+    test_only: list[str] | None = None
+    pictures: list[int] | None = None  # of each class those from the first number up to, not with, the second
+    test_pictures: list[int] | None = None
+    size: int | None = None  # the next five: None is the model's own
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    interpolation: str | None = None
+    crop: float | None = None  # share of the picture that a test crop keeps
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Augment:
+    """crop: "resized" (random area and ratio), "resize" (to `resize` squared, then a random crop), "pad" (by `pad`, then a random
+    crop), "none" (as in testing)."""
+
+    crop: Literal["resized", "resize", "pad", "none"] = "resized"
+    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
+    ratio: list[float] = field(default_factory=lambda: [0.75, 4 / 3])
+    resize: int = 256
+    pad: int = 4
+    flip: float = 0.5
+    color_jitter: float = 0.0
+    rand_augment: str | None = None  # timm's words, such as rand-m9-mstd0.5-inc1
+    erase: float = 0.0
+    mixup: float = 0.0  # alpha; 0: not used
+    cutmix: float = 0.0
+    mix_probability: float = 1.0
+    switch: float = 0.5
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """name and the rest: of timm.optim. lr is that of `lr_batch` pictures a step, scaled in proportion; None: not scaled."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    lr_batch: int | None = None
+    weight_decay: float = 0.05
+    momentum: float = 0.9
+    betas: list[float] | None = None
+    eps: float | None = None
+    layer_decay: float | None = None
+    clip: float | None = None  # of the gradient's norm
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """name: timm's (cosine, linear, step, ...); step: lr · rate^⌊epoch / every⌋; none: constant. Each step has its own rate, except of
+    `step`."""
+
+    name: Literal["cosine", "linear", "step", "none"] = "cosine"
+    warmup_epochs: float = 0.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-6
+    every: int = 2
+    rate: float = 0.85
+
+
+@dataclass(frozen=True)
+class Ema:
+    decay: float = 0.0  # 0: no average of the weights
+    warmup: bool = False
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    weight: float = 1.0
+    smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """weight · (relevance · (background · L_bg + foreground · L_fg) + confidence · L_cls); see `losses.relevance`."""
+
+    weight: float = 1.0
+    relevance: float = 0.8
+    confidence: float = 0.2
+    background: float = 2.0
+    foreground: float = 0.3
+    method: str = "gae"
+    explained: Literal["label", "predicted"] = "label"
+    confident_of: Literal["predicted", "label"] = "predicted"
+    second_order: bool = False
+    temperature: float = 1.0
+    reverse: Literal["complement", "reference"] = "reference"
+
+
+@dataclass(frozen=True)
+class PictureGradient:
+    """GradMask or RRR: weight · (background · L_bg + classification · L_cls); preset: the published weights for a model."""
+
+    weight: float = 1.0
+    background: float = 1.0
+    classification: float = 1.0
+    form: Literal["formula", "code"] = "formula"
+    preset: str | None = None
+    reverse: Literal["complement", "reference"] = "reference"
+
+
+@dataclass(frozen=True)
+class Adl:
+    weight: float = 1.0
+    tau: float = 2.0
+    form: Literal["paper", "code", "per_head"] = "paper"
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """weight · L_distil; the cross-entropy with the labels has its own weight. A distillation token is taught if the model has one."""
+
+    weight: float = 0.5
+    teacher: str = ""
+    checkpoint: str | None = None
+    form: Literal["soft", "hard"] = "hard"
+    temperature: float = 3.0
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The total is the sum of what is listed; nothing listed: cross-entropy."""
+
+    cross_entropy: CrossEntropy | None = None
+    relevance: Relevance | None = None
+    gradmask: PictureGradient | None = None
+    rrr: PictureGradient | None = None
+    adl: Adl | None = None
+    distillation: Distillation | None = None
+
+    @property
+    def need_masks(self) -> list[str]:
+        return [name for name in ("relevance", "gradmask", "rrr") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run. batch: pictures a step, over all processes and accumulated pieces together."""
+
+    model: Model
+    data: Data = field(default_factory=Data)
+    modules: Modules = field(default_factory=Modules)
+    losses: Losses = field(default_factory=Losses)
+    augment: Augment = field(default_factory=Augment)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    schedule: Schedule = field(default_factory=Schedule)
+    ema: Ema = field(default_factory=Ema)
+    epochs: int = 10
+    batch: int = 128
+    accumulate: int = 1
+    precision: Literal["float32", "fp16", "bf16"] = "float32"
+    seed: int = 0
+    keep: Literal["last", "best"] = "last"  # best: of all epochs, by the loss on the test pictures
+    log_every: int = 20
+    save_every: int = 200
+    test_every: int = 1  # epochs; 0: only after the last
+    tensorboard: bool = True
+    about: str = ""
+    command: str = ""
+    cost: str = ""
+    result: str = "not measured yet"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What defines the weights that come out."""
+        told = asdict(self)
+        for key in ("log_every", "save_every", "tensorboard", "about", "command", "cost", "result"):
+            del told[key]
+        del told["data"]["workers"]
+        return told
+
+
+def check(recipe: Recipe) -> None:
+    """Values that no type can hold back."""
+    losses = recipe.losses
+    for name, loss in ((f.name, getattr(losses, f.name)) for f in fields(losses)):
+        for f in fields(loss) if loss is not None else ():
+            value = getattr(loss, f.name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= 0:
+                raise BadInput(f"losses.{name}.{f.name}: expected a weight of at least 0, got {value}")
+    above: dict[str, Any] = {"epochs": recipe.epochs, "batch": recipe.batch, "accumulate": recipe.accumulate}
+    above |= {"log_every": recipe.log_every, "save_every": recipe.save_every, "optimiser.lr": recipe.optimiser.lr}
+    for key, value in above.items():
+        if not value > 0:
+            raise BadInput(f"{key}: expected a number above 0, got {value}")
+    least: dict[str, Any] = {"optimiser.weight_decay": recipe.optimiser.weight_decay, "data.workers": recipe.data.workers}
+    least |= {"seed": recipe.seed, "test_every": recipe.test_every, "augment.mixup": recipe.augment.mixup}
+    least |= {"augment.cutmix": recipe.augment.cutmix, "schedule.warmup_epochs": recipe.schedule.warmup_epochs}
+    for key, value in least.items():
+        if not value >= 0:
+            raise BadInput(f"{key}: expected a number of at least 0, got {value}")
+    shares = {"augment.flip": recipe.augment.flip, "augment.erase": recipe.augment.erase, "ema.decay": recipe.ema.decay}
+    if losses.cross_entropy is not None:
+        shares["losses.cross_entropy.smoothing"] = losses.cross_entropy.smoothing
+    for key, value in shares.items():
+        if not 0 <= value < 1 + (key.startswith("augment")) * 1e-9:
+            raise BadInput(f"{key}: expected a share between 0 and 1, got {value}")
+    if recipe.batch % recipe.accumulate:
+        raise BadInput(f"batch {recipe.batch} cannot be done in accumulate = {recipe.accumulate} equal pieces: give a multiple")
+    if losses.need_masks:
+        _check_masked(recipe)
+    if losses.distillation is not None and not losses.distillation.teacher:
+        raise BadInput("losses.distillation.teacher: expected the name of a model that teaches, got none")
+
+
+def _check_masked(recipe: Recipe) -> None:
+    who, augment = ", ".join(recipe.losses.need_masks), recipe.augment
+    if recipe.data.masks is None:
+        raise BadInput(f"losses.{who}: expected masks. Give data.masks, a folder or 'tokencut'.")
+    moved = [name for name in ("mixup", "cutmix", "erase") if getattr(augment, name)]
+    moved += ["rand_augment"] if augment.rand_augment else []
+    if moved:
+        raise BadInput(f"losses.{who}: a mask does not go along with augment.{', augment.'.join(moved)}. Leave these out.")
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of a TOML file, or of a shipped recipe's name; `changes` such as {"data.train": "FOLDER", "seed": 1}."""
+    path = Path(source)
+    if not path.is_file():
+        known = shipped()
+        if str(source) not in known:
+            raise UnknownName("recipe", str(source), known, "It is neither a file nor a recipe of `steadygaze train --list`.")
+        text = known[str(source)]
+    else:
+        text = path.read_text(encoding="utf-8")
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{source} is no TOML that can be read ({error})") from error
+    return make_recipe(content, changes)
+
+
+def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of a nested dict."""
+    tree = _copied(content)
+    for key, value in (changes or {}).items():
+        *parents, last = key.split(".")
+        place = tree
+        for parent in parents:
+            if not isinstance(place.setdefault(parent, {}), dict):
+                raise BadInput(f"{key}: {parent} is no table")
+            place = place[parent]
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = value
+    return _read(Recipe, tree, "")
+
+
+def shipped() -> dict[str, str]:
+    """Name -> text of each recipe inside the package."""
+    folder = files("steadygaze") / "train" / "recipes"
+    found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")] if folder.is_dir() else []
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in sorted(found, key=lambda e: e.name)}
+
+
+def _copied(value: Any) -> Any:
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value` as a `kind`, or an error that names the key."""
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise BadInput(f"{where}: expected a table of {', '.join(f.name for f in fields(kind))}, got {value!r}")
+        known = {f.name: f for f in fields(kind)}
+        hints = get_type_hints(kind)
+        for key in value:
+            if key not in known:
+                raise UnknownName("key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in known])
+        for key, f in known.items():
+            if key not in value and f.default is MISSING and f.default_factory is MISSING:
+                raise BadInput(f"{where + '.' if where else ''}{key}: missing from the recipe")
+        return kind(**{k: _read(hints[k], v, f"{where}.{k}" if where else k) for k, v in value.items()})  # type: ignore[operator]
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else _read(next(k for k in inside if k is not NoneType), value, where)
+    if origin is Literal:
+        if value not in inside:
+            raise UnknownName(where, str(value), inside)
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            raise BadInput(f"{where}: expected a list, got {value!r}")
+        return [_read(inside[0], v, where) for v in value]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise BadInput(f"{where}: expected a table, got {value!r}")
+        return dict(value)
+    return _plain(kind, value, where)
+
+
+def _plain(kind: type, value: Any, where: str) -> Any:
+    said = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BadInput(f"{where}: expected {said[kind]}, got {value!r}")
+    return value
