@@ -1,41 +1,76 @@
-"""Rebuild a table of docs/evidence from its rows: python -m benchmarks.evidence RUN [--baseline METHOD --score SCORE] [--top N]
+"""Rebuild a table of docs/evidence from its rows: python -m benchmarks.evidence RUN... [--family removal] [--half choose|report]
 
-Prints Markdown: the four removal scores (percent, higher is better), their mean, and its paired difference to the baseline with a
-95 % bootstrap interval over the pictures.
+Prints Markdown. Each family has one number a picture by which methods are ordered and compared, paired over the pictures, with a 95 %
+bootstrap interval:
+
+    removal        the mean of the four removal scores (percent, higher is better)
+    perturbation   right answers with the least relevant pixels black minus those with the most relevant ones black (points)
+    localisation   average precision of the object's pixels (percent)
+
+--half: of the pictures in the order of their names every second one, so that what was chosen on one half can be reported on the other.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import steadygaze as sg
+from steadygaze.faithfulness.metric import METRICS
 
-REMOVAL = ["insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc"]
+FAMILIES: dict[str, tuple[dict[str, str], str, Callable[[Any], Any]]] = {
+    "removal": (
+        {"insertion_accuracy": "insertion accuracy", "deletion_accuracy": "deletion accuracy",
+         "insertion_aopc": "insertion AOPC", "deletion_aopc": "deletion AOPC"},
+        "mean",
+        lambda wide: wide.mean(axis=1),
+    ),
+    "perturbation": (
+        {"positive_perturbation": "positive (lower)", "negative_perturbation": "negative (higher)"},
+        "gap",
+        lambda wide: wide["negative_perturbation"] - wide["positive_perturbation"],
+    ),
+    "localisation": (
+        {"average_precision": "AP", "pointing_game": "pointing game", "miou": "mIoU"},
+        "AP",
+        lambda wide: wide["average_precision"],
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--baseline", default="decompx+skipplus")
-    parser.add_argument("--score", default="logit")
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--family", choices=FAMILIES, default="removal")
+    parser.add_argument("--baseline", default="decompx+skipplus", help="the method that the others are compared with")
+    parser.add_argument("--score", default="logit", help="the baseline's score")
+    parser.add_argument("--half", choices=("choose", "report"))
     parser.add_argument("--top", type=int)
     chosen = parser.parse_args()
-    rows = sg.Rows.read(chosen.run).to_pandas()
-    wide = rows[rows.metric.isin(REMOVAL)].pivot_table(index="image", columns=["method", "score", "metric"], values="value").dropna()
+    names, headline, summary = FAMILIES[chosen.family]
+    rows = sg.Rows.read(*chosen.runs).to_pandas()
+    rows = rows[rows.metric.isin(list(names))].drop_duplicates(["image", "method", "score", "metric"])
+    wide = rows.pivot(index="image", columns=["method", "score", "metric"], values="value").dropna().sort_index().sort_index(axis=1)
+    if chosen.half:
+        wide = wide.iloc[0 if chosen.half == "choose" else 1 :: 2]
+    details = rows[rows.image.isin(wide.index)].set_index(["method", "score", "metric", "image"]).detail.sort_index()
     lines = list(dict.fromkeys((m, s) for m, s, _ in wide.columns))
-    mean = {line: wide[line][REMOVAL].mean(axis=1).to_numpy() for line in lines}
-    base = mean[chosen.baseline, chosen.score]
+    number = {line: summary(wide[line][list(names)]).to_numpy() for line in lines}
+    base = number[chosen.baseline, chosen.score]
     draw = np.random.default_rng(0).integers(0, len(base), (4000, len(base)))
-    print(f"{len(base)} pictures; difference to {chosen.baseline} on the {chosen.score}\n")
-    print("| method | score | insertion accuracy | deletion accuracy | insertion AOPC | deletion AOPC | mean | difference |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for line in sorted(lines, key=lambda line: -mean[line].mean())[: chosen.top]:
-        four = " | ".join(f"{wide[line][name].mean():.1f}" for name in REMOVAL)
-        change = mean[line] - base
+    print(f"{len(base)} pictures; difference of the {headline} to {chosen.baseline} on the {chosen.score}\n")
+    shown = [*names.values()] + ([headline] if headline not in names.values() else [])
+    print(f"| method | score | {' | '.join(shown)} | difference |")
+    print(f"| --- | --- |{' ---: |' * (len(shown) + 1)}")
+    for line in sorted(lines, key=lambda line: -number[line].mean())[: chosen.top]:
+        values = [METRICS[name].combine(wide[line][name].to_numpy(), list(details[(*line, name)][wide.index])) for name in names]
+        values += [number[line].mean()] * (len(shown) - len(values))
+        change = number[line] - base
         low, high = np.percentile(change[draw].mean(1), [2.5, 97.5])
         interval = "" if line == (chosen.baseline, chosen.score) else f" {change.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
-        print(f"| {line[0]} | {line[1]} | {four} | {mean[line].mean():.1f} |{interval} |")
+        print(f"| {line[0]} | {line[1]} | {' | '.join(f'{value:.1f}' for value in values)} |{interval} |")
 
 
 if __name__ == "__main__":
