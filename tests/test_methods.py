@@ -163,6 +163,7 @@ WHOLE_OPTIONS = {
     "random": {"seed"},
     "gaze_keys": set(),
     "gaze_twice": set(),
+    "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
 }
 
 
@@ -173,7 +174,7 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("whole")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_keys", "gaze_twice"}
+    written_here = {"random", "smoothgrad", "gaze_keys", "gaze_twice", "diffmask"}
     assert set(METHODS) | written_here == {i.name for i in sg.methods()} - {"gae", "cat", "attcat"}
 
 

@@ -155,7 +155,7 @@ def test_targets_from_inference_mode_and_of_small_dtypes() -> None:
 def test_maps_are_deterministic_and_leave_the_random_state() -> None:
     model = tiny("registers")
     images = pictures(model)
-    names = [info.name for info in sg.methods()]
+    names = menagerie.served(model)
     first = sg.explain(model, images, method=names)
     torch.manual_seed(99)
     again = sg.explain(copy.deepcopy(model), images.clone(), method=names)

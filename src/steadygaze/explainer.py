@@ -3,6 +3,7 @@ score and class; a method that only reads attention rides along."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, overload
 from warnings import warn
 
@@ -66,7 +67,10 @@ def _chosen(method: Any) -> dict[str, Method]:
 
 def unavailable(method: Method, vit: ViT) -> str:
     """Why `vit` cannot serve `method`; empty if it can."""
-    return method.base.serves(vit) if method.base.serves is not None else ""
+    serves = method.base.serves
+    if serves is None:
+        return ""
+    return serves(vit, **{key: value for key, value in method.options if key in signature(serves).parameters})
 
 
 def rules_of(method: Method) -> Rules:
@@ -88,6 +92,7 @@ class Ask:
     rules: Rules
     score: str
     target: Any  # (B,) classes, or a callable
+    hidden: tuple[Tensor, ...] = ()  # x^0 .. x^{L-1} and the last block's output, for methods registered with hidden=True
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -145,19 +150,23 @@ def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score:
     with torch.no_grad():
         tokens = vit.embed(images)
     logits: Tensor | None = None
+    hidden: tuple[Tensor, ...] = ()
+    reads = any(m.base.hidden for m in chosen)
     maps: dict[str, list[Tensor]] = {}
     for rules, one in _passes(chosen, len(vit.blocks)).items():
         run = one.run(vit, tokens, rules)
         if logits is None:
             logits = run.logits.detach()
+            hidden = (tokens, *(h.detach() for h in run.hidden[1:])) if reads else ()
         for column in _columns(target, logits):
             _add_maps(maps, run, one.methods, score, column)
         del run  # one graph at a time
     if logits is None:
-        with torch.no_grad():
-            logits = vit.logits(tokens)
+        run = forward(vit, tokens, grad=False)
+        logits, hidden = run.logits, run.hidden if reads else ()
+        del run
     for m in (m for m in chosen if m.base.kind == "whole"):
-        asks = [Ask(vit, images, tokens, rules_of(m), score or m.score, column) for column in _columns(target, logits)]
+        asks = [Ask(vit, images, tokens, rules_of(m), score or m.score, column, hidden) for column in _columns(target, logits)]
         maps[m.name] = [m.base.function(ask, **_own(m)) for ask in asks]
     classes = resolve(target, logits)
     results = {}

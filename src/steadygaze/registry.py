@@ -39,8 +39,9 @@ class Base:
     rules: Any = None  # rules that are part of the method; None: those of the option `freeze`
     freeze: float | None = None  # default of the option `freeze`
     score: str = "logit"  # the quantity that is explained unless the caller says otherwise
-    serves: Callable[[Any], str] | None = None  # view -> "" or why this model cannot be served
-    once: Callable[..., Any] | None = None  # (trace, first layer, **options) -> what is added once, not for each layer
+    serves: Callable[..., str] | None = None  # (view, and those of the options that it names) -> "" or why not
+    hidden: bool = False  # whole: it reads the hidden states of the forward pass that gives the logits
+    once: Callable[..., Any] | None = None  # (trace, first layer, **options) -> maps that are added once, not for each layer
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from steadygaze import __version__
+from steadygaze.cli.diffmask import diffmask as diffmask_commands
 from steadygaze.errors import SteadygazeError
 
 __all__ = ["app", "main"]
@@ -33,6 +34,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(diffmask_commands, name="diffmask")
 
 
 def _version(asked: bool) -> bool:
@@ -69,6 +71,10 @@ def explain(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 8,
     signed: Annotated[bool, typer.Option("--signed", help="Draw evidence against the class too.")] = False,
+    patches: Annotated[bool, typer.Option("--patches", help="Draw patches with hard edges, too.")] = False,
+    diffmask: Annotated[
+        Path | None, typer.Option(help="Gates of `steadygaze diffmask train`, for the method diffmask.")
+    ] = None,
     num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("steadygaze-out"),
@@ -79,6 +85,7 @@ def explain(
     request = Request(
         images=images, model=model, checkpoint=checkpoint, methods=split_methods(method or ["gaze"]), target=target,
         top=top, score=score, batch=batch, signed=signed, num_classes=num_classes, device=device, out=out,
+        diffmask=diffmask, patches=patches,
     )  # fmt: skip
     raise typer.Exit(run(request))
 
@@ -114,6 +121,9 @@ def verify(
     ratios: Annotated[str | None, typer.Option(help="Shares of the patches. Default: 0.1,0.2,...,0.9.")] = None,
     target: Annotated[str, typer.Option(help="Class explained: label, predicted, a number or a name.")] = "label",
     workers: Annotated[int, typer.Option(min=0, help="Threads that read pictures ahead.")] = 0,
+    diffmask: Annotated[
+        Path | None, typer.Option(help="Gates of `steadygaze diffmask train`, for the method diffmask.")
+    ] = None,
     num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
 ) -> None:
@@ -125,7 +135,7 @@ def verify(
         model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or ["gaze"]),
         metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch,
         start_layers=start_layers, ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes,
-        device=device, command=command_line(),
+        device=device, command=command_line(), diffmask=diffmask,
     )  # fmt: skip
     raise typer.Exit(run(request))
 

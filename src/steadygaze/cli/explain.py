@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
 from steadygaze.methods import parse
+from steadygaze.methods.masking import with_gates
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
 
@@ -40,7 +41,7 @@ class Request:
 
     images: list[Path]
     model: str
-    methods: list[str]
+    methods: list[Any]  # names, and what `with_gates` makes of them
     out: Path
     checkpoint: Path | None = None
     target: str = "auto"
@@ -50,6 +51,8 @@ class Request:
     signed: bool = False
     num_classes: int | None = None
     device: str = "auto"
+    diffmask: Path | None = None
+    patches: bool = False
 
 
 @dataclass
@@ -74,6 +77,7 @@ def run(request: Request, console: Console | None = None) -> int:
         raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
     for method in request.methods:
         parse(method)  # a wrong name is told before anything is loaded
+    request = replace(request, methods=with_gates(request.methods, request.diffmask))
     files = find_images(request.images)
     device = request.device
     if device == "auto":
@@ -180,6 +184,10 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
             file = overlay_name(name, attribution.method, index)
             attribution.overlay(picture, index, signed=request.signed).save(request.out / file)
             written.append(file)
+            if request.patches or attribution.method.startswith("diffmask"):  # its paper shows both
+                hard = file.removesuffix(".png") + "-patches.png"
+                attribution.overlay(picture, index, signed=request.signed, mode="nearest").save(request.out / hard)
+                written.append(hard)
     return written
 
 
@@ -226,6 +234,7 @@ def finish(request: Request, loaded: Loaded, found: Results) -> None:
         "preprocessing": loaded.recipe,
         "target": request.target if request.top == 1 else f"top {request.top}",
         "methods": [{"name": name, "score": found.used[name]} for name in found.scores],
+        **({} if request.diffmask is None else {"diffmask": request.diffmask.name}),
         "grid": list(next(iter(whole.values())).grid),
         "images": found.rows,
         "unreadable": found.unreadable,

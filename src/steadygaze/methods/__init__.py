@@ -4,10 +4,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from steadygaze.methods import attention, cam, decomposition, gaze, gradient, propagation
+from steadygaze.methods import attention, cam, decomposition, gaze, gradient, masking, propagation
 from steadygaze.registry import Method, MethodInfo, infos, make, parse
 
-__all__ = ["Method", "MethodInfo", "attention", "cam", "decomposition", "gaze", "gradient", "method", "parse", "propagation"]
+__all__ = ["Method", "MethodInfo", "attention", "cam", "decomposition", "gaze", "gradient", "masking", "method", "parse", "propagation"]
 
 
 def method(name: str, **options: Any) -> Method:

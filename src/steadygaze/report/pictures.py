@@ -76,6 +76,7 @@ def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Lin
     from steadygaze.data.masks import find
     from steadygaze.explainer import explain
     from steadygaze.heatmap import percent
+    from steadygaze.methods.masking import with_gates
     from steadygaze.vit import adapt
     from steadygaze.vit.load import load_model
 
@@ -107,7 +108,8 @@ def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Lin
         for method, score in methods:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMap)
-                attribution = explain(vit, image, target=wanted, method=method, score=score)
+                (named,) = with_gates([method], given.get("diffmask")) if method.startswith("diffmask") else [method]
+                attribution = explain(vit, image, target=wanted, method=named, score=score)
             drawn.append(address(attribution.overlay(picture)))
         title = f"{word(loaded.classes, wanted)} {percent(float(chances[wanted]))}"
         if predicted != wanted:

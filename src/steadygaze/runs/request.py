@@ -20,6 +20,7 @@ from steadygaze.data.images import read_image
 from steadygaze.data.masks import Labelled, find, geometry, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.faithfulness.metric import Batch
+from steadygaze.methods.masking import with_gates
 from steadygaze.runs.loop import Chunk, Told, World, run
 from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan, start_layers
 from steadygaze.runs.rows import Rows
@@ -70,6 +71,7 @@ class Request:
     num_classes: int | None = None
     device: str = "auto"
     command: str = ""
+    diffmask: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
     vit = adapt(loaded.model)
     plan = make_plan(
         vit,
-        request.methods,
+        with_gates(request.methods, request.diffmask),
         request.metrics or DEFAULT_METRICS,
         request.scores,
         request.ratios,
@@ -130,6 +132,8 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
         "start_layers": request.start_layers,
         "device": loaded_device(vit).type,
     }
+    if request.diffmask is not None:
+        more["diffmask"] = hashlib.sha256(request.diffmask.read_bytes()).hexdigest()[:16]
     settings = settings_of(plan, {"model": loaded.name, "weights": loaded.weights_hash}, more)
     return Prepared(request, loaded, vit, plan, found, settings)
 
@@ -151,6 +155,8 @@ def verify_run(
             "checkpoint": request.checkpoint and str(request.checkpoint),
             "num_classes": request.num_classes,
         }
+        if request.diffmask is not None:
+            where["diffmask"] = str(request.diffmask)
         prepare(request.out, ready.settings, {**about(request.command), "given": where})
     place.wait()
     target: Any = request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
