@@ -6,6 +6,7 @@ DINOv3 has no classifier class in transformers: a module with two children, the 
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -51,17 +52,22 @@ def plan(model: nn.Module) -> Plan | None:
 
 
 def _is_backbone(module: nn.Module) -> bool:
-    return type(module).__name__ in BACKBONES and type(module).__module__.startswith("transformers.")
+    return _name(module) in BACKBONES and type(module).__module__.startswith("transformers.")
+
+
+def _name(body: nn.Module) -> str:
+    """The backbone's class; older transformers have CLIP's and SigLIP's one level further in."""
+    return type(body).__name__.replace("VisionTransformer", "VisionModel")
 
 
 def _view(model: nn.Module, body: Any) -> Plan:
-    name, config = type(body).__name__, _vision_config(body)
-    layers = _first(body, "layers", "encoder.layer", "encoder.layers", "model.layer")
+    name, config = _name(body), _vision_config(body)
+    layers = _first(body, "layers", "encoder.layer", "encoder.layers", "model.layer", "layer")
     height, width = _pair(config.image_size)
     patch = _pair(config.patch_size)
     prefix = {"DeiTModel": 2, "SiglipVisionModel": 0, "IJepaModel": 0}.get(name, 1) + (getattr(config, "num_register_tokens", 0) or 0)
     norm_pre = getattr(body, "pre_layrnorm", None)
-    extras = _extras(body, patch)
+    extras = _extras(body, layers[0], patch)
 
     def embed(images: Tensor) -> tuple[Tensor, Any, tuple[int, int]]:
         grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
@@ -106,7 +112,7 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
 
         return {"readout": "class", "readout_rows": (0, 1)}, teacher
     classify = model.classifier
-    match type(body).__name__:
+    match _name(body):
         case "Dinov2Model" | "Dinov2WithRegistersModel":  # one linear map of both the class token and the patches' mean
 
             def both(x: Tensor) -> Tensor:
@@ -126,9 +132,9 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
             return {"readout": "class"}, lambda x: classify(norm(x)[:, 0])
 
 
-def _extras(body: Any, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str, Any]]:
-    """What a layer is called with beside its tokens: rotary rows, the resolution or a table of relative biases, or nothing."""
-    name = type(body).__name__
+def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str, Any]]:
+    """What a layer is called with beside its tokens: rotary rows, the resolution and a table of relative biases, or nothing."""
+    taken = signature(layer.forward).parameters  # these names differ between versions of transformers
     if hasattr(body, "rope_embeddings"):
 
         def rotary(layout: Layout) -> Mapping[str, Any]:
@@ -136,27 +142,20 @@ def _extras(body: Any, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str
             return {"position_embeddings": rows if kept is None else tuple(r[kept].unsqueeze(1) for r in rows)}
 
         return rotary
-    if name == "BeitModel":
+    if _name(body) in ("BeitModel", "Data2VecVisionModel"):
+        bias = "relative_position_bias" if "relative_position_bias" in taken else "attention_mask"
+        shared = _first(body, "shared_position_bias", "encoder.relative_position_bias")
 
-        def beit(layout: Layout) -> Mapping[str, Any]:
-            shared = body.shared_position_bias
-            return {
-                "attention_mask": None if shared is None else shared(layout.grid),
+        def relative(layout: Layout) -> Mapping[str, Any]:
+            given = {
+                bias: None if shared is None else shared(layout.grid),
                 "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
             }
+            return {name: value for name, value in given.items() if name in taken}
 
-        return beit
-    if name == "Data2VecVisionModel":
-
-        def data2vec(layout: Layout) -> Mapping[str, Any]:
-            shared = getattr(body.encoder, "relative_position_bias", None)
-            return {
-                "relative_position_bias": None if shared is None else shared(layout.grid),
-                "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
-            }
-
-        return data2vec
-    return lambda layout: {"attention_mask": None}
+        return relative
+    needed = {"attention_mask": None} if "attention_mask" in taken else {}
+    return lambda layout: needed
 
 
 def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
