@@ -53,7 +53,7 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
         raise BadInput(f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer.")
     total: Any = sum(fit(piece, trace.run.layout.grid) for piece in pieces)
     if base.once is not None:
-        total = total + base.once(trace, span[0], **own)
+        total = total + sum(fit(piece, trace.run.layout.grid) for piece in base.once(trace, span[0], **own))
     return total
 
 

@@ -10,6 +10,7 @@
 | fullgrad          | ixg^l + Σ of bias terms at or after l                     | Srinivas & Fleuret 2019, for ViT |
 | fullgrad_plus     | Σ_l ixg^l + every bias term once                          | = fullgrad+plus                 |
 
+Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the last grid, their sum kept.
 Every one of them can be run under frozen-linear rules: `freeze` (0..1) is the share of attention held constant.
 """
 
@@ -59,22 +60,17 @@ def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, 
     return received[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid) * ixg(trace, above)
 
 
-def _one_token_axis(vit: Any) -> str:
-    why = global_attention(vit)
-    return why and f"bias terms need tokens in one order, and {why[0].lower()}{why[1:]}"
-
-
-def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
+def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Float[Tensor, "b h w"]]:
+    """Bias terms of every block from `first` on, and of the head, each on its own grid."""
     if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
         raise MethodUnavailable(
             f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, and the offset of that is not known. "
             f"Leave implicit out, with freeze=1: then it has no such terms."
         )
-    total: Tensor = sum(trace.bias_terms(l, implicit=implicit) for l in range(first, trace.depth + 1))  # type: ignore[assignment]
-    return total[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
+    return [m for l in range(first, trace.depth + 1) for m in trace.bias_maps(l, implicit=implicit)]
 
 
-@register("fullgrad", "vector", family="gradient", bare="first", once=_bias_maps, serves=_one_token_axis,
+@register("fullgrad", "vector", family="gradient", bare="first", once=_bias_maps,
           needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))})  # fmt: skip
 def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
     """Input x gradient and every bias x gradient (implicit=True: also the offsets of nonlinear maps, which makes it complete)."""

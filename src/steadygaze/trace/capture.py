@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steadygaze.trace.offsets import Placed, rests
 from steadygaze.trace.rules import PLAIN, Rules
 from steadygaze.trace.seam import Attention, Record, Seam, Want
 from steadygaze.vit.view import Layout, ViT, remember
@@ -41,7 +42,7 @@ class Forward:
         inputs = list(self.hidden[self.start :]) if self.want.hidden else []
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
-        terms = [y for r in self.records for y, *_ in r.terms if y.requires_grad]
+        terms = [y for r in self.records for y, *_ in (*r.terms, *r.rest) if y.requires_grad]
         everything = list({id(t): t for t in [self.logits, *inputs, *attention, *norms, *terms]}.values())
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
         return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
@@ -105,13 +106,29 @@ class Trace:
 
     def bias_terms(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b n"]:
         """Σ offset·∂T/∂output per token over the biased (`implicit`: also the nonlinear) maps of block l, or of the head (l = L)."""
-        x = self.run.hidden[min(layer, self.depth)]
-        total = x.new_zeros(x.shape[:2])
-        for y, offset, axis, is_implicit in self.run.records[layer].terms:
+        return self._terms(self.run.records[layer].terms, self.run.hidden[layer].shape[1], implicit)
+
+    def bias_rest(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b m"]:
+        """What `bias_terms` leaves out where tokens are moved inside a block (`offsets`), per token of what block l gives."""
+        return self._terms(self.run.records[layer].rest, self.run.hidden[min(layer + 1, self.depth)].shape[1], implicit)
+
+    def bias_maps(self, layer: int, *, implicit: bool = False) -> list[Float[Tensor, "b h w"]]:
+        """`bias_terms` and `bias_rest` of the patches, each on its grid."""
+        pieces = [(layer, self.bias_terms(layer, implicit=implicit))]
+        if self.run.records[layer].rest:
+            pieces.append((layer + 1, self.bias_rest(layer, implicit=implicit)))
+        return [self.vit.patches(at, terms[..., None], self.run.layout)[..., 0] for at, terms in pieces]
+
+    def _terms(self, terms: list[tuple[Tensor, Tensor, Any, bool]], tokens: int, implicit: bool) -> Float[Tensor, "b n"]:
+        total = self.logits.new_zeros(self.logits.shape[0], tokens)
+        for y, offset, axis, is_implicit in terms:
             if is_implicit and not implicit:
                 continue
             g = self.grad(y) * offset
-            if g.dim() == 2 or g.shape[axis] != total.shape[1]:  # behind the pooling: no token axis
+            if isinstance(axis, tuple):
+                total = total + g.sum(-1).flatten(1)
+                continue
+            if g.dim() == 2 or g.shape[axis] != tokens:  # behind the pooling: no token axis
                 total = total + self.readout_row() * g.flatten(1).sum(1, keepdim=True)
                 continue
             axis %= g.dim()
@@ -144,7 +161,9 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
     cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
     """
     want = want or Want()
-    seam, unseen = Seam(rules, want), Seam(rules)
+    head, unseen = Seam(rules, want), Seam(rules)
+    moves = want.bias and not vit.plan.global_attention  # tokens are moved inside blocks: only some terms have their place
+    seam = Placed(rules, want) if moves else head
     below, unseen_below = Seam(PLAIN, want), Seam(PLAIN)  # without a graph there is nothing to hold constant
     hidden, records = [], []
     layout = vit.layout(tokens)
@@ -155,10 +174,14 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
         hidden.append(x)
         active = (seam if l >= watch else unseen) if l >= start else below if l >= watch else unseen_below
         with torch.set_grad_enabled(grad and l >= start), active:
+            if isinstance(active, Placed):
+                active.begin(block, x, layout)
             records.append(active.next_record())
             x = block(x)
+        if isinstance(active, Placed) and grad:
+            records[-1].rest += rests(block, hidden[-1], x, layout, rules, implicit=want.implicit)
     hidden.append(x)
-    with torch.set_grad_enabled(grad), seam:
-        records.append(seam.next_record())
+    with torch.set_grad_enabled(grad), head:
+        records.append(head.next_record())
         logits = vit.head(x)
-    return Forward(vit, rules, seam.want, layout, start, tuple(hidden), tuple(records), logits)
+    return Forward(vit, rules, want, layout, start, tuple(hidden), tuple(records), logits)

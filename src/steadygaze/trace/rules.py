@@ -1,4 +1,5 @@
 """Rules: what is held constant when a gradient is taken (NUMERICS 6.3, 13, 14). The forward value never changes.
+Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the offsets of whole blocks need).
 
 | field     | held constant, or scaled                                             | DecompX | `gaze` | AttnLRP |
 | attention | gradient that reaches q and k through A is multiplied by it (1 − α)   | 0       | 1/4    | 1/4     |
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ def scale_grad(x: Tensor, factor: float) -> Tensor:
     """x, with its gradient multiplied by `factor`."""
     if factor == 1.0:
         return x
-    return x.detach() if factor == 0.0 else _ScaleGrad.apply(x, factor)
+    if factor == 0.0:
+        return x.detach()
+    value, tangent = forward_ad.unpack_dual(x)  # a tangent there is only in forward mode
+    y = _ScaleGrad.apply(value, factor)
+    return y if tangent is None else forward_ad.make_dual(y, tangent * factor)
 
 
 class _HeldNorm(torch.autograd.Function):
@@ -60,6 +66,7 @@ class _HeldNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y, _, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
         ctx.save_for_backward(rstd, weight)
+        ctx.save_for_forward(rstd, weight)
         ctx.axes = tuple(range(-len(shape), 0))
         return y
 
@@ -68,6 +75,12 @@ class _HeldNorm(torch.autograd.Function):
         rstd, weight = ctx.saved_tensors
         g = g if weight is None else g * weight
         return (g - g.mean(ctx.axes, keepdim=True)) * rstd, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        rstd, weight = ctx.saved_tensors
+        y = (t - t.mean(ctx.axes, keepdim=True)) * rstd
+        return y if weight is None else y * weight
 
 
 def held_layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -100,14 +113,20 @@ def held_slope(x: Tensor, fx: Tensor) -> Tensor:
 class _HeldSlope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, fx: Tensor) -> Tensor:
-        slope = fx / x
-        ctx.save_for_backward(slope.nan_to_num_(nan=0.5))
+        slope = (fx / x).nan_to_num_(nan=0.5)
+        ctx.save_for_backward(slope)
+        ctx.save_for_forward(slope)
         return fx.view_as(fx)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (slope,) = ctx.saved_tensors
         return g * slope, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: Any) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return t * slope
 
 
 def held_attention(sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:

@@ -51,10 +51,11 @@ class Attention:
 
 @dataclass
 class Record:
-    """What one block (or the head) left behind. A term is (output, offset, token axis, implicit?): Σ offset·∂y/∂output."""
+    """What one block (or the head) left behind. A term is (output, offset, token axis or axes, implicit?): Σ offset·∂y/∂output."""
 
     attention: list[Attention] = field(default_factory=list)
-    terms: list[tuple[Tensor, Tensor, int, bool]] = field(default_factory=list)
+    terms: list[tuple[Tensor, Tensor, Any, bool]] = field(default_factory=list)
+    rest: list[tuple[Tensor, Tensor, Any, bool]] = field(default_factory=list)  # at the tokens that the block gives: `offsets`
     norms: list[Tensor] = field(default_factory=list)
 
 
@@ -130,9 +131,7 @@ class Seam(TorchFunctionMode):
         a = F.dropout(a, dropout_p) if dropout_p else a
         out = a @ scale_grad(v, rules.value)
         self.record.attention.append(Attention(a, v, out))
-        if want.implicit:
-            self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
-        return out
+        return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out) if want.implicit else out
 
     def weights(self, a: Tensor) -> Tensor:
         """A with its gradient scaled by the rules; where it is wholly frozen it is a leaf, so that ∂y/∂A still exists."""
@@ -154,6 +153,9 @@ class Seam(TorchFunctionMode):
 
     def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
         attention = getattr(a, "attention_", None)
+        if hasattr(a, "weights_"):  # TAP: rows that mix tokens, made from the tokens, are a gate
+            half = 0.5 if self.rules.gate == "half" else 1.0
+            return func(scale_grad(a, 0.0 if self.rules.gate == "held" else half), scale_grad(v, half), **kwargs)
         if attention is None:
             if self.pending is not None and a.shape == self.pending.a.shape:  # talking heads: A was mixed before it meets v
                 v, self.pending = scale_grad(v, self.rules.value), None
@@ -163,10 +165,10 @@ class Seam(TorchFunctionMode):
             return y
         out = func(a, scale_grad(v, self.rules.value), **kwargs)
         attention.v, attention.out, self.pending = v, out, None
-        if self.want.implicit:
-            raw, moving = a.product_  # type: ignore[attr-defined]
-            self.attention_offset(raw, moving, a, v, out)
-        return out
+        if not self.want.implicit:
+            return out
+        raw, moving = a.product_  # type: ignore[attr-defined]
+        return self.attention_offset(raw, moving, a, v, out)
 
     def dropout(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return func(x, p, training, inplace) if training and p > 0 else x
@@ -178,19 +180,20 @@ class Seam(TorchFunctionMode):
             self.tag(y, attention_=x.attention_, product_=x.product_)  # type: ignore[attr-defined]
         return y
 
-    def attention_offset(self, raw: Tensor, moving: int, a: Tensor, v: Tensor, out: Tensor) -> None:
+    def attention_offset(self, raw: Tensor, moving: int, a: Tensor, v: Tensor, out: Tensor) -> Tensor:
         """Offset of the attention core, A·v − J·(q, k, v): along (q, k) the logits move by their bilinear part `raw`, once
         for each of q and k that the tokens move (a learnt query does not)."""
         with torch.no_grad():
             ds = moving * raw
             da = a * (ds - (a * ds).sum(-1, keepdim=True))
             offset = (1 - self.rules.value) * out - self.rules.attention * (da @ v)
-        self.term(out, offset, implicit=True)
+        return self.term(out, offset, implicit=True)
 
-    def term(self, y: Tensor, offset: Tensor, axis: int = -2, *, implicit: bool = False) -> None:
-        """Record an offset that is added in `y`, unless y does not depend on the tokens (a table of positions)."""
+    def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
+        """Record an offset that is added in `y`, unless y does not depend on the tokens (a table of positions); gives y."""
         if y.requires_grad:
             self.record.terms.append((y, offset, axis, implicit))
+        return y
 
     def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor | None,
             bias_k: Any, bias_v: Any, add_zero: bool, dropout_p: float, w_out: Tensor, b_out: Tensor | None,
@@ -216,12 +219,12 @@ class Seam(TorchFunctionMode):
         if self.want.norm:
             self.record.norms.append(y)
         if self.want.bias and bias is not None:
-            self.term(y, bias)
+            y = self.term(y, bias)
         if self.want.implicit and not self.rules.norm:
             with torch.no_grad():
                 variance = x.var(-1, unbiased=False, keepdim=True) + eps
                 offset = (y if bias is None else y - bias) * (1 - eps / variance)
-            self.term(y, offset, implicit=True)
+            y = self.term(y, offset, implicit=True)
         return y
 
     def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -232,7 +235,7 @@ class Seam(TorchFunctionMode):
             with torch.no_grad():
                 small = torch.finfo(x.dtype).eps if eps is None else eps
                 offset = y * (1 - small / (x.pow(2).mean(-1, keepdim=True) + small))
-            self.term(y, offset, implicit=True)
+            y = self.term(y, offset, implicit=True)
         return y
 
     def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -242,7 +245,7 @@ class Seam(TorchFunctionMode):
         else:
             y = func(x, *args, **kwargs)
         if self.want.implicit and not self.rules.slope:
-            self.tangent_offset(x, y, lambda t: func(t, *args, **kwargs))
+            y = self.tangent_offset(x, y, lambda t: func(t, *args, **kwargs))
         return self.tag(y, activation_=True)
 
     def sigmoid(self, func: Any, x: Tensor) -> Tensor:
@@ -256,14 +259,14 @@ class Seam(TorchFunctionMode):
         if self.rules.slope:
             return y.detach()
         if self.want.implicit:
-            self.tangent_offset(x, y, func)
+            y = self.tangent_offset(x, y, func)
         return self.tag(y, activation_=True, source_=getattr(x, "source_", x))
 
-    def tangent_offset(self, x: Tensor, y: Tensor, f: Any) -> None:
+    def tangent_offset(self, x: Tensor, y: Tensor, f: Any) -> Tensor:
         with torch.enable_grad():
             t = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(f(t).sum(), t)
-        self.term(y, (y - slope * x).detach(), implicit=True)
+        return self.term(y, (y - slope * x).detach(), implicit=True)
 
     def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """A product of two branches: act(gate)·x. By a parameter or a number it is linear, and needs no rule."""
@@ -282,24 +285,22 @@ class Seam(TorchFunctionMode):
         if self.rules.gate == "half" and x.shape == y.shape:
             return func(scale_grad(x, 0.5), scale_grad(y, 0.5))
         out = func(x, y, **kwargs)
-        if self.want.implicit:
-            self.term(out, -out.detach(), implicit=True)
-        return out
+        return self.term(out, -out.detach(), implicit=True) if self.want.implicit else out
 
     def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = func(x, weight, bias)
         if self.want.bias and bias is not None:
-            self.term(y, bias, 1 if y.dim() == 4 else -2)  # talking heads: (b, q, k, heads)
+            y = self.term(y, bias, 1 if y.dim() == 4 else -2)  # talking heads: (b, q, k, heads)
         return y
 
     def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
         if hasattr(x, "tanh_") and not isinstance(y, Tensor):
             return func(x.detach(), y, **kwargs)
         out = func(x, y, **kwargs)
-        if hasattr(x, "product_"):
-            self.tag(out, product_=x.product_)  # q·k and a table of relative positions
         if self.want.bias and isinstance(x, Tensor) and isinstance(y, Tensor) and out.requires_grad:
             for bias, rest in ((x, y), (y, x)):
                 if bias.dim() == 1 and rest.dim() >= 3 and bias.shape[0] == rest.shape[-1]:
-                    self.term(out, bias)
+                    out = self.term(out, bias)
+        if hasattr(x, "product_"):
+            self.tag(out, product_=x.product_)  # q·k and a table of relative positions
         return out

@@ -36,6 +36,7 @@ class Layer:
     module: nn.Module
     run: Callable[[Tensor, Grid], Tensor]
     stride: int = 1
+    picture: bool = False  # the module takes (B, h, w, C)
 
 
 def plan(model: nn.Module) -> Plan | None:
@@ -73,6 +74,7 @@ def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: li
             "module": layer.module,
             "call": lambda x, layout, i=i, run=layer.run: run(x, layout.state[i]),
             "spatial": lambda x, layout, i=i: picture(i, x, layout),
+            "picture": layer.picture,
         }
         for i, layer in enumerate(layers)
     ]
@@ -92,6 +94,7 @@ def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: li
         kind=f"timm {type(model).__name__}",
         removable=False,
         global_attention=False,
+        spatial=lambda x, layout: picture(len(layers), x, layout),
     )
 
 
@@ -120,11 +123,12 @@ def _swin(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             merge = stages[s + 1].downsample if last else None
             stride = 1 if merge is None or isinstance(merge, nn.Identity) else 2
-            layers.append(Layer(block, partial(run, block, merge), stride))
+            layers.append(Layer(block, partial(run, block, merge), stride, picture=True))
 
     def head(x: Tensor, grid: Grid) -> Tensor:
-        x = x.unflatten(1, grid)
-        return model.forward_head(x.permute(0, 3, 1, 2) if channels_first else model.norm(x))
+        if channels_first:
+            return model.forward_head(x.unflatten(1, grid).permute(0, 3, 1, 2))
+        return model.forward_head(model.norm(x).unflatten(1, grid))
 
     return _plan(model, embed, layers, head, _size(model))
 

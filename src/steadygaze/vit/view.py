@@ -60,6 +60,7 @@ class Block:
     plan: "Plan"
     parts: Callable[[], Parts] | None = None
     spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # None: prefix, then patches in raster order
+    picture: bool = False  # the module takes (B, h, w, C), not (B, N, C)
 
     def __call__(self, x: Tensor) -> Tensor:
         layout = layout_of(x, self.plan)
@@ -68,11 +69,7 @@ class Block:
 
     def patches(self, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
         """The input of this block (or a tensor shaped like it) as a picture: prefix dropped, channels last."""
-        if self.spatial is not None:
-            return self.spatial(x, layout)
-        if layout.kept is not None:
-            raise BadInput("tokens with removed patches do not fill a grid; give the tokens of the whole image")
-        return x[:, self.plan.prefix :].unflatten(1, layout.grid)
+        return _picture(self.spatial, x, layout, self.plan.prefix)
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,8 @@ class Plan:
     removable: bool = True  # patches can really be removed after embed
     global_attention: bool = True  # every block attends over all tokens in one matrix
     rotary: bool = False
+    mixed: bool = False  # patches are mixed outside attention too: convolutions, TAP, CB
+    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # the last block's output; None as in `Block`
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +174,11 @@ class ViT:
         """Where the tokens `x` lie."""
         return layout_of(x, self.plan)
 
+    def patches(self, layer: int, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
+        """Tokens that lie as x^layer does, as a picture; layer L is the output of the last block."""
+        spatial = self.blocks[layer].spatial if layer < len(self.blocks) else self.plan.spatial
+        return _picture(spatial, x, layout, self.prefix)
+
     def check(self, images: Any) -> Tensor:
         """The images, if the model can take them; else an error that says why not."""
         channels, height, width = self.plan.input_size
@@ -194,6 +198,14 @@ class ViT:
         if not torch.isfinite(images.sum()):  # one pass: NaN and infinity survive a sum
             raise BadInput("the images have NaN or infinite values. Look at the file or the transform they come from.")
         return images
+
+
+def _picture(spatial: Callable[[Tensor, Layout], Tensor] | None, x: Tensor, layout: Layout, prefix: int) -> Float[Tensor, "b h w c"]:
+    if spatial is not None:
+        return spatial(x, layout)
+    if layout.kept is not None:
+        raise BadInput("tokens with removed patches do not fill a grid; give the tokens of the whole image")
+    return x[:, prefix:].unflatten(1, layout.grid)
 
 
 def layout_of(x: Tensor, plan: Plan) -> Layout:

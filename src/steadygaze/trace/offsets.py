@@ -1,0 +1,100 @@
+"""FullGrad's terms for models whose tokens are moved inside a block (windows, reduced keys, merging): hierarchical ones.
+
+A block is J·x + offset, J its Jacobian at x under the rules. A bias, or the offset of a nonlinear map, stands at the token
+it is added to as long as the tokens lie as the block was given them (`Placed`: norms, MLP, mostly the projections; as in
+any other ViT). Of all others only what arrives matters: the rest of the offset stands at the tokens that the block gives.
+
+| rest     | what                                                        | by one derivative in forward mode                    |
+| explicit | Σ_b ∂block/∂b · b over the biases b that are not placed      | x held still, moved along those biases               |
+| complete | block(x) − J·x less what the placed offsets give             | along x, and along the placed offsets; then out − it |
+
+BAM_n = ⟨rest_n, ∂y/∂out_n⟩ (Srinivas & Fleuret 2019; NUMERICS 4). Nothing here is larger than what the block itself computes, twice.
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from steadygaze.trace.rules import Rules
+from steadygaze.trace.seam import Seam, Want
+from steadygaze.vit.view import Block, Layout, remember
+
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+
+
+class Placed(Seam):
+    """A seam that records the terms of maps whose tokens lie as the block's input does, and no others."""
+
+    tokens: tuple[int, ...] = ()  # (B, N) of the block's input
+    picture: tuple[int, ...] = ()  # (B, h, w), where the block takes its tokens so
+
+    def begin(self, block: Block, x: Tensor, layout: Layout) -> "Placed":
+        """Make ready for `block` on x."""
+        self.tokens = tuple(x.shape[:2])
+        self.picture = tuple(block.patches(x.detach(), layout).shape[:3]) if block.picture else ()
+        return self
+
+    def placed(self, y: Tensor) -> bool:
+        return tuple(y.shape[:-1]) in (self.tokens, self.picture)
+
+    def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
+        return super().term(y, offset, tuple(range(1, y.dim() - 1)), implicit=implicit) if self.placed(y) else y
+
+
+class Push(Placed):
+    """In forward mode: offsets are added to the tangent of the map that they belong to."""
+
+    def __init__(self, rules: Rules, rest: Literal["explicit", "complete"]) -> None:
+        # attention is written out: the fused kernel has no derivative in forward mode
+        super().__init__(rules, Want(hidden=False, attention=True, bias=True, implicit=rest == "complete"))
+        self.adds_placed = rest == "complete"
+        self.table |= dict.fromkeys(CONVOLUTIONS, "convolution") | {F.batch_norm: "batch_norm"}
+
+    def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
+        return self.moved(y, offset) if self.placed(y) is self.adds_placed else y
+
+    def moved(self, y: Tensor, offset: Tensor) -> Tensor:
+        """y with `offset` added to its tangent, unless it does not depend on the tokens."""
+        if not y.requires_grad:
+            return y
+        value, tangent = forward_ad.unpack_dual(y)
+        offset = forward_ad.unpack_dual(offset).primal.detach().expand_as(value)
+        return forward_ad.make_dual(value, offset.clone() if tangent is None else tangent + offset)
+
+    def convolution(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        y = func(x, weight, bias, *args, **kwargs)
+        return y if bias is None or self.adds_placed else self.moved(y, bias.view(-1, *[1] * (weight.dim() - 2)))
+
+    def batch_norm(self, func: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
+                   training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+        """Its bias is β − μγ/σ (NUMERICS 4)."""
+        y = func(x, mean, variance, weight, bias, training, momentum, eps)
+        shift = -mean * (variance + eps).rsqrt() * (1 if weight is None else weight)
+        shift = shift if bias is None else shift + bias
+        return y if self.adds_placed else self.moved(y, shift.view(-1, *[1] * (x.dim() - 2)))
+
+
+def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rules,
+            rest: Literal["explicit", "complete"]) -> Float[Tensor, "b m d"]:  # fmt: skip
+    """What of the offset of `block` at its input x is not placed, shaped as its output."""
+    x, complete = x.detach(), rest == "complete"
+    with torch.enable_grad(), forward_ad.dual_level():
+        moving = forward_ad.make_dual(x.clone().requires_grad_(), x.clone() if complete else torch.zeros_like(x))
+        with Push(rules, rest).begin(block, x, layout):
+            out = block(remember(moving, layout))
+        value, tangent = forward_ad.unpack_dual(out)
+        tangent = torch.zeros_like(value) if tangent is None else tangent
+        return (value - tangent if complete else tangent).detach().clone()
+
+
+def rests(block: Block, x: Tensor, out: Tensor, layout: Layout, rules: Rules, *, implicit: bool) -> list[tuple[Tensor, Tensor, Any, bool]]:
+    """The rest of the offset as terms of a `Record` at `out`: of explicit biases, and (`implicit`) of all else."""
+    explicit = rest_of(block, x, layout, rules, "explicit")
+    found: list[tuple[Tensor, Tensor, Any, bool]] = [(out, explicit, (1,), False)]
+    if implicit:
+        found.append((out, rest_of(block, x, layout, rules, "complete") - explicit, (1,), True))
+    return found
