@@ -28,6 +28,18 @@ def mask(path: Path, pixels) -> Path:
     return path
 
 
+def test_class_folders_behind_links(tmp_path):
+    picture(tmp_path / "elsewhere" / "a.png")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "up").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "top").symlink_to(tmp_path)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "elsewhere" / "far").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "elsewhere")
+    assert [item.name for item in by_class(tmp_path / "data", TEN)] == ["cat/a.png"]
+
+
 def test_synset_index_and_name(tmp_path):
     for name in ("n01440764", "281", "n02123045"):
         picture(tmp_path / name / "a.png")

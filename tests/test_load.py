@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import steadygaze
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
-from steadygaze.vit import load
+from steadygaze.vit import hub, load
 from steadygaze.vit.checkpoint import fit, read_weights, weights_hash
 from steadygaze.vit.load import load_model
 
@@ -181,6 +181,30 @@ def test_torchvision_models(tmp_path, monkeypatch, picture):
         load_model("torchvision:vit_b_15")
 
 
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "squeezenet1_1"])
+def test_torchvision_cnns(tmp_path, name):
+    model = torchvision.models.get_model(name, weights=None, num_classes=5)
+    old = {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    torch.save(old, tmp_path / "w.pth")
+    loaded = load_model(f"torchvision:{name}", tmp_path / "w.pth")
+    assert same(loaded.model, model) and loaded.size == (224, 224) and loaded.classes is None
+    with pytest.raises(BadCheckpoint, match="missing"):
+        torch.save(dict(list(old.items())[1:]), tmp_path / "w.pth")
+        load_model(f"torchvision:{name}", tmp_path / "w.pth")
+
+
+def test_names_of_old_torchvision_files():
+    assert load._torchvision_name("features.denseblock1.denselayer2.norm.1.weight") == "features.denseblock1.denselayer2.norm1.weight"
+
+
+def test_the_random_state_is_left_alone(tmp_path, model):
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    before = torch.get_rng_state()
+    load_model(NAME, tmp_path / "w.pth")
+    load_model("embedded")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A tiny transformers classifier on disk."""
@@ -270,7 +294,7 @@ def offline(*args, **kwargs):
 @pytest.mark.parametrize("name", [NAME, "owner/some-vit"])
 def test_without_a_network_the_error_names_the_way_out(monkeypatch, name):
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(load, "_resolves", lambda host: False)
+    monkeypatch.setattr(hub, "_resolves", lambda host: False)
     for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr(timm, "create_model", offline)

@@ -144,14 +144,22 @@ def verify(
 def stress(
     model: Annotated[
         str,
-        typer.Option(help="timm name (CNNs too), torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+        typer.Option(help="timm name or torchvision:NAME (CNNs too), transformers folder or owner/name, 'embedded'."),
     ],
-    data: Annotated[Path, typer.Option(help="Labelled pictures: FOLDER/<synset, index or class name>/, or index.csv.")],
     out: Annotated[Path, typer.Option(help="Folder for the rows; the same command goes on where it stopped.")],
     suite: Annotated[
         list[str],
-        typer.Option(help="corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER."),
+        typer.Option(
+            help="corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER, "
+            "neighbours:NAME=FOLDER (with train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST."
+        ),
     ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled pictures: FOLDER/<synset, index or class name>/, or index.csv. Only shift and neighbours do without."
+        ),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="So many pictures of each set, spread evenly over the classes.")
@@ -165,7 +173,12 @@ def stress(
     salient: Annotated[str, typer.Option(help="Method by which the most salient tokens are dropped.")] = "gaze",
     masks: Annotated[Path | None, typer.Option(help="For synthetic: masks, as for verify.")] = None,
     backgrounds: Annotated[Path | None, typer.Option(help="For synthetic: a folder of pictures.")] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Take shifts that are downloaded in part.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Take shifts and sets of neighbours that are downloaded in part.")
+    ] = False,
+    bank: Annotated[
+        int | None, typer.Option(min=1, help="For neighbours: so many training pictures, spread evenly. Default: all.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
     workers: Annotated[
@@ -185,7 +198,7 @@ def stress(
     )
     request = Request(
         model=model, data=data, out=out, suite=suite, checkpoint=checkpoint, masks=masks, backgrounds=backgrounds,
-        limit=limit, seed=seed, batch=batch, workers=workers, partial=partial, options=options,
+        limit=limit, seed=seed, batch=batch, workers=workers, partial=partial, bank=bank, options=options,
         num_classes=num_classes, device=device, command=command_line(),
     )  # fmt: skip
     raise typer.Exit(run(request))

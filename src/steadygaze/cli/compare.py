@@ -9,8 +9,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table as Shown
 
+from steadygaze.cli.running import say, wide
 from steadygaze.cli.stress import label
-from steadygaze.cli.verify import say, wide
 from steadygaze.report.compare import write_comparison
 from steadygaze.robustness.corruptions import CORRUPTIONS
 from steadygaze.runs.stress_compare import Change, Comparison, compare

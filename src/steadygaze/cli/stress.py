@@ -1,8 +1,4 @@
-"""`steadygaze stress`: progress while it runs, the robustness card when it is done.
-
-Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130,
-stopped by hand.
-"""
+"""`steadygaze stress`: progress while it runs, the robustness card when it is done."""
 
 from __future__ import annotations
 
@@ -11,11 +7,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table as Shown
 
-from steadygaze.cli.verify import progress, say, tell_unreadable, wide
-from steadygaze.errors import RowsNotWritten
+from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
 from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
-from steadygaze.runs.loop import World, world
+from steadygaze.runs.loop import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_loop import Pace
@@ -24,31 +19,20 @@ from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, st
 
 def run(request: Request, console: Console | None = None) -> int:
     """Do it; gives the exit code."""
-    place = world()
-    console = console or wide(Console())
-    notes = Console(stderr=True)
-    main = place.rank == 0
-    pace = Pace()
-    try:
-        ready = prepare_stress(request, place)
-        if main:
+
+    def work(place: World, notes: Console) -> int:
+        ready, pace = prepare_stress(request, place), Pace()
+        if place.rank == 0:
             _announce(ready, place, notes)
         with progress(ready.work(place), place, notes, "stressing", "pictures shown") as told:
             rows = stress_run(request, place, told, ready, pace)
-        if not main:
+        if place.rank:
             return 0
         if pace.model:
             say(notes, f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({ready.workers} workers)")
-        return _close(request, rows, console)
-    except RowsNotWritten as error:
-        say(notes, f"error: {error}", "red")
-        return 3
-    except KeyboardInterrupt:
-        if main:
-            say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
-        return 130
-    finally:
-        place.end()
+        return _close(request, rows, console or wide(Console()))
+
+    return guarded(request.out, work)
 
 
 def _announce(ready: Prepared, place: World, notes: Console) -> None:
@@ -74,9 +58,10 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
 
 def print_card(card: Card, console: Console) -> None:
     """The card as tables."""
-    say(console, f"{card.model} on {card.data}, {card.pictures} pictures; ± half of the 95 % interval", "bold")
+    data = f" on {card.data}, {card.pictures} pictures" if card.pictures else ""
+    say(console, f"{card.model}{data}; ± half of the 95 % interval", "bold")
     shown = [_answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card), _sequences(card), _drops(card),
-             _layers(card)]  # fmt: skip
+             _layers(card), _neighbours(card)]  # fmt: skip
     for table in shown:
         if table is not None:
             console.print(table)
@@ -90,9 +75,9 @@ def print_card(card: Card, console: Console) -> None:
 def label(metric: str) -> str:
     """A metric's name for people."""
     known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
-    for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of ")):
+    for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of "), ("knn", "k = ")):
         if metric.startswith(word):
-            return text + metric.removeprefix(word)
+            return text + metric.removeprefix(word).replace("_", ", ")
     return known.get(metric, metric.replace("_", " "))
 
 
@@ -109,10 +94,12 @@ def _cell(card: Card, setting: str, metric: str, *, spread: bool = True) -> str:
     return "" if number is None else number.text(spread=spread)
 
 
-def _answers(card: Card) -> Shown:
+def _answers(card: Card) -> Shown | None:
     """Clean, shifts, attacks, centre square, background: everything that is answered and in no other table."""
     apart = tuple(f"{name}/" for name in (*CORRUPTIONS, "imagenet-c", "location", "rotation", "size"))
     settings = dict.fromkeys(s for s, m in card.keys if m == "top1" and not s.startswith(apart))
+    if not settings:
+        return None
     restricted = list(dict.fromkeys(m for _, m in card.keys if "_of_" in m))
     metrics = ["top1", *(["top5"] if any(m == "top5" for _, m in card.keys) else []), *restricted, "confidence", "ece"]
     table = _table("right answers, confidence and ECE, %", "setting", *(label(m) for m in metrics), "pictures")
@@ -161,6 +148,19 @@ def _sequences(card: Card) -> Shown | None:
     table = _table("sequences", "kind", "flips, %", "top-5 distance")
     for name in kinds:
         table.add_row(name, _cell(card, f"sequence/{name}", "flips"), _cell(card, f"sequence/{name}", "top5_distance"))
+    return table
+
+
+def _neighbours(card: Card) -> Shown | None:
+    settings = list(dict.fromkeys(s for s, _ in card.keys if s.startswith("neighbours/")))
+    if not settings:
+        return None
+    metrics = list(dict.fromkeys(m for s, m in card.keys if s in settings))
+    table = _table("right answers of the k nearest neighbours, %", "set", *(label(m) for m in metrics), "pictures", "bank")
+    for setting in settings:
+        number = card.numbers[setting, metrics[0]]
+        name, bank = setting.removeprefix("neighbours/"), number.note.removeprefix("bank of ").removesuffix(" pictures")
+        table.add_row(name, *(_cell(card, setting, m) for m in metrics), str(number.images), bank)
     return table
 
 

@@ -1,63 +1,34 @@
-"""`steadygaze verify`: progress while it runs, the ranking when it is done.
-
-Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130,
-stopped by hand.
-"""
+"""`steadygaze verify`: progress while it runs, the ranking when it is done."""
 
 from __future__ import annotations
-
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
-from steadygaze.errors import RowsNotWritten
-from steadygaze.runs.loop import World, world
+from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
+from steadygaze.runs.loop import World
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.table import Section, better, label, number
 
 SHOWN = 40  # lines of the printed table
-NAMED = 20  # pictures named at the end
-EVERY = 15.0  # seconds between lines of progress where there is no terminal
 
 
 def run(request: Request, console: Console | None = None) -> int:
     """Do it; gives the exit code."""
-    place = world()
-    console = console or wide(Console())
-    notes = Console(stderr=True)
-    main = place.rank == 0
-    try:
+
+    def work(place: World, notes: Console) -> int:
         ready = prepare_run(request, place)
-        if main:
+        if place.rank == 0:
             _announce(ready, place, notes)
         total = sum(len(items) for i, items in enumerate(ready.chunks) if i % place.size == place.rank)
-        with progress(total, place, notes) as told:
+        with progress(total, place, notes, "verifying", "pictures") as told:
             rows = verify_run(request, place, told, ready)
-        if not main:
-            return 0
-        return _close(request, rows, console)
-    except RowsNotWritten as error:
-        say(notes, f"error: {error}", "red")
-        return 3
-    except KeyboardInterrupt:
-        if main:
-            say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
-        return 130
-    finally:
-        place.end()
+        return 0 if place.rank else _close(request, rows, console or wide(Console()))
 
-
-def wide(console: Console) -> Console:
-    """Into a file or a pipe there is no screen that a table must fit."""
-    return console if console.is_terminal else Console(width=200)
+    return guarded(request.out, work)
 
 
 def _announce(ready: Prepared, place: World, notes: Console) -> None:
@@ -68,59 +39,6 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
     if ready.found.without:
         say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
-
-
-@contextmanager
-def progress(
-    total: int, place: World, notes: Console, verb: str = "verifying", unit: str = "pictures"
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left; plain lines now and then where nobody watches a terminal."""
-    if place.rank:
-        yield lambda finished, computed: None
-        return
-    if not sys.stderr.isatty():
-        yield _plain(total, notes, unit)
-        return
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
-               TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
-    with Progress(*columns, console=notes, transient=True, speed_estimate_period=300) as progress:
-        task = progress.add_task("", total=total)
-        skipped, working = 0, False
-
-        def told(finished: int, computed: int) -> None:
-            nonlocal skipped, working
-            working = working or bool(computed)
-            if working:
-                progress.advance(task, finished)
-            else:  # done before: no part of the speed
-                skipped += finished
-                progress.reset(task, total=total, completed=skipped)
-
-        yield told
-
-
-def _plain(total: int, notes: Console, unit: str) -> Callable[[int, int], None]:
-    began = said = time.monotonic()
-    finished = computed = 0
-
-    def told(more: int, now: int) -> None:
-        nonlocal finished, computed, said
-        finished, computed = finished + more, computed + now
-        clock = time.monotonic()
-        if finished < total and clock - said < EVERY:
-            return
-        said = clock
-        left = (total - finished) * (clock - began) / computed if computed else 0.0
-        before = f" ({finished - computed} from before)" if finished > computed else ""
-        say(notes, f"{finished}/{total} {unit}{before}, {duration(left)} left")
-
-    return told
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _close(request: Request, rows: Rows, console: Console) -> int:
@@ -136,16 +54,6 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
         kinds = " or ".join(sorted({flag for _, flag in flagged}))
         say(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {each}", "yellow")
     return tell_unreadable(rows, console)
-
-
-def tell_unreadable(rows: Rows, console: Console) -> int:
-    """Name the pictures that could not be used; gives the exit code."""
-    unreadable = rows.unreadable
-    for why in list(unreadable.values())[:NAMED]:
-        say(console, f"not used: {why}", "red")
-    if len(unreadable) > NAMED:
-        say(console, f"and {len(unreadable) - NAMED} more pictures that could not be used", "red")
-    return 1 if unreadable else 0
 
 
 def _ranking(section: Section) -> Shown:
@@ -164,7 +72,3 @@ def _ranking(section: Section) -> Shown:
             cells.append(f"[bold]{text}[/bold]" if best[metric] == line else text)
         shown.add_row(escape(line[0]), line[1], *cells)
     return shown
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@
 | iNaturalist 2021 mini | `train_mini/<00000_Kingdom_..._species>/*.jpg`, `val/<the same>/*.jpg`; 10,000 species |
 | CIFAR-100 | `cifar-100-python/{train,test,meta}` or `cifar-100-binary/{train.bin,test.bin,fine_label_names.txt}` |
 | pneumonia X-ray | `chest_xray/{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg` |
+| any other | `train/<class>/*.jpg` and `test/<class>/*.jpg` (or `val`), or two folders of class folders |
 
 A tree that lacks something is an error that names it; `partial=True` takes what is there.
 """
@@ -160,6 +161,23 @@ def pneumonia(root: str | Path, *, validation: bool = False, partial: bool = Fal
     return PictureSet(made.name, made.classes, made.train, made.test, tuple(note for note in notes if note))
 
 
+def two_folders(name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False) -> PictureSet:
+    """Any pictures in class folders, to learn from and to judge by; without `test`, the folders train and test (or val) in
+    the one that is given."""
+    expected = "train/<class>/ and test/<class>/ (or val/<class>/), or two folders of class folders"
+    train = folder(train, name, expected)
+    if test is None:
+        root = train
+        train = folder(root / "train", name, f"{expected}. A published set is called {', '.join(SETS)}")
+        test = root / "val" if (root / "val").is_dir() and not (root / "test").is_dir() else root / "test"
+    splits = [train, folder(test, name, expected)]
+    classes = folders_in(train)
+    note = complete(name, splits[1], "class folder", classes, folders_in(splits[1]), partial=partial)
+    if partial:
+        classes = folders_in(splits[1])
+    return _split_set(name, name, splits, classes, [note])
+
+
 def _split_set(name: str, what: str, splits: list[Path], classes: Sequence[str], notes: list[str]) -> PictureSet:
     made = []
     for split in splits:
@@ -172,8 +190,8 @@ def _split_set(name: str, what: str, splits: list[Path], classes: Sequence[str],
     return PictureSet(name, tuple(classes), made[0], made[1], tuple(note for note in notes if note))
 
 
-def cifar100(root: str | Path, *, coarse: bool = False) -> PictureSet:
-    """CIFAR-100, the python or the binary edition; coarse: the 20 superclasses."""
+def cifar100(root: str | Path, *, coarse: bool = False, partial: bool = False) -> PictureSet:
+    """CIFAR-100, the python or the binary edition; coarse: the 20 superclasses. partial changes nothing: half of it is no set."""
     what = "CIFAR-100"
     expected = "cifar-100-python with train, test and meta, or cifar-100-binary with train.bin, test.bin and fine_label_names.txt"
     root = folder(root, what, f"a folder {expected}")
@@ -188,6 +206,16 @@ def cifar100(root: str | Path, *, coarse: bool = False) -> PictureSet:
     else:
         raise BadInput(f"{what}: expected {expected} in {root}, found {some(sorted(p.name for p in root.iterdir())) or 'nothing'}")
     return PictureSet("cifar-100" + ("-coarse" if coarse else ""), names, parts[0], parts[1])
+
+
+SETS = {"inaturalist-2021-mini": inaturalist_mini, "cifar-100": cifar100, "pneumonia": pneumonia}
+
+
+def picture_set(name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False) -> PictureSet:
+    """The published set of that name, or two folders called so."""
+    if test is None and name in SETS:
+        return SETS[name](train, partial=partial)
+    return two_folders(name, train, test, partial=partial)
 
 
 def _need(what: str, place: Path, names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from steadygaze.data.images import SUFFIXES
+from steadygaze.data.images import SUFFIXES, below
 from steadygaze.errors import BadInput, UnknownName
 
 SYNSET = re.compile(r"n\d{8}")
@@ -100,7 +100,7 @@ def pictures_in(folder: Path) -> list[Path]:
     """Every picture below a folder, by name; none is an error."""
     if not folder.is_dir():
         raise BadInput(f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}")
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    found = sorted(below(folder))
     if not found:
         raise BadInput(f"expected pictures in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,26 @@ from steadygaze.errors import BadImage, BadInput
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 
 
+def below(folder: Path) -> Iterator[Path]:
+    """The pictures below a folder, also those behind links to other folders, except where a link leads back up."""
+    for here, inner, names in os.walk(folder, followlinks=True):
+        place = Path(here)
+        above = [place, *(p for p in place.parents if p.is_relative_to(folder))]
+        inner[:] = [name for name in inner if not (place / name).is_symlink() or not _leads_up(place / name, above)]
+        yield from (place / name for name in names if Path(name).suffix.lower() in SUFFIXES and (place / name).is_file())
+
+
+def _leads_up(link: Path, above: list[Path]) -> bool:
+    target = link.resolve()
+    return any(place.resolve().is_relative_to(target) for place in above)
+
+
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """The files named, and in folders every picture at any depth, in order of name; each once."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = sorted(below(path))
             if not inside:
                 raise BadInput(f"expected pictures in {path}, found none ({', '.join(sorted(SUFFIXES))})")
             found.update(dict.fromkeys(inside))

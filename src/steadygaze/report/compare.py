@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from steadygaze import __version__
-from steadygaze.report import svg
 from steadygaze.report.bars import Bar, bars
-from steadygaze.report.html import Figure, template, write_all
-from steadygaze.report.page import Cell, Part, how
+from steadygaze.report.html import rendered, write_all
+from steadygaze.report.page import Cell, Figure, Part
 from steadygaze.report.samples import turned_pictures
 from steadygaze.robustness.corruptions import CORRUPTIONS
 from steadygaze.runs.stress_compare import Change, Comparison
@@ -36,16 +34,13 @@ def write_comparison(found: Comparison, path: Path, *, method: str = "gaze", sho
         listed = ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
         parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, []), after=listed if names else ""))
     models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
-    page = template("card.html").render(
+    page = rendered(
+        "card.html",
+        [card.run for card in (*found.before, *found.after)],
         title="Before and after",
         about=f"{one.model} {two.model}",
         leads=[f"{models} {one.pictures} pictures of {one.data}.", *found.notes],
         parts=parts,
-        runs=[how(card.run) for card in (*found.before, *found.after)],
-        unreadable=[],
-        flagged="",
-        version=__version__,
-        colours=svg.COLOURS,
         beside=f"{path.with_suffix('.csv').name} beside this file holds the numbers.",
     )
     return write_all({path: page, path.with_suffix(".csv"): table_csv(found.records())})

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FunctionLoader, Template
+from jinja2 import Environment, FunctionLoader
 
 from steadygaze import __version__
 from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.report import svg
+from steadygaze.report.page import Figure, how, legend
 from steadygaze.report.pictures import gallery
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
@@ -29,15 +28,6 @@ CURVES = {
     "insertion_aopc": (KEPT, "probability lost, points", "lower is better"),
     "deletion_aopc": (REMOVED, "probability lost, points", "higher is better"),
 }
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart with its heading and a remark."""
-
-    title: str
-    note: str
-    chart: str
 
 
 def write_report(
@@ -61,15 +51,9 @@ def write_report(
     if not table.sections:
         raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Let steadygaze verify run first.")
     parts = [_part(section, rows, baseline, pictures) for section in table.sections]
-    page = template("template.html").render(
-        parts=parts,
-        runs=[_how(run) for run in rows.runs],
-        unreadable=list(rows.unreadable.values()),
-        flagged=[(method, flag, count) for (method, flag), count in rows.flagged.items()],
-        metrics=_explained(table.sections),
-        version=__version__,
-        colours=svg.COLOURS,
-    )
+    about = table.sections[0].model
+    explained = _explained(table.sections)
+    page = rendered("ranking.html", rows.runs, rows, title="Is the explanation true?", about=about, parts=parts, metrics=explained)
     path = Path(folders[0]) / "report.html" if out is None else Path(out)
     return write_all({path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()})
 
@@ -86,13 +70,20 @@ def write_all(written: dict[Path, str]) -> list[Path]:
     return list(written)
 
 
-def template(name: str) -> Template:
-    """A template of this folder."""
+def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
+    """A page from a template of this folder, with how its runs were made, and what of `rows` could not be used."""
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
     environment = Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["value"] = number
     environment.filters["soft"] = _soft
-    return environment.get_template(name)
+    return environment.get_template(name).render(
+        runs=[how(run) for run in runs],
+        unreadable=list(rows.unreadable.values()) if rows else [],
+        flagged=", ".join(f"{count} × {flag} of {what}" for (what, flag), count in rows.flagged.items()) if rows else "",
+        version=__version__,
+        colours=svg.COLOURS,
+        **{"beside": "table.csv and table.md beside this file hold the numbers.", **given},
+    )
 
 
 def _soft(name: str) -> str:
@@ -216,31 +207,7 @@ def _start(section: Section) -> Figure | None:
         series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
     axis = f"{label(metric)}, {unit(metric)}".rstrip(", ")
     chart = svg.lines(series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True)
-    keys = [f'<span class="key {one.colour}"></span>{escape(one.name)}' for one in series[: svg.COLOURS]]
-    return Figure("Where PLUS begins", f'<span class="legend">{"".join(f"<span>{k}</span>" for k in keys)}</span>', chart)
-
-
-def _how(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a run was made, line by line."""
-    settings, about = run["settings"], run.get("about", {})
-    pictures = f", {settings['pictures']} pictures ({settings['layout']})" if settings.get("pictures") else ""
-    limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
-    shown = [
-        ("command", about.get("command", "")),
-        ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
-        ("weights", settings["weights"]),
-        ("data", f"{settings.get('data', '')}{pictures}{limit}"),
-        ("pictures' hash", settings.get("pictures_hash", "")),
-        ("explained class", settings.get("target", "")),
-        ("metrics", ", ".join(settings["metrics"])),
-        ("ratios", ", ".join(f"{ratio:g}" for ratio in settings["ratios"])),
-        ("seed", str(settings["seed"])),
-        ("batch", str(settings.get("batch", ""))),
-        ("device", settings.get("device", "")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in settings["versions"].items())),
-        ("began", about.get("began", "")),
-    ]
-    return [(name, text) for name, text in shown if text]
+    return Figure("Where PLUS begins", legend(series), chart)
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

@@ -1,11 +1,22 @@
-"""What pages of stress runs are made of: sections, cells of tables, and how a run was made."""
+"""What pages are made of: figures with their legends, sections, cells of tables, and how a run was made."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
-from steadygaze.report.html import Figure
+from steadygaze.report import svg
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its heading and a remark."""
+
+    title: str
+    note: str
+    chart: str
 
 
 @dataclass(frozen=True)
@@ -38,12 +49,19 @@ class Part:
     after: str = ""
 
 
+def legend(series: Sequence[svg.Series]) -> str:
+    """The colours of a chart, in words."""
+    keys = [f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>' for one in series if one.rank < svg.COLOURS]
+    return f'<span class="legend">{"".join(keys)}</span>'
+
+
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a stress run was made, line by line."""
+    """How a run of either kind was made, line by line; what it does not have is left out."""
     settings, about = run["settings"], run.get("about", {})
     pictures = f", {settings['pictures']} pictures ({settings.get('layout', '')})" if settings.get("pictures") else ""
     limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
     shifts = "; ".join(f"{s['name']}: {s['pictures']} pictures, {s['hash']}" for s in settings.get("shifts", ()))
+    near = "; ".join(f"{s['name']}: {s['pictures']} pictures, bank of {s['bank']}, {s['hash']}" for s in settings.get("neighbours", ()))
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
     shown = [
         ("command", about.get("command", "")),
@@ -52,10 +70,14 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{settings.get('data', '')}{pictures}{limit}"),
         ("pictures' hash", settings.get("pictures_hash") or ""),
         ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
-        ("suite", ", ".join(settings["suite"])),
+        ("explained class", settings.get("target", "")),
+        ("metrics", ", ".join(settings.get("metrics", ()))),
+        ("ratios", ", ".join(f"{ratio:g}" for ratio in settings.get("ratios", ()))),
+        ("suite", ", ".join(settings.get("suite", ()))),
         ("shifts", shifts),
-        ("corruptions", ", ".join(settings["corruptions"])),
-        ("severities", ", ".join(map(str, settings["severities"]))),
+        ("neighbours", near),
+        ("corruptions", ", ".join(settings.get("corruptions", ()))),
+        ("severities", ", ".join(map(str, settings.get("severities", ())))),
         ("epsilons", f"{epsilons}; {settings['pgd_steps']} steps of PGD" if epsilons else ""),
         ("salient first", settings.get("salient") or ""),
         ("notes", "; ".join(settings.get("notes", ()))),

@@ -30,7 +30,7 @@ def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     """The model of a run, and its pictures by name; raises if either is not what it was."""
     from steadygaze.data.folders import Classes
     from steadygaze.data.masks import find
-    from steadygaze.runs.stress_request import outputs
+    from steadygaze.runs.asked import outputs
     from steadygaze.vit.load import load_model
 
     given = card.run.get("about", {}).get("given")

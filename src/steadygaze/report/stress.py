@@ -3,18 +3,15 @@ it was run; one HTML file, table.csv, table.md."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from steadygaze import __version__
 from steadygaze.errors import BadInput
 from steadygaze.report import svg
 from steadygaze.report.bars import Bar, bars, grid
-from steadygaze.report.html import Figure, template, write_all
-from steadygaze.report.page import Cell, Part, how
+from steadygaze.report.html import rendered, write_all
+from steadygaze.report.page import Cell, Figure, Part, legend
 from steadygaze.report.samples import sample_pictures
 from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
@@ -51,22 +48,17 @@ def write_stress(rows: Rows, out: str | Path | None = None, *, pictures: bool = 
     if not all(card.keys for card in cards):
         raise BadInput(f"{', '.join(map(str, rows.folders))}: no row yet. Let steadygaze stress run first.")
     parts = [part for i, card in enumerate(cards) for part in _parts(card, i if len(cards) > 1 else None, pictures)]
-    page = template("card.html").render(
-        title="How does the model hold up?",
-        about=cards[0].model,
-        leads=[f"{c.model} under {len({s for s, _ in c.keys}) - 1} settings, on {c.pictures} pictures of {c.data}." for c in cards],
-        parts=parts,
-        runs=[how(run) for run in rows.runs],
-        unreadable=list(rows.unreadable.values()),
-        flagged=", ".join(f"{count} × {flag} of {setting}" for (setting, flag), count in rows.flagged.items()),
-        version=__version__,
-        colours=svg.COLOURS,
-        beside="table.csv and table.md beside this file hold the numbers.",
-    )
+    leads = [_lead(card) for card in cards]
+    page = rendered("card.html", rows.runs, rows, title="How does the model hold up?", about=cards[0].model, leads=leads, parts=parts)
     path = rows.folders[0] / "report.html" if out is None else Path(out)
     records = [record for card in cards for record in card.records()]
     markdown = "\n".join(_markdown(card) for card in cards)
     return write_all({path: page, path.with_name("table.csv"): table_csv(records), path.with_name("table.md"): markdown})
+
+
+def _lead(card: Card) -> str:
+    settings = len({s for s, _ in card.keys} - {"clean"})
+    return f"{card.model} under {settings} settings{f', on {card.pictures} pictures of {card.data}' if card.pictures else ''}."
 
 
 def _parts(card: Card, number: int | None, pictures: bool) -> list[Part]:
@@ -76,7 +68,7 @@ def _parts(card: Card, number: int | None, pictures: bool) -> list[Part]:
         Part(f"The card{tail}", f"card{mark}", tiles=_tiles(card), text="± half of the 95 % interval, by bootstrap over pictures."),
         Part(f"Corruptions{tail}", f"corruptions{mark}", figures=_corruptions(card)),
         Part(f"Attacks, shifts and occlusion{tail}", f"attacks{mark}", "Attacks and shifts",
-             figures=[*_attacks(card), *_shifts(card), *_drops(card)]),
+             figures=[*_attacks(card), *_shifts(card), *_drops(card), *_neighbours(card)]),
         Part(f"Sequences and synthetic pictures{tail}", f"sequences{mark}", "Sequences", figures=[*_sequences(card), *_synthetic(card)]),
         Part(f"Attention{tail}", f"attention{mark}", text="Mean over heads, by layer.", figures=_attention(card)),
     ]  # fmt: skip
@@ -99,12 +91,6 @@ def _tiles(card: Card) -> list[tuple[str, str, str]]:
     return found
 
 
-def legend(series: Sequence[svg.Series]) -> str:
-    """The colours of a chart, in words."""
-    keys = [f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>' for one in series if one.rank < svg.COLOURS]
-    return f'<span class="legend">{"".join(keys)}</span>'
-
-
 def _corruptions(card: Card) -> list[Figure]:
     found = []
     for prefix, words in (("", ""), ("imagenet-c/", ", published ImageNet-C")):
@@ -114,7 +100,8 @@ def _corruptions(card: Card) -> list[Figure]:
         rank = {name: i for i, names in enumerate(KINDS.values()) for name in names}
         drawn = [_bar(n, n.setting.removeprefix(prefix).replace("_", " "), rank[n.setting.removeprefix(prefix)]) for n in errors]
         chart = bars(drawn, x_label="top-1 error, mean over severities, %", title="error by corruption", highest=100)
-        found.append(Figure(f"Error by corruption{words}", "colours: noise, blur, weather, digital; whiskers are 95 % intervals", chart))
+        kinds = [svg.Series(kind, [], [], i) for i, kind in enumerate(KINDS) if any(bar.rank == i for bar in drawn)]
+        found.append(Figure(f"Error by corruption{words}", f"whiskers are 95 % intervals{legend(kinds)}", chart))
         found += _severities(card, prefix, words)
     return found
 
@@ -195,13 +182,25 @@ def _drops(card: Card) -> list[Figure]:
         found = card.curve(name, "drop_right")
         if found is not None and len(found[0]) == len(shares):
             mean, half = 100 * found[0], 100 * found[1]
-            limits = list(zip((mean - half).tolist(), (mean + half).tolist(), strict=True))
+            limits = list(zip((mean - half).clip(0).tolist(), (mean + half).clip(max=100).tolist(), strict=True))
             words = f"{name.replace('_', ' ')} {card.numbers[name, 'drop_right'].note}".strip()
             series.append(svg.Series(words, shares, mean.tolist(), rank, limits))
     if not series:
         return []
     chart = svg.lines(series, x_label="share of the tokens dropped, %", y_label="right answers, %", title="occlusion")
     return [Figure("While tokens are dropped", legend(series), chart)]
+
+
+def _neighbours(card: Card) -> list[Figure]:
+    rows = []
+    for setting, metric in card.keys:
+        if metric.startswith("knn") and not metric.endswith("euclidean"):
+            words = f"{setting.removeprefix('neighbours/')}, k = {metric.removeprefix('knn')}"
+            rows.append(_bar(card.numbers[setting, metric], words, 3))
+    if not rows:
+        return []
+    chart = bars(rows, x_label="right answers, %", title="nearest neighbours", highest=100)
+    return [Figure("Classes it never saw", "by the nearest pictures in its features, cosine; whiskers are 95 % intervals", chart)]
 
 
 def _sequences(card: Card) -> list[Figure]:
@@ -244,7 +243,7 @@ def _attention(card: Card) -> list[Figure]:
             series.append(svg.Series("corrupted, mean", list(range(len(mean))), mean.tolist(), 0))
             series += [svg.Series(s, list(range(len(curve))), curve.tolist(), svg.COLOURS) for s, curve in others]
         if series:
-            chart = svg.lines(series, x_label="layer", y_label=name, title=f"attention {name} by layer", whole=True)
+            chart = svg.lines(series, x_label="layer (0: the first)", y_label=name, title=f"attention {name} by layer", whole=True)
             found.append(Figure(f"{name.capitalize()}", f"{MEANING.get(name, '')}{legend(series)}", chart))
     return found
 

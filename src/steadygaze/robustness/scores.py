@@ -5,7 +5,11 @@
     FP_p  = mean over sequences and frames of 1[prediction differs]  mFR  = 100 mean_p FP_p / FP^Alex_p
     T5D_p = mean over sequences and frames of the top-5 distance     mT5D = 100 mean_p T5D_p / T5D^Alex_p
 
-E are top-1 errors in 0..1 by corruption c and severity s. mCE is defined on the 15 common corruptions: AlexNet's errors on
+E are top-1 errors in 0..1 by corruption c and severity s. AlexNet's, 75 of them, are those that the authors published in issue
+10 of hendrycks/robustness; their means are the 15 numbers that every mCE in use divides by (0.886428 for Gaussian noise, ...).
+AlexNet's clean error is that of torchvision's weights, which the authors used. AlexNet's flip probabilities stand in a sheet
+that issue 49 there links to; the numbers here could not be compared with it, so take mFR with that doubt, or give
+`mean_flip_rate` a baseline of your own. mCE is defined on the 15 common corruptions: AlexNet's errors on
 the 4 extra ones are not published, so 19 give a mean error, and an mCE only with a baseline of one's own.
 """
 
@@ -38,7 +42,7 @@ ALEXNET: dict[str, tuple[float, ...]] = {  # top-1 error at severities 1 to 5
     "jpeg_compression": (0.51002, 0.54718, 0.57294, 0.65458, 0.74778),
 }
 
-# flip probabilities at difficulty 1; from the paper's figures, not checked against the authors' sheet
+# flip probabilities at difficulty 1; not confirmed, see above
 ALEXNET_FLIPS: dict[str, float] = {
     "gaussian_noise": 0.2365, "shot_noise": 0.3006, "motion_blur": 0.0930, "zoom_blur": 0.0594, "snow": 0.1193,
     "brightness": 0.0489, "translate": 0.1101, "rotate": 0.1310, "tilt": 0.0705, "scale": 0.2353,

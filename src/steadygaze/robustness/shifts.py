@@ -31,7 +31,7 @@ from torch import Tensor
 
 from steadygaze.data.benchmarks import complete, complete_count, folder, folders_in, imagenet_names, imagenet_synsets, pictures, some
 from steadygaze.data.folders import Classes, Item, evenly
-from steadygaze.data.images import read_image
+from steadygaze.data.images import below, read_image
 from steadygaze.errors import BadInput, SteadygazeError, UnknownName
 from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
 
@@ -145,7 +145,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     file = root / "real.json" if real is None else Path(real)
     labels = _json(what, file, list)
     found: dict[int, Path] = {}
-    for path in sorted(p for p in root.rglob("*") if VALIDATION.fullmatch(p.stem)):
+    for path in sorted(p for p in below(root) if VALIDATION.fullmatch(p.stem)):
         found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:

@@ -21,14 +21,14 @@ from steadygaze.data.masks import Labelled, find, geometry, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.faithfulness.metric import Batch
 from steadygaze.methods.masking import with_gates
+from steadygaze.runs.asked import Asked, digest, outputs
 from steadygaze.runs.loop import Chunk, Told, World, run
 from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan, start_layers
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.verify import about, picker, settings_of
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded, load_model
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.load import Loaded
 
 
 def words(texts: Sequence[str] | None) -> list[str]:
@@ -50,27 +50,16 @@ def command_line() -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Asked):
     """What `steadygaze verify` is asked for."""
 
-    model: str
-    data: Path
-    out: Path
     methods: list[str]
-    checkpoint: Path | None = None
-    masks: Path | None = None
     metrics: list[str] = field(default_factory=list)  # empty: the four removal scores
     scores: list[str] | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch: int = 16
     start_layers: str | None = None
     ratios: list[float] | None = None
     workers: int = 0
     target: str = "label"
-    num_classes: int | None = None
-    device: str = "auto"
-    command: str = ""
     diffmask: Path | None = None
 
 
@@ -95,11 +84,9 @@ class Prepared:
 def prepare_run(request: Request, place: World | None = None) -> Prepared:
     """Load the model, find the pictures, check every name; raises before anything is written."""
     place = place or World()
-    device: Any = request.device
-    if device == "auto":
-        device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
-    vit = adapt(loaded.model)
+    data = request.folder  # before the model is loaded: it is quicker
+    loaded = request.load(place)
+    vit, classes = adapt(loaded.model), outputs(loaded.model, loaded.size)
     plan = make_plan(
         vit,
         with_gates(request.methods, request.diffmask),
@@ -109,24 +96,21 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
         request.seed,
         start_layers(request.start_layers, vit),
     )
-    found = find(request.data, request.masks, Classes(loaded.classes, _outputs(vit)), request.limit)
+    found = find(data, request.masks, Classes(loaded.classes, classes), request.limit)
     if plan.needs_masks and found.decode is None:
         raise BadInput(f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out.")
     if request.target == "label" and any(item.label is None for item in found.items):
         unknown = next(item.name for item in found.items if item.label is None)
         raise BadInput(f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted")
     target: Any = request.target if request.target in ("label", "predicted") else loaded.class_index(request.target)
-    if isinstance(target, int) and target >= _outputs(vit):
-        raise BadInput(f"class {target} is out of range: the model has classes 0..{_outputs(vit) - 1}")
+    if isinstance(target, int) and target >= classes:
+        raise BadInput(f"class {target} is out of range: the model has classes 0..{classes - 1}")
     more = {
-        "checkpoint": None if request.checkpoint is None else request.checkpoint.name,
-        "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
-        "data": request.data.resolve().name,
+        **request.facts(loaded),
         "pictures": len(found.items),
-        "pictures_hash": _hash(found.items),
+        "pictures_hash": digest(f"{item.name}\t{item.label}\t{item.mask is not None}" for item in found.items),
         "layout": found.layout,
         "masks": found.decode is not None,
-        "limit": request.limit,
         "batch": request.batch,
         "target": str(target),
         "start_layers": request.start_layers,
@@ -134,7 +118,7 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
     }
     if request.diffmask is not None:
         more["diffmask"] = hashlib.sha256(request.diffmask.read_bytes()).hexdigest()[:16]
-    settings = settings_of(plan, {"model": loaded.name, "weights": loaded.weights_hash}, more)
+    settings = settings_of(plan, loaded.identity, more)
     return Prepared(request, loaded, vit, plan, found, settings)
 
 
@@ -148,19 +132,9 @@ def verify_run(
     place = place or World()
     ready = prepared or prepare_run(request, place)
     if place.local_main:
-        where = {
-            "data": str(request.data),
-            "masks": request.masks and str(request.masks),
-            "model": request.model,
-            "checkpoint": request.checkpoint and str(request.checkpoint),
-            "num_classes": request.num_classes,
-        }
-        if request.diffmask is not None:
-            where["diffmask"] = str(request.diffmask)
-        prepare(request.out, ready.settings, {**about(request.command), "given": where})
+        prepare(request.out, ready.settings, {**about(request.command), "given": {**request.given(), **_gates(request)}})
     place.wait()
     target: Any = request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
-    identity = {"model": ready.loaded.name, "weights": ready.loaded.weights_hash}
     pool = ThreadPoolExecutor(max(1, request.workers))
     try:
         with Store(request.out, place.rank) as store:
@@ -171,7 +145,7 @@ def verify_run(
                 chunks,
                 ready.plan,
                 picker(ready.vit, target),
-                identity,
+                ready.loaded.identity,
                 store.append,
                 Done(request.out),
                 told,
@@ -218,16 +192,10 @@ def _chunk(ready: Prepared, items: tuple[Item, ...], pool: ThreadPoolExecutor) -
     return Chunk(tuple(item.name for item in items), load, again)
 
 
+def _gates(request: Request) -> dict[str, str]:
+    return {} if request.diffmask is None else {"diffmask": str(request.diffmask)}
+
+
 def loaded_device(vit: ViT) -> torch.device:
     return next(vit.model.parameters()).device
 
-
-def _outputs(vit: ViT) -> int:
-    parameter = next(vit.model.parameters())
-    with torch.no_grad(), undisturbed(vit.model):
-        return vit(torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)).shape[1]
-
-
-def _hash(items: list[Item]) -> str:
-    text = "\n".join(f"{item.name}\t{item.label}\t{item.mask is not None}" for item in items)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

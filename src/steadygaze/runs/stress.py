@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.robustness.attacks import pixels_of
+from steadygaze.runs.asked import outputs
 from steadygaze.runs.loop import Told
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.stress_data import Maker, Picture
 from steadygaze.runs.stress_loop import Batch, carry_out
 from steadygaze.runs.stress_measure import Judge
-from steadygaze.runs.stress_request import Request, check_counts, outputs, prepare_stress, settings_of, square_side, stress_run, view
+from steadygaze.runs.stress_request import Request, check_counts, prepare_stress, settings_of, square_side, stress_run, view
 from steadygaze.runs.stress_suite import Options, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import IMAGENET, about
 from steadygaze.vit import ViT
@@ -31,7 +32,7 @@ Data = Iterable[tuple[Tensor, Tensor]]
 
 def stress(
     model: nn.Module | ViT | Loaded,
-    data: Data | str | Path,
+    data: Data | str | Path | None,
     suite: str | Sequence[str] = ("corruptions",),
     *,
     corruptions: str | Sequence[str] | None = None,
@@ -42,6 +43,7 @@ def stress(
     limit: int | None = None,
     seed: int = 0,
     batch: int = 16,
+    bank: int | None = None,
     masks: str | Path | None = None,
     backgrounds: str | Path | None = None,
     partial: bool = False,
@@ -55,36 +57,37 @@ def stress(
 
     model: any classifier; a CNN serves all but attention and the dropping of tokens
     data: batches (images, labels): images (B, 3, H, W) normalised as the model wants them, labels (B,); or a folder, and
-        then the model must come from `sg.load_model`, which knows how to read pictures for it
-    suite: corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER; the last two want a folder
+        then the model must come from `sg.load_model`, which knows how to read pictures for it; None: shift and neighbours alone
+    suite: corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER, neighbours:NAME=FOLDER (with
+        train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST; the last three want the model and data as for a folder
     corruptions: "all15" (the default), "all19", or names       severities: some of 1..5       epsilons: such as 8/255
     salient: the method by which `salient_drop` drops tokens
-    masks, backgrounds: folders for `synthetic`                 partial: take shifts that are downloaded in part
+    masks, backgrounds: folders for `synthetic`                 partial: take shifts and sets that are downloaded in part
+    bank: so many pictures that neighbours are looked for among, spread evenly over the classes
     mean, std: the normalisation of images in memory; known of timm's models
     workers: processes that make pictures ahead                 out: a folder for the rows; the same call goes on there
     """
     options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons, pgd_steps=pgd_steps, salient=salient)
     wanted = parse_suite(suite)
-    check_counts(limit=limit, batch=batch, workers=workers, seed=seed)
-    if not isinstance(data, (str, Path)):
+    check_counts(limit=limit, batch=batch, workers=workers, seed=seed, bank=bank)
+    if not isinstance(data, (str, Path, type(None))):
         return _in_memory(model, data, wanted, options, limit, seed, batch, mean, std, workers, out, told)
     if not isinstance(model, Loaded):
         raise BadInput("data: a folder needs a model that knows how its pictures are read: model = sg.load_model(name, checkpoint)")
-    ask = Request(model=model.name, data=Path(data), out=Path(out) if out else Path(), suite=[suite] if isinstance(suite, str) else suite,
+    ask = Request(model.name, None if data is None else Path(data), Path(out or ""), [suite] if isinstance(suite, str) else suite,
                   masks=Path(masks) if masks else None, backgrounds=Path(backgrounds) if backgrounds else None, limit=limit, seed=seed,
-                  batch=batch, workers=workers, partial=partial, options=options)  # fmt: skip
+                  batch=batch, workers=workers, partial=partial, bank=bank, options=options)  # fmt: skip
     ready = prepare_stress(ask, loaded=model)
     if out is not None:
         return stress_run(ask, told=told, prepared=ready)
     gathered: list[Row] = []
-    told_identity = {"model": model.name, "weights": model.weights_hash}
-    carry_out(ready.batches, ready.maker, ready.judge, told_identity, gathered.extend, Done(None), told, ready.workers)
+    carry_out(ready.batches, ready.maker, ready.judge, model.identity, gathered.extend, Done(None), told, ready.workers)
     return Rows([{"settings": ready.settings, "about": about("")}], gathered)
 
 
 def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int | None, seed: int, size: int, mean: Any, std: Any,
                workers: int, out: Any, told: Told) -> Rows:  # fmt: skip
-    for name in ("shift", "synthetic"):
+    for name in ("shift", "synthetic", "neighbours"):
         if name in suite:
             raise BadInput(f"{name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model.")
     origin = model if isinstance(model, Loaded) else None
@@ -93,7 +96,7 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
         raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
     vit = view(module, suite)
     named = origin.name if origin else type(module).__name__
-    identity = {"model": named, "weights": origin.weights_hash if origin else weights_hash(module)}
+    identity = origin.identity if origin else {"model": named, "weights": weights_hash(module)}
     mean, std = _normalisation(module, origin, mean, std)
     judge: Judge | None = None
     folder, gathered = None if out is None else Path(out), []  # type: ignore[var-annotated]

@@ -70,7 +70,7 @@ class Card:
         self.run, self.repeats, self.seed = run, repeats, seed
         self.model, self.weights = run["settings"]["model"], run["settings"]["weights"]
         self.data = run["settings"].get("data", "")
-        self._shifts = {shift["name"] for shift in run["settings"].get("shifts", ())}
+        self._apart = {"neighbours", *(shift["name"] for shift in run["settings"].get("shifts", ()))}
         self._places: dict[str, int] = {}
         self._columns: dict[Key, _Column] = {}
         self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
@@ -96,7 +96,7 @@ class Card:
 
     def population(self, setting: str) -> str:
         """Which pictures a setting was measured on: "" the data itself, otherwise a set of its own."""
-        return setting if setting.split("/")[0] in self._shifts else ""
+        return setting if setting.split("/")[0] in self._apart else ""
 
     @property
     def images(self) -> list[str]:
@@ -238,7 +238,7 @@ class Card:
             imagenet = self.run["settings"].get("classes") == 1000
             if metric == "flips" and len(kinds) == len(PERTURBATIONS) and imagenet:
                 rates = [self.measured[s, "flips"].samples / ALEXNET_FLIPS[name] for name, s in kinds.items()]
-                note = "ten kinds at difficulty 1, AlexNet is 100; made in memory, no video compression"
+                note = "ten kinds at difficulty 1, AlexNet is 100 (its rates are not confirmed); made in memory, no video compression"
                 yield ("sequences", "mfr"), 100 * np.mean(rates, axis=0), self.pictures, note
 
     def records(self) -> Iterator[dict[str, Any]]:

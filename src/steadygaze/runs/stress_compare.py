@@ -173,7 +173,7 @@ def _change(cards: list[list[Card]], key: tuple[str, str]) -> Change:
     gap = samples[1] - samples[0]
     low, high = interval(gap[1:])
     p = None
-    if metric.startswith("top1") and key in cards[0][0].measured and len(cards[0]) == len(cards[1]) == 1:
+    if metric.startswith(("top1", "knn")) and key in cards[0][0].measured and len(cards[0]) == len(cards[1]) == 1:
         one, two = (side[0].values(setting, metric) for side in cards)
         both = ~np.isnan(one + two) & np.isin(one, (0, 1)) & np.isin(two, (0, 1))
         p = mcnemar(one[both], two[both]) if both.any() else None

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,15 @@ KEPT = 2  # batches of clean pictures that a worker remembers
 GREY = 128
 
 
+class PictureSource(Protocol):
+    """A shift, or a set of neighbours: it reads its own pictures. ready: they have the model's size already."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def read(self, item: Item) -> Image.Image: ...
+
+
 @dataclass(frozen=True)
 class Picture:
     """One picture of the run: its name in the rows, every class that is right, and where it comes from."""
@@ -40,7 +49,7 @@ class Picture:
     name: str
     right: tuple[int, ...]
     item: Item | None = None
-    shift: int = -1  # which shift, -1 for the data itself
+    shift: int = -1  # which shift or set of neighbours, -1 for the data itself
     group: str = ""
 
     @classmethod
@@ -102,7 +111,7 @@ class Maker:
 
     seed: int
     lens: Lens | None = None
-    shifts: tuple[Shift, ...] = ()
+    sets: Sequence[PictureSource] = ()
     memory: Mapping[str, Pixels] = field(default_factory=dict)
     decode: Decode | None = None
     backgrounds: tuple[Item, ...] = ()
@@ -147,7 +156,7 @@ class Maker:
 
     def opened(self, picture: Picture) -> Image.Image:
         assert picture.item is not None
-        return read_image(picture.item.path) if picture.shift < 0 else self.shifts[picture.shift].read(picture.item)
+        return read_image(picture.item.path) if picture.shift < 0 else self.sets[picture.shift].read(picture.item)
 
     def clean(self, picture: Picture) -> Pixels:
         """The picture as the model sees it; the last ones are remembered, for the next condition."""
@@ -158,7 +167,7 @@ class Maker:
             try:
                 opened = self.opened(picture)
                 width, height = opened.size
-                ready = picture.shift >= 0 and self.shifts[picture.shift].ready and (height, width) == self.lens.size
+                ready = picture.shift >= 0 and self.sets[picture.shift].ready and (height, width) == self.lens.size
                 found = np.ascontiguousarray(np.asarray(opened) if ready else self.lens.pixels(opened))
             except BadImage as error:
                 found = str(error)

@@ -18,8 +18,9 @@ from steadygaze.robustness.shifts import Shift
 from steadygaze.runs.loop import Told, World
 from steadygaze.runs.rows import Row
 from steadygaze.runs.store import Done, Key, key_of
-from steadygaze.runs.stress_data import Job, Maker, Picture, made_ahead
+from steadygaze.runs.stress_data import Job, Maker, Picture, PictureSource, made_ahead
 from steadygaze.runs.stress_measure import Judge
+from steadygaze.runs.stress_neighbours import Neighbours
 from steadygaze.runs.stress_suite import Condition, Plan
 
 AT_ONCE = 64  # pictures that one job makes, about; sequences make 31 of each
@@ -73,6 +74,13 @@ def shift_batches(shift: Shift, number: int, plan: Plan, limit: int | None) -> l
     return [b for group, found in groups.items() for b in batches(found, [plan.of_shift(shift, group)], plan.batch)]
 
 
+def bank_jobs(sets: Sequence[PictureSource], size: int, jobs: Sequence[Job] | None = None) -> list[Job]:
+    """The banks of all sets of neighbours, or of those that `jobs` ask; they go before them."""
+    wanted = None if jobs is None else {p.shift for job in jobs if job.condition.kind == "neighbours" for p in job.pictures[:1]}
+    found = [s for number, s in enumerate(sets) if isinstance(s, Neighbours) and (wanted is None or number in wanted)]
+    return [Job(s.bank[i : i + size], Condition("bank", s.name)) for s in found for i in range(0, len(s.bank), size)]
+
+
 def mine(all_batches: Iterable[Batch], place: World) -> list[Batch]:
     """The batches of this process."""
     return [batch for number, batch in enumerate(all_batches) if number % place.size == place.rank]
@@ -115,7 +123,8 @@ def carry_out(
     condition leaves the picture alone."""
     pace = pace or Pace()
     jobs, there, again = pending(some, done, maker)
-    total = sum(work(job) for batch in some for job in batch.jobs())
+    total = total_work(some, maker.sets, judge.plan.batch)
+    jobs = [*bank_jobs(maker.sets, judge.plan.batch, jobs), *jobs]
     told(total - sum(work(job) for job in jobs), 0)
     known = {name: why for name, why in done.unreadable.items() if name not in again}
     finished = {name for b in some for name in (p.name for p in b.pictures) if done.counts.get(name, 0) >= b.expected}
@@ -132,7 +141,9 @@ def carry_out(
                 rows.append({"image": name, "unreadable": why})
         began = time.perf_counter()
         pace.waiting += began - clock
-        if made.images is not None:
+        if made.images is not None and job.condition.kind == "bank":
+            judge.remember(job, made.places, made.images)
+        elif made.images is not None:
             images = made.images
             if given is not None and job.condition.plain:
                 images = torch.stack([given[job.pictures[place].name] for place in made.places])[:, None]
@@ -143,6 +154,11 @@ def carry_out(
         if rows:
             append(rows)
         told(work(job), work(job))
+
+
+def total_work(some: Sequence[Batch], sets: Sequence[PictureSource], size: int) -> int:
+    """All work of these batches, and of the banks that every process takes in."""
+    return sum(work(job) for batch in some for job in batch.jobs()) + sum(map(work, bank_jobs(sets, size)))
 
 
 def work(job: Job) -> int:

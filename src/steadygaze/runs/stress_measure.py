@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from steadygaze.errors import BadInput
 from steadygaze.registry import parse
 from steadygaze.robustness import attention as looks
 from steadygaze.robustness.attacks import fgsm, pgd
 from steadygaze.robustness.calibration import confidences
+from steadygaze.robustness.neighbours import METRICS, features, knn_predict
 from steadygaze.robustness.occlusion import centre_square, random_drop, salient_drop
 from steadygaze.robustness.scores import flip_probability, top5_distance
 from steadygaze.robustness.shifts import top_right
 from steadygaze.runs.loop import BROKEN, ZERO, maps_of, short
 from steadygaze.runs.rows import Row
 from steadygaze.runs.stress_data import Job, Picture, seed_of
-from steadygaze.runs.stress_suite import ATTENTION, Condition, Plan
+from steadygaze.runs.stress_neighbours import Bank
+from steadygaze.runs.stress_suite import ATTENTION, KS, Condition, Plan
 from steadygaze.vit import ViT
 from steadygaze.vit.view import logits_of, undisturbed
 
@@ -49,6 +53,7 @@ class Judge:
         parameter = next(iter(model.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
+        self.banks: dict[int, Bank] = {}
         self._m, self._s = (torch.tensor(v, dtype=torch.float32, device=self.device).view(3, 1, 1) for v in (self.mean, self.std))
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -98,6 +103,8 @@ class Judge:
                 settings = list(dict.fromkeys(setting for setting, _ in condition.rows))
                 logits = self.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2])
                 return [one for v, setting in enumerate(settings) for one in self.judged(setting, logits[:, v], right)]
+            case "neighbours":
+                return self.neighbours(condition, pictures, x[:, 0], labels)
             case "shift":
                 return self.shifted(condition, pictures, x[:, 0], right)
             case _:
@@ -188,6 +195,26 @@ class Judge:
             else:
                 values = [top5_distance(one[None], condition.name) for one in given]
             found.append(Found(setting, metric, np.array(values), None, broken))
+        return found
+
+    def remember(self, job: Job, places: Sequence[int], images: Tensor) -> None:
+        """Take pictures of a bank in; the neighbours of others are looked for among them."""
+        pictures = [job.pictures[place] for place in places]
+        found = features(self.model, self.normalised(images[:, 0]))
+        self.banks.setdefault(pictures[0].shift, Bank()).add(found, torch.tensor([p.right[0] for p in pictures], device=found.device))
+
+    def neighbours(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> list[Found]:
+        if pictures[0].shift not in self.banks:
+            raise BadInput(f"neighbours: no picture of the bank of {condition.name} could be read")
+        known, classes = self.banks[pictures[0].shift].whole
+        asked = features(self.model, x)
+        broken = dict.fromkeys((~torch.isfinite(asked).all(1)).nonzero()[:, 0].tolist(), NO_ANSWER)
+        asked = asked.nan_to_num(0.0, 0.0, 0.0) if broken else asked
+        ks = KS[: len(condition.rows) // len(METRICS)]
+        found = []
+        for (setting, name), (metric, k) in zip(condition.rows, product(METRICS, ks), strict=True):
+            right = knn_predict(known, classes, asked, k=k, metric=metric) == labels
+            found.append(Found(setting, name, right.double().cpu().numpy(), None, broken, f"bank of {len(known)} pictures"))
         return found
 
     def shifted(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, right: Sequence[tuple[int, ...]]) -> list[Found]:

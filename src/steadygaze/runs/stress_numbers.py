@@ -21,7 +21,7 @@ NEITHER = ("confidence", *(f"attention_{name}" for name in ("entropy", "overfocu
 
 def percent(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric in PERCENT or metric.startswith(("top1_of", "top5_of"))
+    return metric in PERCENT or metric.startswith(("top1_of", "top5_of", "knn"))
 
 
 def better(metric: str) -> str:

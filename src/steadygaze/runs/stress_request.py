@@ -3,57 +3,48 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steadygaze import __version__
 from steadygaze.data.benchmarks import folders_in, some
 from steadygaze.data.folders import Classes, Item, pictures_in
-from steadygaze.data.images import SUFFIXES
+from steadygaze.data.images import below
 from steadygaze.data.masks import Labelled, find
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.heatmap import versions
+from steadygaze.robustness.neighbours import features
 from steadygaze.robustness.shifts import Shift, read_shift
+from steadygaze.runs.asked import Asked, digest, outputs
 from steadygaze.runs.loop import Told, World
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.stress_data import Lens, Maker, Picture, free_cores
-from steadygaze.runs.stress_loop import Batch, Pace, batches, carry_out, mine, shift_batches, work
+from steadygaze.runs.stress_loop import Batch, Pace, batches, carry_out, mine, shift_batches, total_work
 from steadygaze.runs.stress_measure import Judge
-from steadygaze.runs.stress_suite import Options, Plan, Suite, make_plan, parse_suite
+from steadygaze.runs.stress_neighbours import Neighbours, read_neighbours
+from steadygaze.runs.stress_suite import APART, Options, Plan, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import about
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded, load_model
-from steadygaze.vit.view import logits_of, undisturbed
+from steadygaze.vit.load import Loaded
 
 
 @dataclass(frozen=True)
-class Request:
-    """What `steadygaze stress` is asked for."""
+class Request(Asked):
+    """What `steadygaze stress` is asked for; data may be None where every suite has pictures of its own."""
 
-    model: str
-    data: Path
-    out: Path
     suite: Sequence[str]
-    checkpoint: Path | None = None
-    masks: Path | None = None
     backgrounds: Path | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch: int = 16
     workers: int | None = None  # None: as many as cores are free
     partial: bool = False
+    bank: int | None = None  # pictures that neighbours are looked for among; None: all
     options: Options = field(default_factory=Options)
-    num_classes: int | None = None
-    device: str = "auto"
-    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,13 +63,13 @@ class Prepared:
 
     def work(self, place: World) -> int:
         """How many pictures the model of this process is shown, all in all."""
-        return sum(work(job) for batch in mine(self.batches, place) for job in batch.jobs())
+        return total_work(mine(self.batches, place), self.maker.sets, self.plan.batch)
 
 
 def check_counts(**counts: int | None) -> None:
-    """limit, batch: 1 or more; workers, seed: 0 or more."""
+    """limit, batch, bank: 1 or more; workers, seed: 0 or more."""
     for name, value in counts.items():
-        least = 1 if name in ("limit", "batch") else 0
+        least = 1 if name in ("limit", "batch", "bank") else 0
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise BadInput(f"{name}: expected a whole number of {least} or more, got {value!r}")
 
@@ -87,48 +78,44 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     """Load the model, find the pictures, check every name; raises before anything is written."""
     place = place or World()
     suite = parse_suite(request.suite)
-    device: Any = request.device
-    if device == "auto":
-        device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if not request.data.is_dir():  # before the model is loaded: it is quicker
-        raise BadInput(f"expected a folder of pictures, got {request.data}: {'a file' if request.data.exists() else 'no such folder'}")
+    data = None if request.data is None and set(suite.names) <= set(APART) else request.folder
     shifts = tuple(_shift(name, folder, request) for name, folder in suite.shifts)
-    loaded = loaded or load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
+    near = tuple(
+        read_neighbours(name, folders, len(shifts) + i, bank=request.bank, limit=request.limit, partial=request.partial)
+        for i, (name, folders) in enumerate(suite.neighbours)
+    )
+    loaded = loaded or request.load(place)  # the folders were looked at before: it is quicker
     vit = view(loaded.model, suite)
     classes = outputs(loaded.model, loaded.size)
     if shifts and classes != 1000:
         raise BadInput(f"{shifts[0].name}: its classes are ImageNet's 1,000, but {loaded.name} has {classes}: they do not map")
-    found = find(request.data, request.masks, Classes(loaded.classes, classes), request.limit)
+    if near:  # has it features that can be compared?
+        features(loaded.model, torch.zeros(1, 3, *loaded.size, **_place_of(loaded.model)))
+    found = Labelled([]) if data is None else find(data, request.masks, Classes(loaded.classes, classes), request.limit)
     _labelled(found, loaded.name)
     if "synthetic" in suite and found.decode is None:
-        raise BadInput(f"synthetic: expected masks: --masks FOLDER, or a column mask in {request.data / 'index.csv'}")
+        raise BadInput(f"synthetic: expected masks: --masks FOLDER, or a column mask in {data}/index.csv")
     side = square_side(loaded.size, suite)
     behind = _backgrounds(request.backgrounds, suite)
     plan = make_plan(suite, request.options, vit, loaded.name, classes, side, shifts, bool(behind), request.seed, request.batch)
     judge = Judge(loaded.model, vit, plan, loaded.mean, loaded.std)
-    maker = Maker(request.seed, Lens(loaded), shifts, decode=found.decode if "synthetic" in suite else None, backgrounds=behind)
+    maker = Maker(request.seed, Lens(loaded), (*shifts, *near), decode=found.decode if "synthetic" in suite else None, backgrounds=behind)
     all_batches = batches([Picture.of(item) for item in found.items], plan.conditions, request.batch)
     for number, shift in enumerate(shifts):
         all_batches += shift_batches(shift, number, plan, request.limit)
+    for one in near:
+        all_batches += batches(one.asked, [plan.of_neighbours(one.name, len(one.bank))], plan.batch)
     more = {
-        "checkpoint": None if request.checkpoint is None else request.checkpoint.name,
-        "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
-        "data": request.data.resolve().name,
+        **request.facts(loaded),
         "layout": found.layout,
-        "limit": request.limit,
         "shifts": [_facts(shift) for shift in shifts],
         "backgrounds": len(behind),
         "device": judge.device.type,
     }
-    notes = (*plan.notes, *(f"{s.name}: {note}" for s in shifts for note in s.notes))
-    notes += tuple(f"{s.name}: {len(which)} left out: {why}" for s in shifts for why, which in s.left_out.items())
-    empty = _empty(request.data, found)
-    if empty:
-        notes += (f"{len(empty)} class folders of {request.data.name} hold no picture (half downloaded?): {some(empty)}",)
-    if found.without:
-        notes += (f"{found.without} pictures have no mask and are left out",)
-    identity = {"model": loaded.name, "weights": loaded.weights_hash}
-    settings = settings_of(plan, suite, identity, all_batches, notes, more)
+    if near:
+        more["neighbours"] = [one.facts() for one in near]
+    notes = (*plan.notes, *_notes(data, found, shifts, near))
+    settings = settings_of(plan, suite, loaded.identity, all_batches, notes, more)
     workers = free_cores(judge.device) if request.workers is None else request.workers
     return Prepared(request, loaded, judge, plan, maker, all_batches, settings, workers, notes)
 
@@ -144,23 +131,15 @@ def stress_run(
     place = place or World()
     ready = prepared or prepare_stress(request, place)
     if place.local_main:
-        where = {
-            "data": str(request.data),
-            "masks": request.masks and str(request.masks),
-            "model": request.model,
-            "checkpoint": request.checkpoint and str(request.checkpoint),
-            "num_classes": request.num_classes,
-        }
         names = ready.loaded.classes
-        labels = sorted({p.right[0] for b in ready.batches for p in b.pictures})
+        labels = sorted({p.right[0] for b in ready.batches if b.conditions[0].kind != "neighbours" for p in b.pictures})
         classes = {} if names is None else {str(c): names[c] for c in labels}
-        prepare(request.out, ready.settings, {**about(request.command), "given": where, "classes": classes})
+        prepare(request.out, ready.settings, {**about(request.command), "given": request.given(), "classes": classes})
     place.wait()
-    identity = {"model": ready.loaded.name, "weights": ready.loaded.weights_hash}
     with Store(request.out, place.rank) as store:
         place.wait()  # every file is open before anyone reads them
         own = mine(ready.batches, place)
-        carry_out(own, ready.maker, ready.judge, identity, store.append, Done(request.out), told, ready.workers, pace)
+        carry_out(own, ready.maker, ready.judge, ready.loaded.identity, store.append, Done(request.out), told, ready.workers, pace)
     place.wait()
     return Rows.read(request.out)
 
@@ -179,7 +158,7 @@ def settings_of(
         **more,
         "suite": list(suite.names),
         "pictures": len(own) or None,
-        "pictures_hash": hash_of(own) if own else None,
+        "pictures_hash": digest(f"{p.name}\t{p.right}" for p in own) if own else None,
         "conditions": list(conditions) or list(dict.fromkeys(s for c in plan.conditions for s, _ in c.rows)),
         "corruptions": list(options.corruptions) if used else [],
         "severities": list(options.severities) if used else [],
@@ -195,11 +174,6 @@ def settings_of(
     }
 
 
-def hash_of(pictures: Sequence[Picture]) -> str:
-    text = "\n".join(f"{p.name}\t{p.right}" for p in pictures)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def view(model: nn.Module, suite: Suite) -> ViT | None:
     """The model's view, where something asks for it; None if it is no vision transformer."""
     if "occlusion" not in suite and "attention" not in suite:
@@ -210,18 +184,23 @@ def view(model: nn.Module, suite: Suite) -> ViT | None:
         return None
 
 
-def outputs(model: nn.Module, size: tuple[int, int]) -> int:
-    """How many classes a classifier tells apart."""
+def _place_of(model: nn.Module) -> dict[str, Any]:
     parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), undisturbed(model):
-        logits = logits_of(model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype)))
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        raise UnsupportedModel(f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got {_shape(logits)}")
-    return logits.shape[1]
+    return {"device": parameter.device, "dtype": parameter.dtype}
 
 
-def _shape(x: Any) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+def _notes(data: Path | None, found: Labelled, shifts: Sequence[Shift], near: Sequence[Neighbours]) -> Iterator[str]:
+    """What is missing or left out."""
+    for shift in shifts:
+        yield from (f"{shift.name}: {note}" for note in shift.notes)
+        yield from (f"{shift.name}: {len(which)} left out: {why}" for why, which in shift.left_out.items())
+    for one in near:
+        yield from (f"{one.name}: {note}" for note in one.source.notes)
+    empty = [] if data is None else _empty(data, found)
+    if data is not None and empty:
+        yield f"{len(empty)} class folders of {data.name} hold no picture (half downloaded?): {some(empty)}"
+    if found.without:
+        yield f"{found.without} pictures have no mask and are left out"
 
 
 def _labelled(found: Labelled, model: str) -> None:
@@ -238,7 +217,7 @@ def _empty(folder: Path, found: Labelled) -> list[str]:
     """Class folders without a picture: a download that stopped half way leaves such."""
     if found.layout not in ("class folders", "pairs"):
         return []
-    return [name for name in folders_in(folder) if not any(p.suffix.lower() in SUFFIXES for p in (folder / name).rglob("*"))]
+    return [name for name in folders_in(folder) if not any(below(folder / name))]
 
 
 def square_side(size: tuple[int, int], suite: Suite) -> int:
@@ -263,10 +242,9 @@ def _shift(name: str, folder: Path, request: Request) -> Shift:
 
 
 def _facts(shift: Shift) -> dict[str, Any]:
-    text = "\n".join(f"{item.name}\t{item.right}" for item in shift.items)
     return {
         "name": shift.name,
         "pictures": len(shift.items),
-        "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "hash": digest(f"{item.name}\t{item.right}" for item in shift.items),
         "classes": None if shift.classes is None else len(shift.classes),
     }

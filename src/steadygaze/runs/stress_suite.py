@@ -9,9 +9,10 @@
 | occlusion | `centre_square/0.5`; of a ViT `random_drop`, `salient_drop` | top1, ...; drop_right, drop_probability |
 | attention | `clean`, and each corruption at one severity | attention_entropy, ..., attention_stability |
 | shift:NAME=FOLDER | `imagenet-a`, `imagenet-c/fog/3`, ... | top1, top5, confidence; top1_of_200, top5_of_200 |
+| neighbours:NAME=FOLDER | `neighbours/cifar-100`, ...: classes the model never saw | knn1, knn10; knn1_euclidean, ... |
 | synthetic | `location/0.1,0.9`, `rotation/21`, `size/0.05`, `background/removed` | top1, top5, confidence |
 
-top1, top5, flips, drop_right are 0..1 for a picture. Each row of top1 has [label, predicted class] as its detail, a curve has
+top1, top5, knn1, flips, drop_right are 0..1 for a picture. Each row of top1 has [label, predicted class] as its detail, a curve has
 its points, attention the mean over heads of each layer.
 """
 
@@ -25,28 +26,35 @@ from typing import Any
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.robustness.attacks import budget
 from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.neighbours import METRICS
 from steadygaze.robustness.occlusion import SHARES
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.shifts import READERS, Shift
 from steadygaze.robustness.synthetic import FACTORS
 from steadygaze.vit import ViT
 
-SUITES = ("corruptions", "sequences", "attacks", "occlusion", "attention", "shift", "synthetic")
+SUITES = ("corruptions", "sequences", "attacks", "occlusion", "attention", "shift", "synthetic", "neighbours")
+APART = ("shift", "neighbours")  # pictures of their own; the others want --data
 SETS = {"all15": COMMON, "all19": CORRUPTIONS}
 ATTENTION = ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
 EPSILONS = (1 / 255, 2 / 255, 8 / 255)
 ANSWER = ("top1", "top5", "confidence")
+KS = (1, 10)  # neighbours that vote
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The suites by name, and the folder of each shift."""
+    """The suites by name, the folder of each shift, and the folder or the two folders of each set of neighbours."""
 
     names: tuple[str, ...]
     shifts: tuple[tuple[str, Path], ...] = ()
+    neighbours: tuple[tuple[str, tuple[Path, ...]], ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
+
+
+NEIGHBOURS = "neighbours:cifar-100=/data/cifar-100-python"
 
 
 def parse_suite(texts: str | Sequence[str]) -> Suite:
@@ -58,10 +66,11 @@ def parse_suite(texts: str | Sequence[str]) -> Suite:
     pieces = [piece.strip() for text in ([texts] if isinstance(texts, str) else texts) for piece in str(text).split(",")]
     names: dict[str, None] = {}
     shifts: dict[str, Path] = {}
+    neighbours: dict[str, tuple[Path, ...]] = {}
     for piece in filter(None, pieces):
         name, _, rest = piece.partition(":")
         if name not in SUITES:
-            raise UnknownName("suite", name, SUITES, "A shift is written shift:NAME=FOLDER.")
+            raise UnknownName("suite", name, SUITES, "A shift is written shift:NAME=FOLDER, neighbours the same way.")
         if name == "shift":
             which, _, folder = rest.partition("=")
             if not which or not folder:
@@ -71,12 +80,19 @@ def parse_suite(texts: str | Sequence[str]) -> Suite:
             if which in shifts:
                 raise BadInput(f"{which} is asked for twice: {shifts[which]} and {folder}. Make a run of each.")
             shifts[which] = Path(folder)
+        elif name == "neighbours":
+            which, *folders = rest.split("=")
+            if not which or "/" in which or len(folders) not in (1, 2) or not all(folders):
+                raise BadInput(f"expected neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST, such as {NEIGHBOURS}, got {piece!r}")
+            if which in neighbours:
+                raise BadInput(f"{which} is asked for twice. Give each set of neighbours a name of its own.")
+            neighbours[which] = tuple(map(Path, folders))
         elif rest:
             raise BadInput(f"{name} takes nothing after a colon, got {piece!r}")
         names[name] = None
     if not names:
         raise BadInput(f"suite: expected at least one of {', '.join(SUITES)}, got none")
-    return Suite(tuple(names), tuple(shifts.items()))
+    return Suite(tuple(names), tuple(shifts.items()), tuple(neighbours.items()))
 
 
 def parse_corruptions(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -191,6 +207,11 @@ class Plan:
         restricted = [] if shift.classes is None else [f"top{k}_of_{len(shift.classes)}" for k in (1, 5)]
         setting = "/".join(filter(None, (shift.name, group.replace(":", "/"))))
         return Condition("shift", shift.name, rows=_each(setting, (*self.answer, *restricted)))
+
+    def of_neighbours(self, name: str, bank: int) -> Condition:
+        """What is measured on pictures whose classes a bank of so many labelled pictures must tell."""
+        metrics = [f"knn{k}{'' if metric == 'cosine' else f'_{metric}'}" for metric in METRICS for k in KS if k <= bank]
+        return Condition("neighbours", name, rows=_each(f"neighbours/{name}", metrics))
 
 
 def level(epsilon: float) -> str:

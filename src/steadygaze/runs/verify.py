@@ -66,7 +66,7 @@ def verify(
     where = next(vit.model.parameters())
     normal = _normalisation(vit, origin, mean, std, plan)
     named = origin.name if origin else type(vit.model).__name__
-    identity = {"model": named, "weights": origin.weights_hash if origin else weights_hash(vit.model)}
+    identity = origin.identity if origin else {"model": named, "weights": weights_hash(vit.model)}
     settings = settings_of(plan, identity, {"data": "in memory", "target": _target_in_words(target)})
     folder = None if out is None else Path(out)
     gathered: list[Row] = []

@@ -16,6 +16,7 @@ from steadygaze.errors import BadCheckpoint
 Weights = dict[str, Tensor]
 WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net", "module", "weights")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.")
+COUNTER = ".num_batches_tracked"  # of batch norms: training alone reads it, and files of old versions lack it
 SHOWN = 5  # clashing names that an error lists
 
 
@@ -71,6 +72,7 @@ def match_names(weights: Weights, model: nn.Module) -> Weights:
 def fit(model: nn.Module, weights: Weights, source: str) -> None:
     """Load the weights strictly; `BadCheckpoint` names what is missing, unexpected or of another shape."""
     weights, wanted = match_names(weights, model), model.state_dict()
+    weights = {name: value for name, value in wanted.items() if name.endswith(COUNTER)} | weights
     missing = sorted(set(wanted) - set(weights))
     unexpected = sorted(set(weights) - set(wanted))
     clashes = [

@@ -5,28 +5,27 @@
 | `embedded` | the small CIFAR-10 ViT inside this package |
 | `deit_tiny_patch16_224` | timm, pretrained from the hub, or with the weights of `checkpoint` |
 | `torchvision:vit_b_16` | torchvision |
+| `resnet18`, `torchvision:resnet18` | a CNN of either: for `stress`, which needs attention for a few suites alone |
 | a folder with config.json, or `owner/name` | transformers, `AutoModelForImageClassification` |
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError, UnknownName
+from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.vit.checkpoint import Weights, fit, read_weights, weights_hash
+from steadygaze.vit.hub import hub
 
 Preprocess = Callable[[Image.Image], Tensor]
 
@@ -50,6 +49,11 @@ class Loaded:
     size: tuple[int, int]
     recipe: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a row says of the model: its name, and the hash of its weights."""
+        return {"model": self.name, "weights": self.weights_hash}
 
     def picture(self, image: Tensor) -> Image.Image:
         """The picture that the model sees: a preprocessed image (3, H, W) with the normalisation undone."""
@@ -83,20 +87,24 @@ def load_model(
     checkpoint unless `num_classes` says otherwise."""
     weights = None if checkpoint is None else read_weights(checkpoint)
     origin = None if checkpoint is None else str(checkpoint)
-    if name == "embedded":
-        made = _embedded(weights, origin)
-    elif name.startswith("torchvision:"):
-        made = _torchvision(name.removeprefix("torchvision:"), weights, origin, num_classes)
-    elif _is_folder(name) or ("/" in name and not name.startswith(("hf-hub:", "hf_hub:", "timm/"))):
-        made = _transformers(name, weights, origin, num_classes)
-    else:
-        made = _timm(name.removeprefix("timm:").removeprefix("timm/"), weights, origin, num_classes)
+    with torch.random.fork_rng(devices=[]):  # a new model draws weights before it gets its own
+        made = _made(name, weights, origin, num_classes)
     model = made.pop("model").eval()
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
     return Loaded(model=model, name=name, checkpoint=origin, weights_hash=weights_hash(model), **made)
+
+
+def _made(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
+    if name == "embedded":
+        return _embedded(weights, origin)
+    if name.startswith("torchvision:"):
+        return _torchvision(name.removeprefix("torchvision:"), weights, origin, num_classes)
+    if _is_folder(name) or ("/" in name and not name.startswith(("hf-hub:", "hf_hub:", "timm/"))):
+        return _transformers(name, weights, origin, num_classes)
+    return _timm(name.removeprefix("timm:").removeprefix("timm/"), weights, origin, num_classes)
 
 
 def _is_folder(name: str) -> bool:
@@ -114,7 +122,7 @@ def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: i
         known = [*timm.list_models(), "embedded", *(f"torchvision:{other}" for other in torchvision_names())]
         raise UnknownName("model", name, known, "List them with: steadygaze models PATTERN")
     if weights is None:
-        with _hub(name):
+        with hub(name):
             model = timm.create_model(name, pretrained=True, **_width(num_classes))
     else:
         if num_classes is None:
@@ -160,32 +168,38 @@ def _embedded(weights: Weights | None, origin: str | None) -> dict[str, Any]:
 
 def torchvision_names() -> list[str]:
     """The classifiers of torchvision that `adapt` views."""
-    from torchvision.models import list_models
+    return [name for name in _torchvision_classifiers() if name.startswith("vit_")]
 
-    return [name for name in list_models() if name.startswith("vit_")]
+
+def _torchvision_classifiers() -> list[str]:
+    """All of them, CNNs too."""
+    from torchvision import models
+
+    return models.list_models(module=models)
 
 
 def _torchvision(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
     from torchvision.models import get_model, get_model_weights
 
-    if name not in torchvision_names():
-        raise UnknownName("torchvision model", name, torchvision_names())
+    if name not in _torchvision_classifiers():
+        raise UnknownName("torchvision model", name, _torchvision_classifiers())
     default = get_model_weights(name).DEFAULT
     if weights is None:
-        with _hub(name):
+        with hub(name):
             model = get_model(name, weights=default)
     else:
-        num_classes = num_classes or _head_width(weights, ["heads.head", "head"])
+        with torch.device("meta"):
+            head, _ = _last(get_model(name, weights=None))
+        num_classes = num_classes or _head_width(weights, [head])
         model = get_model(name, weights=None, **_width(num_classes))
         fit(model, {_torchvision_name(key): value for key, value in weights.items()}, origin or "")
     preset, names = default.transforms(), default.meta["categories"]
-    outputs = [module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features
     recipe = {"resize": preset.resize_size[0], "crop": preset.crop_size * 2}
     recipe |= {"interpolation": preset.interpolation.value, "mean": preset.mean, "std": preset.std}
     return {
         "model": model,
         "preprocess": preset,
-        "classes": tuple(names) if outputs == len(names) else None,
+        "classes": tuple(names) if _last(model)[1] == len(names) else None,
         "source": "torchvision",
         "mean": tuple(preset.mean),
         "std": tuple(preset.std),
@@ -194,9 +208,17 @@ def _torchvision(name: str, weights: Weights | None, origin: str | None, num_cla
     }
 
 
+def _last(model: nn.Module) -> tuple[str, int]:
+    """Name and width of the layer that gives the logits: of torchvision's models the last linear map or convolution."""
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    return layers[-1][0], len(layers[-1][1].weight)
+
+
 def _torchvision_name(key: str) -> str:
-    """The files that torchvision publishes call the two layers of an MLP linear_1 and linear_2; its modules, 0 and 3."""
-    return key.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
+    """The files that torchvision publishes call the two layers of an MLP linear_1 and linear_2, its modules 0 and 3; and the
+    first layers of a DenseNet's block norm.1 and so on, its modules norm1."""
+    key = key.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", key)
 
 
 def _transformers(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
@@ -205,7 +227,7 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
     except ImportError as error:
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     local = Path(name).is_dir()
-    with _hub(name, local):
+    with hub(name, local):
         try:
             processor = AutoImageProcessor.from_pretrained(name)
         except OSError as error:
@@ -296,37 +318,6 @@ def _head_width(weights: Weights, heads: Sequence[str]) -> int | None:
     """Rows of the classifier in a checkpoint, whatever prefix its names carry; None where there is no such head."""
     for head in heads:
         for name, value in weights.items():
-            if value.ndim == 2 and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
+            if value.ndim in (2, 4) and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
                 return value.shape[0]
     return None
-
-
-@contextmanager
-def _hub(name: str, local: bool = False) -> Iterator[None]:
-    """Turn what a hub cannot give into one clear error; without a network, look only into the local cache, at once."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    proxied = any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    constants.HF_HUB_OFFLINE = before or not (local or proxied or _resolves(urlsplit(constants.ENDPOINT).hostname))
-    try:
-        yield
-    except SteadygazeError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if local:
-            raise BadCheckpoint(f"{name} is no transformers folder that can be read ({reason[:200]})") from error
-        raise BadCheckpoint(
-            f"the weights of {name} are neither on this machine nor could they be fetched ({reason[:120]}). Give "
-            "a local file, checkpoint=FILE or --checkpoint FILE on the command line, or take the model 'embedded'."
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-def _resolves(host: str | None) -> bool:
-    try:
-        return bool(host and socket.getaddrinfo(host, 443))
-    except OSError:
-        return False
