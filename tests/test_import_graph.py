@@ -39,9 +39,11 @@ LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 ALSO: set[tuple[str, str]] = set()
 
 MODEL_CODE = ("timm", "transformers", "torchvision", "torchattacks", "gradio")
-NO_MODELS = ("timm.data", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io")  # pictures and lists of classes
+NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averages
+    "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io",
+)  # fmt: skip
 WHERE = {
-    "timm": ("vit.timm", "vit.hierarchical", "vit.load", "vit.small", "models.", "cli.listing"),  # listing: names only
+    "timm": ("vit.timm", "vit.hierarchical", "vit.load", "vit.small", "models.", "cli.listing", "train.build"),  # listing: names only
     "transformers": ("vit.huggingface", "vit.load", "models."),
     "torchvision": ("vit.torchvision", "vit.load", "models."),
     "torchattacks": ("robustness.attacks",),

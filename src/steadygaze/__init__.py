@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import stress as stress
     from steadygaze.runs.verify import verify as verify
+    from steadygaze.train.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
     from steadygaze.vit.load import load_model as load_model
@@ -51,7 +52,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "DegenerateMap": "steadygaze.errors",
     "PartialMap": "steadygaze.errors",
 }
-_PACKAGES = ("methods", "robustness")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
+_PACKAGES = ("methods", "robustness", "train")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 

@@ -234,6 +234,46 @@ def report(
 
 
 @app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a shipped recipe (--list).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command goes on where it stopped.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe: data.train=FOLDER, seed=1, epochs=3, ...")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto or cpu; several GPUs or processes: accelerate launch.")] = "auto",
+    listed: Annotated[bool, typer.Option("--list", help="The shipped recipes: what, cost, measured result.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe instead of running it.")] = False,
+) -> None:
+    """Make it hold up: train or finetune by a recipe, with losses and modules that steady the model's gaze."""
+    from steadygaze.cli.train import list_recipes, run, show_recipe
+    from steadygaze.runs.request import command_line
+
+    if listed:
+        raise typer.Exit(list_recipes())
+    if recipe is None:
+        raise typer.BadParameter("expected a recipe: a TOML file, or a name of `steadygaze train --list`")
+    if show:
+        raise typer.Exit(show_recipe(recipe))
+    where = out or Path("steadygaze-train") / Path(recipe).stem
+    raise typer.Exit(run(recipe, where, settings or [], device, command_line()))
+
+
+@app.command()
+def curves(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze train` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The SVG file. Default: curves.svg in the first folder.")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="Of log.csv, separated by commas. Default: all that have numbers.")
+    ] = None,
+) -> None:
+    """The training curves of several runs in one picture."""
+    from steadygaze.cli.curves import run
+    from steadygaze.runs.request import words
+
+    raise typer.Exit(run(runs, out, words(columns)))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("steadygaze-demo"),
 ) -> None:

@@ -69,7 +69,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
     from safetensors.torch import save_file
 
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    write_beside(path, lambda beside: save_file(plain, beside, {"format": "pt", **about}))
+    write_beside(path, lambda beside: save_file(plain, beside, dict(about)))  # one entry: the order of several is not kept
 
 
 def begin(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:

@@ -141,7 +141,7 @@ def gradmask(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], masks: Te
     form: "formula" differentiates the gradient again, so that the term reaches the weights; "code" is what the authors of relevance
     finetuning ran as a baseline, where the term is a number without any gradient.
     """
-    return _input_gradient(model, images, masks, labels, form, reverse, lambda y: y.gather(1, labels[:, None]).sum(), "mean")[0]
+    return picture_gradient("gradmask", model, images, masks, labels, form, reverse)[0]
 
 
 def rrr(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], masks: Tensor, labels: Int[Tensor, " b"], *,
@@ -151,24 +151,22 @@ def rrr(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], masks: Tensor,
 
     form: as for `gradmask`.
     """
-    return _input_gradient(model, images, masks, labels, form, reverse, _all_log_probabilities, "sum")[0]
+    return picture_gradient("rrr", model, images, masks, labels, form, reverse)[0]
 
 
-def _all_log_probabilities(y: Float[Tensor, "b c"]) -> Tensor:
-    return (y.softmax(-1) + 1e-11).log().sum()
-
-
-def _input_gradient(model: Any, images: Tensor, masks: Tensor, labels: Tensor, form: str, reverse: str, quantity: Any,
-                    reduce: str) -> tuple[Terms, Any]:  # fmt: skip
+def picture_gradient(name: str, model: Any, images: Tensor, masks: Tensor, labels: Tensor, form: str,
+                     reverse: str) -> tuple[Terms, Any]:  # fmt: skip
+    """The terms of `gradmask` or `rrr`, and the logits of the same pass."""
     one_of("form", form, ("formula", "code"))
     _, rest, measured = sides(masks, images, reverse=reverse)
     pixels = images.detach().requires_grad_()
     with Seam(want=Want(hidden=False, attention=form == "formula")):  # double backward: not through the fused kernel
         logits = outputs_of(model(pixels))
     y = joined(logits)
-    (g,) = torch.autograd.grad(quantity(y), pixels, retain_graph=True, create_graph=form == "formula")
+    quantity = y.gather(1, labels[:, None]).sum() if name == "gradmask" else (y.softmax(-1) + 1e-11).log().sum()
+    (g,) = torch.autograd.grad(quantity, pixels, retain_graph=True, create_graph=form == "formula")
     squares = (g * rest[:, None]).pow(2).sum()
-    background = squares if reduce == "sum" else squares / (measured.sum() * images.shape[1])
+    background = squares / (measured.sum() * images.shape[1]) if name == "gradmask" else squares
     return {"background": background, "classification": F.cross_entropy(y, labels)}, logits
 
 

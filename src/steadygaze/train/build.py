@@ -1,0 +1,136 @@
+"""From a recipe to the model that is trained: made or loaded, its modules put in, and what its pictures look like."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygaze.data.folders import Classes
+from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
+from steadygaze.train.data import Shape, class_names, drawn_from
+from steadygaze.train.recipes import Recipe
+from steadygaze.vit.checkpoint import Weights, fit, match_names, read_weights
+from steadygaze.vit.load import load_model
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """The model of a recipe, ready to be trained."""
+
+    model: nn.Module
+    classes: Classes
+    shape: Shape
+    about: dict[str, Any]  # what makes the model again: name, arguments, modules, classes, preprocessing
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """For the file of the weights: the model can be made again from it alone."""
+        return {"steadygaze": json.dumps(self.about, ensure_ascii=False)}
+
+
+def build(recipe: Recipe) -> Built:
+    """Make the model; new weights depend on the recipe's seed alone."""
+    asked, names = recipe.model, class_names(recipe.data.train)
+    with drawn_from(recipe.seed, 2):
+        model, config, known = _made(recipe, names)
+        model = _with_modules(model, recipe)
+    outputs = _outputs(model, config)
+    names = known if known is not None and len(known) == outputs else names if names is not None and len(names) == outputs else None
+    shape = Shape.of(config, recipe.data)
+    about = {
+        "model": asked.name, "arguments": asked.arguments, "num_classes": outputs, "modules": asdict(recipe.modules),
+        "classes": None if names is None or known is names else list(names), "mean": shape.mean, "std": shape.std, "size": shape.size,
+        "interpolation": shape.interpolation, "crop": shape.crop,
+    }  # fmt: skip
+    return Built(model, Classes(names, outputs), shape, about)
+
+
+def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...] | None]:
+    """(model, its preprocessing as timm words it, the names of its classes)."""
+    import timm
+    from timm.data import resolve_data_config
+
+    asked = recipe.model
+    if not timm.is_model(asked.name):
+        if asked.arguments or asked.new_head:
+            raise BadInput(f"model.arguments, model.new_head: {asked.name!r} is no model of timm, and only those are made anew")
+        loaded = load_model(asked.name, asked.checkpoint, num_classes=asked.num_classes)
+        config = {"input_size": (3, *loaded.size), "mean": loaded.mean, "std": loaded.std}
+        config |= {k: loaded.recipe[k] for k in ("interpolation", "crop_pct") if k in loaded.recipe}
+        return loaded.model, config, loaded.classes
+    if asked.pretrained and asked.checkpoint:
+        raise BadInput("model.pretrained, model.checkpoint: expected one of them, got both")
+    if asked.pretrained and not asked.arguments and not asked.new_head:
+        loaded = load_model(asked.name, num_classes=asked.num_classes)
+        return loaded.model, loaded.recipe, loaded.classes
+    count = asked.num_classes
+    weights = None if asked.checkpoint is None else read_weights(asked.checkpoint)
+    if count is None and (weights is None or asked.new_head):
+        count = None if names is None else len(names)
+    try:
+        width = {} if count is None else {"num_classes": count}
+        model = timm.create_model(asked.name, pretrained=asked.pretrained, **width, **asked.arguments)
+    except (TypeError, AssertionError) as error:
+        raise BadInput(f"model.arguments: {asked.name} cannot be made with {asked.arguments} ({error})") from error
+    except OSError as error:
+        raise BadCheckpoint(f"the weights of {asked.name} could not be fetched ({error}). Give model.checkpoint, a file.") from error
+    if weights is not None:
+        _fill(model, weights, asked.checkpoint or "", asked.new_head)
+    known = None
+    if weights is not None or asked.pretrained:
+        from timm.data import ImageNetInfo, infer_imagenet_subset
+
+        subset = infer_imagenet_subset(model)
+        info = ImageNetInfo(subset) if subset else None
+        known = tuple(info.index_to_description(i) for i in range(info.num_classes())) if info else None
+    config = resolve_data_config(model.pretrained_cfg, model=model)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return model, config | ({"input_size": (3, *size)} if size else {}), known
+
+
+def _fill(model: Any, weights: Weights, source: str, new_head: bool) -> None:
+    """Load the weights; with `new_head` the classifier keeps what it began with."""
+    if new_head:
+        heads = model.default_cfg.get("classifier") or "head"
+        heads = [heads] if isinstance(heads, str) else list(heads)
+        own = {k: v for k, v in model.state_dict().items() if any(k.startswith(f"{head}.") for head in heads)}
+        weights = {k: v for k, v in match_names(weights, model).items() if k not in own} | own
+    fit(model, weights, source)
+
+
+def _with_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
+    asked = recipe.modules
+    if asked.tap is None and asked.cb is None:
+        return model
+    from steadygaze import modules
+
+    made: dict[str, Any] = {}
+    for name, kind in (("tap", "TAP"), ("cb", "CB")):
+        options = getattr(asked, name)
+        if options is not None:
+            try:
+                made[name] = getattr(modules, kind)(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+            except TypeError as error:
+                raise UnknownName(f"option of modules.{name}", _named(error), (), str(error)) from error
+    return modules.insert(model, **made)
+
+
+def _named(error: TypeError) -> str:
+    """The argument that a call did not know."""
+    text = str(error)
+    return text.split("'")[1] if "'" in text else text
+
+
+def _outputs(model: nn.Module, config: dict[str, Any]) -> int:
+    known = getattr(model, "num_classes", None) or getattr(getattr(model, "config", None), "num_labels", None)
+    if known:
+        return int(known)
+    was = model.training
+    with torch.no_grad():
+        out = model.eval()(torch.zeros(1, *config["input_size"]))
+    model.train(was)
+    return (out if isinstance(out, torch.Tensor) else out.logits).shape[-1]
