@@ -60,13 +60,13 @@ def print_card(card: Card, console: Console) -> None:
     """The card as tables."""
     data = f" on {card.data}, {card.pictures} pictures" if card.pictures else ""
     say(console, f"{card.model}{data}; ± half of the 95 % interval", "bold")
-    shown = [_answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card), _sequences(card), _drops(card),
-             _layers(card), _neighbours(card)]  # fmt: skip
+    shown = [_answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card),
+             _sequences(card, "sequence"), _sequences(card, "imagenet-p"), _drops(card), _layers(card), _neighbours(card)]  # fmt: skip
     for table in shown:
         if table is not None:
             console.print(table)
     for setting, metric in card.scores:
-        if setting in ("corruptions", "imagenet-c", "sequences"):
+        if setting in ("corruptions", "imagenet-c", "sequences", "imagenet-p"):
             number = card.scores[setting, metric]
             unit = " %" if metric.startswith("mean_error") or metric == "flips" else ""
             say(console, f"{setting} {label(metric)}: {number.text()}{unit} ({number.note})")
@@ -141,13 +141,13 @@ def _factors(card: Card) -> Shown | None:
     return table
 
 
-def _sequences(card: Card) -> Shown | None:
-    kinds = [name for name in PERTURBATIONS if (f"sequence/{name}", "flips") in card.numbers]
+def _sequences(card: Card, prefix: str) -> Shown | None:
+    kinds = [name for name in PERTURBATIONS if (f"{prefix}/{name}", "flips") in card.numbers]
     if not kinds:
         return None
-    table = _table("sequences", "kind", "flips, %", "top-5 distance")
+    table = _table("sequences" if prefix == "sequence" else prefix, "kind", "flips, %", "top-5 distance")
     for name in kinds:
-        table.add_row(name, _cell(card, f"sequence/{name}", "flips"), _cell(card, f"sequence/{name}", "top5_distance"))
+        table.add_row(name, _cell(card, f"{prefix}/{name}", "flips"), _cell(card, f"{prefix}/{name}", "top5_distance"))
     return table
 
 

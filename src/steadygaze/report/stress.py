@@ -36,6 +36,7 @@ TILES = {
     ("imagenet-c", "mce"): "mCE, published ImageNet-C",
     ("clean", "ece"): "ECE, clean",
     ("sequences", "mfr"): "mean flip rate",
+    ("imagenet-p", "mfr"): "mean flip rate, published ImageNet-P",
     ("corruptions", "attention_stability"): "attention stability",
 }
 
@@ -204,11 +205,13 @@ def _neighbours(card: Card) -> list[Figure]:
 
 
 def _sequences(card: Card) -> list[Figure]:
-    rows = [_bar(n, name.replace("_", " ")) for name in PERTURBATIONS if (n := card.numbers.get((f"sequence/{name}", "flips")))]
-    if not rows:
-        return []
-    chart = bars(rows, x_label="frames whose answer flips, %", title="flips by perturbation")
-    return [Figure("Flips in perturbation sequences", "lower is steadier", chart)]
+    found = []
+    for prefix, words in (("sequence", ""), ("imagenet-p", ", published ImageNet-P")):
+        rows = [_bar(n, name.replace("_", " ")) for name in PERTURBATIONS if (n := card.numbers.get((f"{prefix}/{name}", "flips")))]
+        if rows:
+            chart = bars(rows, x_label="frames whose answer flips, %", title="flips by perturbation")
+            found.append(Figure(f"Flips in perturbation sequences{words}", "lower is steadier", chart))
+    return found
 
 
 def _synthetic(card: Card) -> list[Figure]:

@@ -31,6 +31,7 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "knn_predict": "neighbours",
     "knn_accuracy": "neighbours",
     "read_shift": "shifts",
+    "read_clip": "clips",
     "shift_scores": "shifts",
     "top_right": "shifts",
     "vary": "synthetic",

@@ -10,6 +10,7 @@
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
+| imagenet-p | `<kind>/<synset>/*.mp4`, see `clips` | flips, not answers | kind |
 
 A prediction is right in the top k if any right class is among the k highest logits: of all 1,000 ("top1 of 1000"), and, where
 the official protocol restricts the classes, of those alone ("top1 of 200"). Higher is better. Nothing is skipped in silence:
@@ -307,6 +308,12 @@ def _table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]
         return list(reader)
 
 
+def _imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
+    from steadygaze.robustness.clips import imagenet_p
+
+    return imagenet_p(root, partial=partial)
+
+
 READERS: dict[str, Callable[..., Shift]] = {
     "imagenet-a": imagenet_a,
     "imagenet-r": imagenet_r,
@@ -316,4 +323,5 @@ READERS: dict[str, Callable[..., Shift]] = {
     "objectnet": objectnet,
     "si-score": si_score,
     "imagenet-c": imagenet_c,
+    "imagenet-p": _imagenet_p,
 }

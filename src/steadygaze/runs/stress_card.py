@@ -5,7 +5,7 @@
 | error, ce | `fog` | mean top-1 error over severities; the same in percent of AlexNet's |
 | mean_error, mce, relative_mce | `corruptions`, `imagenet-c` | the 15 common corruptions; `mean_error_all`: of all that were run |
 | ece | any that has top1 and confidence | expected calibration error, 15 bins |
-| flips, mfr, top5_distance | `sequences` | mean over kinds; mfr in percent of AlexNet's, if all ten were run |
+| flips, mfr, top5_distance | `sequences`, `imagenet-p` | mean over kinds; mfr in percent of AlexNet's, if all ten were run |
 | top1 | `location`, `rotation`, `size` | mean over the factor's values |
 | attention_stability | `corruptions` | mean over corruptions |
 
@@ -186,7 +186,8 @@ class Card:
     def _scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         yield from self._corruption_scores("", "corruptions", "made in memory, no JPEG", "clean")
         yield from self._corruption_scores("imagenet-c/", "imagenet-c", "the published pictures", "clean")
-        yield from self._sequence_scores()
+        yield from self._sequence_scores("sequence", "sequences", "made in memory, no video compression")
+        yield from self._sequence_scores("imagenet-p", "imagenet-p", "the published films")
         for factor in FACTORS:
             yield from self._mean_of((factor, "top1"), [s for s, m in self.keys if m == "top1" and s.startswith(f"{factor}/")], "values")
         stable = [s for s, m in self.keys if m == "attention_stability"]
@@ -231,15 +232,16 @@ class Card:
             grown = [(_total(errors[n]) - 5 * (1 - first)) / (sum(ALEXNET[n]) - 5 * ALEXNET_CLEAN) for n in COMMON]
             yield (called, "relative_mce"), 100 * np.mean(grown, axis=0), images, note
 
-    def _sequence_scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+    def _sequence_scores(self, prefix: str, called: str, which: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         for metric in ("flips", "top5_distance"):
-            kinds = {name: f"sequence/{name}" for name in PERTURBATIONS if (f"sequence/{name}", metric) in self.measured}
-            yield from self._mean_of(("sequences", metric), list(kinds.values()), "kinds")
+            kinds = {name: f"{prefix}/{name}" for name in PERTURBATIONS if (f"{prefix}/{name}", metric) in self.measured}
+            yield from self._mean_of((called, metric), list(kinds.values()), "kinds")
             imagenet = self.run["settings"].get("classes") == 1000
             if metric == "flips" and len(kinds) == len(PERTURBATIONS) and imagenet:
                 rates = [self.measured[s, "flips"].samples / ALEXNET_FLIPS[name] for name, s in kinds.items()]
-                note = "ten kinds at difficulty 1, AlexNet is 100 (its rates are not confirmed); made in memory, no video compression"
-                yield ("sequences", "mfr"), 100 * np.mean(rates, axis=0), self.pictures, note
+                note = f"ten kinds at difficulty 1, AlexNet is 100 (its rates are not confirmed); {which}"
+                images = max(self.measured[s, "flips"].images for s in kinds.values())
+                yield (called, "mfr"), 100 * np.mean(rates, axis=0), images, note
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images, better, note."""

@@ -21,6 +21,7 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.masks import Decode, read_mask
 from steadygaze.errors import BadImage, SteadygazeError
+from steadygaze.robustness.clips import FILMS, read_clip
 from steadygaze.robustness.corruptions import corrupt
 from steadygaze.robustness.sequences import sequence
 from steadygaze.robustness.shifts import Shift, Shifted
@@ -149,10 +150,20 @@ class Maker:
                 whole = self.clean(picture) if self.lens is None else self.lens.pixels(self.opened(picture), margin=True)
                 side = self.clean(picture).shape[0]
                 return sequence(np.ascontiguousarray(whole), condition.name, seed=seed, size=side)
+            case "clip":
+                return self.clip(picture)
             case "synthetic" | "background":
                 return self.synthetic(picture, condition, seed)
             case _:
                 return self.clean(picture)[None]
+
+    def clip(self, picture: Picture) -> UInt8[np.ndarray, "v h w 3"]:
+        """The frames of a film as they are, if they have the model's size, as the published protocol wants."""
+        assert picture.item is not None and self.lens is not None
+        frames = read_clip(picture.item.path)
+        if frames.shape[1:3] == self.lens.size:
+            return frames
+        return np.stack([self.lens.pixels(Image.fromarray(frame)) for frame in frames])
 
     def opened(self, picture: Picture) -> Image.Image:
         assert picture.item is not None
@@ -179,6 +190,8 @@ class Maker:
     def readable(self, picture: Picture) -> bool:
         """Whether a picture, and its mask where masks are used, can be read now."""
         try:
+            if picture.item is not None and picture.item.path.suffix.lower() in FILMS:
+                return bool(len(read_clip(picture.item.path)))
             opened = self.opened(picture)
             if self.decode is not None and picture.shift < 0 and picture.item is not None:
                 read_mask(picture.item, self.decode, opened.size)

@@ -55,6 +55,7 @@ class Batch:
         """Conditions that make many pictures of one take a few pictures at a time."""
         for condition in self.conditions:
             step = len(self.pictures) if condition.pictures <= 2 else max(1, AT_ONCE // condition.pictures)
+            step = 1 if condition.kind == "clip" else step  # films differ in length
             for start in range(0, len(self.pictures), step):
                 yield Job(self.pictures[start : start + step], condition)
 
@@ -64,8 +65,8 @@ def batches(pictures: Sequence[Picture], conditions: Sequence[Condition], size: 
 
 
 def shift_batches(shift: Shift, number: int, plan: Plan, limit: int | None) -> list[Batch]:
-    """The pictures of a shift; of ImageNet-C, those of each corruption and severity by themselves, `limit` of each."""
-    apart = shift.name == "imagenet-c"
+    """The pictures of a shift; of ImageNet-C and -P, those of each corruption and severity by themselves, `limit` of each."""
+    apart = shift.name in ("imagenet-c", "imagenet-p")
     groups: dict[str, list[Picture]] = {}
     for item in shift.items:
         group = groups.setdefault(item.group if apart else "", [])

@@ -97,7 +97,7 @@ class Judge:
                 return self.drop(condition, pictures, x[:, 0], labels)
             case "attention":
                 return self.attention(condition, x)
-            case "sequence":
+            case "sequence" | "clip":
                 return self.flips(condition, x)
             case "synthetic":
                 settings = list(dict.fromkeys(setting for setting, _ in condition.rows))

@@ -9,6 +9,7 @@
 | occlusion | `centre_square/0.5`; of a ViT `random_drop`, `salient_drop` | top1, ...; drop_right, drop_probability |
 | attention | `clean`, and each corruption at one severity | attention_entropy, ..., attention_stability |
 | shift:NAME=FOLDER | `imagenet-a`, `imagenet-c/fog/3`, ... | top1, top5, confidence; top1_of_200, top5_of_200 |
+| shift:imagenet-p=FOLDER | `imagenet-p/tilt`: published films | flips, top5_distance |
 | neighbours:NAME=FOLDER | `neighbours/cifar-100`, ...: classes the model never saw | knn1, knn10; knn1_euclidean, ... |
 | synthetic | `location/0.1,0.9`, `rotation/21`, `size/0.05`, `background/removed` | top1, top5, confidence |
 
@@ -40,6 +41,7 @@ ATTENTION = ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
 EPSILONS = (1 / 255, 2 / 255, 8 / 255)
 ANSWER = ("top1", "top5", "confidence")
 KS = (1, 10)  # neighbours that vote
+FRAMES = 31  # of a published film, about
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,8 @@ class Plan:
         """What is measured on the pictures of a shift, or on a group of them that is a setting of its own."""
         restricted = [] if shift.classes is None else [f"top{k}_of_{len(shift.classes)}" for k in (1, 5)]
         setting = "/".join(filter(None, (shift.name, group.replace(":", "/"))))
+        if shift.name == "imagenet-p":
+            return Condition("clip", group, rows=_each(setting, ("flips", "top5_distance")), pictures=FRAMES)
         return Condition("shift", shift.name, rows=_each(setting, (*self.answer, *restricted)))
 
     def of_neighbours(self, name: str, bank: int) -> Condition:
