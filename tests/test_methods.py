@@ -164,7 +164,19 @@ WHOLE_OPTIONS = {
     "gaze_keys": set(),
     "gaze_twice": set(),
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
+} | {  # searched methods: their oracles are in tests/test_search.py
+    "occlusion": {"budget", "hide"},
+    "rise": {"budget", "seed", "hide"},
+    "lime": {"budget", "seed", "hide"},
+    "kernel_shap": {"budget", "seed", "hide"},
+    "pami": {"budget", "hide"},
+    "hsic": {"budget", "seed", "output", "hide"},
+    "scorecam": {"budget", "softmax"},
+    "vit_cx": {"budget", "noise", "seed"},
+    "atman": {"budget", "suppress", "similar"},
+    "sufficient": {"budget", "threshold", "space", "minimal"},
 }
+SEARCHED = [info.name for info in sg.methods() if info.family == "black box"]
 
 
 def test_nothing_is_left_out() -> None:
@@ -174,7 +186,7 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("whole")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_keys", "gaze_twice", "diffmask"}
+    written_here = {"random", "smoothgrad", "gaze_keys", "gaze_twice", "diffmask"} | set(SEARCHED)
     assert set(METHODS) | written_here == {i.name for i in sg.methods()} - {"gae", "cat", "attcat"}
 
 
@@ -242,9 +254,10 @@ def test_scores(kind: str, score: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_scores(kind: str) -> None:
-    """gaze and its kin have log-odds of their own, every other name the logit; a score given wins."""
+    """gaze and its kin have log-odds of their own, searches the probability, every other name the logit; a score given wins."""
     for info in sg.methods():
-        assert info.score == ("log_odds" if info.name.startswith("gaze") else "logit")
+        searched = info.name in SEARCHED and info.name != "atman"
+        assert info.score == ("prob" if searched else "log_odds" if info.name.startswith("gaze") else "logit")
     model, images = case(kind)
     assert sg.explain(model, images, method="gaze").score == "log_odds"
     close(explained(kind, "gaze"), explained(kind, "decompx+plus:freeze=0.75", "log_odds").flatten(1), "gaze")

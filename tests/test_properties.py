@@ -44,6 +44,7 @@ def everything(model: nn.Module) -> list[str]:
     if not sg.adapt(model).plan.global_attention:
         extra = [m for m in extra if "bias" not in m and "at=norm1" not in m]
     cheap = {"smoothgrad": "smoothgrad:samples=2", "integrated_gradients": "integrated_gradients:steps=2"}
+    cheap |= menagerie.SEARCHES
     return [cheap.get(name, name) for name in menagerie.served(model)] + extra
 
 
@@ -163,7 +164,8 @@ def test_permuted_patches_permute_the_map(kind: str) -> None:
     with torch.no_grad():
         other.pos_embed[:, prefix:] = model.pos_embed[:, prefix:][:, order]
     before, after = maps_of(model, images), maps_of(other, moved)
-    for key in before.keys() - {"random", "smoothgrad:samples=2"}:  # their noise lies on the picture
+    placed = {"random", "smoothgrad:samples=2", *menagerie.SEARCHES.values()}  # their noise, or order, lies on the picture
+    for key in before.keys() - placed:
         same(after[key].flatten(1), before[key].flatten(1)[:, order], f"{kind}, {key}", 1e-8)
 
 

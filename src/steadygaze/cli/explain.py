@@ -22,11 +22,12 @@ from rich.table import Table
 from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
-from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap
+from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap, PartialMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
 from steadygaze.methods import parse
 from steadygaze.methods.masking import with_gates
+from steadygaze.methods.perturbation_runs import manner
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
 
@@ -68,6 +69,7 @@ class Results:
     unreadable: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)  # pictures with a map that is not finite
     empty: list[str] = field(default_factory=list)  # maps that are zero everywhere
+    partial: list[str] = field(default_factory=list)  # searches that were stopped
 
 
 def run(request: Request, console: Console | None = None) -> int:
@@ -90,17 +92,22 @@ def run(request: Request, console: Console | None = None) -> int:
         request.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out: expected a folder that can be written, got {request.out} ({error.strerror})") from error
-    columns = (SpinnerColumn(), TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=live, transient=True)
-    task = progress.add_task("", total=len(files))
+    task = progress.add_task("explaining", total=len(files))
     with progress if live.is_terminal else nullcontext():
         for some, images in batches(files, loaded, request.batch, found.unreadable):
-            explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
-            progress.update(task, completed=len(found.rows) + len(found.unreadable) + len(found.broken))
+            with manner(lambda name, done, total: progress.update(task, description=f"explaining: {name}, {done} of {total} runs")):
+                explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
+            progress.update(task, completed=len(found.rows) + len(found.unreadable) + len(found.broken), description="explaining")
+            if found.partial:  # stopped: what was found until then is written, and nothing more begun
+                break
     if found.rows:
         finish(request, loaded, found)
         print_predictions(found, console)
         print_written(request, found, console)
+    for text in found.partial:
+        console.print(f"stopped before all was done. {text}", style="yellow", markup=False, soft_wrap=True)
     for text in found.empty:
         console.print(f"zero everywhere, explains nothing: {text}", style="yellow", markup=False, soft_wrap=True)
     for text in found.broken:
@@ -137,9 +144,13 @@ def explain_batch(
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("ignore", DegenerateMap)  # told at the end, with the picture's name
             many = explain(vit, images, target=target, method=list(request.methods), score=request.score)
+        found.partial += [f"{', '.join(names)}: {w.message}" for w in heard if issubclass(w.category, PartialMap)]
+        for w in heard:
+            if not issubclass(w.category, PartialMap):
+                warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
     except BrokenMap as error:
         if len(files) == 1:
             found.broken.append(f"{files[0]}: {error}")
@@ -238,6 +249,7 @@ def finish(request: Request, loaded: Loaded, found: Results) -> None:
         "grid": list(next(iter(whole.values())).grid),
         "images": found.rows,
         "unreadable": found.unreadable,
+        **({} if not found.partial else {"partial": found.partial}),
         "not_explained": found.broken,
         "zero_maps": found.empty,
         "versions": versions(),

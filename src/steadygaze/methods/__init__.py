@@ -4,10 +4,24 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from steadygaze.methods import attention, cam, decomposition, gaze, gradient, masking, propagation
+from steadygaze.methods import (
+    attention,
+    cam,
+    decomposition,
+    gaze,
+    gradient,
+    masking,
+    perturbation,
+    perturbation_soft,
+    propagation,
+    sufficient,
+)
 from steadygaze.registry import Method, MethodInfo, infos, make, parse
 
-__all__ = ["Method", "MethodInfo", "attention", "cam", "decomposition", "gaze", "gradient", "masking", "method", "parse", "propagation"]
+__all__ = [
+    "Method", "MethodInfo", "attention", "cam", "decomposition", "gaze", "gradient", "masking", "method", "parse", "perturbation",
+    "perturbation_soft", "propagation", "sufficient",
+]  # fmt: skip
 
 
 def method(name: str, **options: Any) -> Method:

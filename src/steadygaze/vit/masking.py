@@ -28,7 +28,7 @@ NAN = float("nan")
 MEAN = (torch.mean, torch.Tensor.mean)
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-CONV = (F.conv2d, torch.conv2d, F.avg_pool2d, F.adaptive_avg_pool2d)
+CONV = (F.conv2d, torch.conv2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.fold)
 MAXPOOL = (torch.max_pool2d, F.max_pool2d)
 
 
@@ -38,8 +38,7 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
     layout = vit.layout(tokens)
     rows = torch.arange(len(keep), device=tokens.device) if image is None else image
     x = tokens[rows].clone()
-    place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
-    where = vit.blocks[0].patches(place, layout)[0, :, :, 0].long()  # (h, w): which token lies there
+    where = places(vit, tokens)
     hidden = ~at(keep, (where.shape[0], where.shape[1]))
     flat = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     flat[:, where.flatten()] = hidden.flatten(1)
@@ -53,6 +52,12 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
             "Use measures that paint pixels, such as positive_perturbation."
         )
     return logits
+
+
+def places(vit: ViT, tokens: Float[Tensor, "b n d"]) -> Int[Tensor, "h w"]:
+    """Which token lies where on the grid of the first block."""
+    place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
+    return vit.blocks[0].patches(place, vit.layout(tokens))[0, :, :, 0].long()
 
 
 def at(keep: Bool[Tensor, "s gh gw"], grid: tuple[int, int]) -> Bool[Tensor, "s h w"]:

@@ -1,0 +1,183 @@
+"""Searched methods: what token removal gains, whether names differ, and the overinterpretation figure.
+
+    python -m benchmarks.search speed --model NAME [--checkpoint FILE] --images FOLDER [--count 3] [--budget 200]
+    python -m benchmarks.search names --model NAME [--checkpoint FILE] --images FOLDER [--count 5] [--budget 200]
+    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100]
+
+speed: each method on tokens that are removed beside the usual version, which paints the pixels; the same runs, so the same number of
+forward passes. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of
+insertion and deletion AOPC (token removal), and the positive perturbation area (patches painted black; lower is better) beside it, since
+the one hides as the first does and the other as the second. A forward pass of the model is timed in between as the unit.
+names: the mean correlation of the maps of any two methods. overinterpretation: for any picture and any class, how many pixels are enough?
+"""
+
+import argparse
+import itertools
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+import steadygaze as sg
+from steadygaze.data.images import find_images, read_image
+from steadygaze.faithfulness import Batch, evaluate
+from steadygaze.methods.sufficient import Sufficient, subsets
+from steadygaze.vit.load import Loaded, load_model
+
+BUDGETED = ("rise", "lime", "kernel_shap", "hsic")
+QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
+
+
+def pictures_of(loaded: Loaded, folder: list[Path], count: int) -> Tensor:
+    files = find_images(folder)
+    return torch.stack([loaded.preprocess(read_image(f)) for f in files[:: max(1, len(files) // count)][:count]])
+
+
+def seconds(run: Any) -> tuple[float, Any]:
+    begin = time.process_time()
+    found = run()
+    return time.process_time() - begin, found
+
+
+def speed(loaded: Loaded, images: Tensor, budget: int) -> None:
+    model = loaded.model
+    with torch.no_grad():
+        model(images)
+        unit = min(seconds(lambda: model(images))[0] for _ in range(3)) / len(images)
+        labels = model(images).argmax(1)
+    batch = Batch(images, labels, None, torch.tensor(loaded.mean), torch.tensor(loaded.std))
+    print(f"one forward pass: {unit:.3f} s. Per image, in forward passes of that length:\n")
+    print("| method | runs | removed | painted | gain | removed: AOPC, perturbation | painted: AOPC, perturbation |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for name in ("occlusion", "pami", *BUDGETED):
+        options: dict[str, Any] = {"budget": budget} if name in BUDGETED else {}
+        taken, maps = {}, {}
+        for hide in ("remove", "fill"):
+            ask = sg.method(name, hide=hide, **options)
+            taken[hide], att = seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask))
+            maps[hide] = att.scores
+        found = evaluate(model, batch, torch.stack([maps["remove"], maps["fill"]]), QUALITY, target=labels).values
+        score = {q: found[q].value.mean(1).tolist() for q in QUALITY}
+        quality = [f"{(score[QUALITY[0]][i] + score[QUALITY[1]][i]) / 2:.1f}, {score[QUALITY[2]][i]:.1f}" for i in (0, 1)]
+        cost = [taken[h] / len(images) / unit for h in ("remove", "fill")]
+        runs = budget if name in BUDGETED else {"occlusion": maps["fill"][0].numel() + 1}.get(name, 0) or regions(maps["fill"])
+        print(f"| `{name}` | {runs} | {cost[0]:.0f} | {cost[1]:.0f} | {cost[1] / cost[0]:.1f}x | {quality[0]} | {quality[1]} |", flush=True)
+    for space in ("patches", "pixels"):
+        spent, found_subset = seconds(lambda space=space: subsets(model, images, labels, space=space, minimal=space == "patches"))
+        share = 100 * found_subset.size.float() / found_subset.subset[0].numel()
+        print(
+            f"`sufficient` by {space}: {found_subset.confidence.shape[1]} steps, {spent / len(images) / unit:.0f} forward passes, "
+            f"reached for {int(found_subset.reached.sum())} of {len(images)}, {share[found_subset.reached].mean():.1f} % of the picture",
+            flush=True,
+        )
+
+
+def regions(maps: Tensor) -> int:
+    from steadygaze.methods.perturbation import cells, sides
+
+    height, width = maps.shape[-2:]
+    return sum(1 for side in sides(height, width) for _ in cells(height, width, side))
+
+
+def names(loaded: Loaded, images: Tensor, budget: int) -> None:
+    """Mean over the pictures of the correlation of any two maps."""
+    chosen = {i.name: i.name for i in sg.methods() if i.family == "black box"}
+    chosen |= {name: f"{name}:budget={budget}" for name in BUDGETED}
+    chosen |= {name: name for name in ("gaze", "gae", "cat", "decompx", "rollout", "gradcam")}
+    maps = {}
+    for name, text in chosen.items():
+        spent, att = seconds(lambda text=text: sg.explain(loaded.model, images, method=text))
+        x = att.scores.flatten(1).double()
+        maps[name] = (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True).clamp_min(1e-30)
+        print(f"# {text}: {spent / len(images):.1f} s an image", flush=True)
+    print("| | " + " | ".join(maps) + " |\n" + "| --- " * (len(maps) + 1) + "|")
+    for a in maps:
+        print(f"| `{a}` | " + " | ".join(f"{(maps[a] * maps[b]).mean(1).mean():.2f}" for b in maps) + " |")
+    pairs = {(a, b): float((maps[a] * maps[b]).mean(1).mean()) for a, b in itertools.combinations(maps, 2)}
+    top = max(pairs, key=lambda pair: pairs[pair])
+    print(f"\nmost alike: {top[0]} and {top[1]}, {pairs[top]:.3f}")
+
+
+def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3) -> None:
+    """Every picture for its predicted class and for classes that have nothing to do with it."""
+    images = torch.stack([loaded.preprocess(read_image(f)) for f in files])
+    with torch.no_grad():
+        p = loaded.model(images).softmax(1)
+    classes = p.shape[1]
+    wanted = torch.stack([torch.cat([row.argmax()[None], (row.argmax() + torch.arange(1, others + 1) * classes // (others + 1)) % classes])
+                          for row in p])  # fmt: skip
+    many, target = images.repeat_interleave(others + 1, 0), wanted.flatten()
+    steps = -(-images.shape[-1] * images.shape[-2] // step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = subsets(loaded.model, many, target, space="pixels", budget=2 * steps)
+    print(f"{step} pixels a step, threshold 0.9\n\n| picture | class | whole picture | pixels that are left | sure |")
+    print("| --- | --- | --- | --- | --- |")
+    share = 100 * found.size / found.subset[0].numel()
+    named = loaded.classes or [str(c) for c in range(classes)]
+    for i, c in enumerate(target.tolist()):
+        mark = "" if found.reached[i] else " (most that was reached)"
+        print(f"| {files[i // (others + 1)].stem} | {named[c]} | {100 * p[i // (others + 1), c]:.3f} % | {share[i]:.1f} % "
+              f"| {100 * found.sure[i]:.1f} %{mark} |")  # fmt: skip
+    reached = found.reached
+    print(f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average")
+    if out is not None:
+        drawn(loaded, images, found, target, named, others).save(out)
+
+
+def drawn(loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, named: Any, others: int) -> Image.Image:
+    """One row a picture: itself, then only the pixels of each subset, on grey."""
+    rows = []
+    for b, image in enumerate(images):
+        picture = loaded.picture(image)
+        cells, texts = [picture], ["whole"]
+        for i in range(b * (others + 1), (b + 1) * (others + 1)):
+            seen = np.asarray(picture).copy()
+            seen[~found.subset[i].numpy()] = 128
+            share = 100 * float(found.subset[i].float().mean())
+            cells.append(Image.fromarray(seen))
+            texts.append(f"{named[int(target[i])].split(',')[0]}: {100 * found.sure[i]:.0f} % from {share:.1f} %")
+        rows.append((cells, texts))
+    return sheet_of(rows)
+
+
+def sheet_of(rows: list[tuple[list[Image.Image], list[str]]]) -> Image.Image:
+    side, bar = 224, 22
+    sheet = Image.new("RGB", (len(rows[0][0]) * (side + 8), len(rows) * (side + bar)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for r, (cells, texts) in enumerate(rows):
+        for c, (cell, text) in enumerate(zip(cells, texts, strict=True)):
+            sheet.paste(cell.resize((side, side)), (c * (side + 8), r * (side + bar) + bar))
+            draw.text((c * (side + 8) + 2, r * (side + bar) + 5), text[:40], fill="black")
+    return sheet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "names", "overinterpretation"], nargs="?", default="speed")
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--images", type=Path, nargs="+", required=True)
+    parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--step", type=int, default=100)
+    parser.add_argument("--others", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    loaded = load_model(args.model, args.checkpoint)
+    loaded.model.eval()
+    if args.what == "overinterpretation":
+        overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others)
+    else:
+        {"speed": speed, "names": names}[args.what](loaded, pictures_of(loaded, args.images, args.count), args.budget)
+
+
+if __name__ == "__main__":
+    main()

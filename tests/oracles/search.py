@@ -1,0 +1,265 @@
+"""Searched methods, one run and one patch at a time, on plain timm VisionTransformers with the model's own modules.
+
+`f(model, image, keep, c)` is the probability of class c with only the patches of the list `keep`; maps are (P,) of one image.
+"""
+
+from math import comb, exp, sqrt
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+
+def tokens_of(model: Any, image: Tensor) -> Tensor:
+    """x^0 of one image, (N,d), before norm_pre."""
+    return model._pos_embed(model.patch_embed(image[None]))[0].detach()
+
+
+def answer(model: Any, tokens: Tensor) -> Tensor:
+    """Logits (C,) of the tokens (N,d), as many as there are."""
+    x = model.norm_pre(tokens[None])
+    for block in model.blocks:
+        x = block(x)
+    return model.forward_head(model.norm(x))[0].detach()
+
+
+def logits(model: Any, image: Tensor, keep: list[int], hide: str = "remove") -> Tensor:
+    side, (_, columns), prefix = model.patch_embed.patch_size[0], model.patch_embed.grid_size, model.num_prefix_tokens
+    if hide == "fill":
+        painted = torch.zeros_like(image)
+        for j in keep:
+            r, c = j // columns * side, j % columns * side
+            painted[:, r : r + side, c : c + side] = image[:, r : r + side, c : c + side]
+        return model(painted[None])[0].detach()
+    if not keep and model.global_pool == "avg":
+        return torch.zeros(model.num_classes, dtype=torch.float64)
+    x = tokens_of(model, image)
+    return answer(model, torch.cat([x[:prefix], *(x[prefix + j][None] for j in sorted(keep))]))
+
+
+def f(model: Any, image: Tensor, keep: list[int], c: int, hide: str = "remove") -> float:
+    y = logits(model, image, keep, hide)
+    return float(y[c].exp() / y.exp().sum())
+
+
+def patches(model: Any) -> int:
+    return model.patch_embed.grid_size[0] * model.patch_embed.grid_size[1]
+
+
+def draws(image: Tensor, seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(crc32(str(seed).encode() + image.double().numpy().tobytes()))
+    return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def halves(model: Any, image: Tensor, budget: int, seed: int) -> list[list[int]]:
+    return [[j for j in range(patches(model)) if row[j] < 0.5] for row in draws(image, seed, budget, patches(model))]
+
+
+def occlusion(model: Any, image: Tensor, c: int, hide: str = "remove") -> Tensor:
+    everything = list(range(patches(model)))
+    whole = f(model, image, everything, c, hide)
+    return torch.tensor([whole - f(model, image, [k for k in everything if k != j], c, hide) for j in everything], dtype=torch.float64)
+
+
+def rise(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
+    total, count = torch.zeros(2, patches(model), dtype=torch.float64)
+    for keep in halves(model, image, budget, seed):
+        p = f(model, image, keep, c, hide)
+        for j in keep:
+            total[j] += p
+            count[j] += 1
+    return total / count.clamp(min=1)
+
+
+def lime(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
+    """Ridge with an intercept, by its normal equations: the intercept is one more column without penalty."""
+    P = patches(model)
+    sets = halves(model, image, budget, seed)
+    sets[0] = list(range(P))
+    Z, y, w = torch.zeros(budget, P + 1, dtype=torch.float64), [], []
+    for m, keep in enumerate(sets):
+        Z[m, keep] = 1
+        Z[m, P] = 1
+        y.append(f(model, image, keep, c, hide))
+        w.append(exp(-((1 - sqrt(len(keep) / P)) ** 2) / 0.25**2))
+    penalty = torch.eye(P + 1, dtype=torch.float64)
+    penalty[P, P] = 0
+    W = torch.diag(torch.tensor(w, dtype=torch.float64))
+    return torch.linalg.solve(Z.T @ W @ Z + penalty, Z.T @ W @ torch.tensor(y, dtype=torch.float64))[:P]
+
+
+def shapley_sets(model: Any, image: Tensor, budget: int, seed: int = 0) -> list[list[int]]:
+    P, sets = patches(model), []
+    kernel = [(P - 1) / (comb(P, s) * s * (P - s)) * comb(P, s) for s in range(1, P)]  # of all sets of a size together
+    for i, row in enumerate(draws(image, seed, -(-budget // 2), P + 1).tolist()):
+        size, mass = 1, kernel[0]
+        while mass < row[0] * sum(kernel) and size < P - 1:
+            size += 1
+            mass += kernel[size - 1]
+        chosen = sorted(sorted(range(P), key=lambda j, row=row: row[1 + j])[:size]) if i else list(range(P))
+        sets += [chosen, [j for j in range(P) if j not in chosen]]
+    return sets[:budget]
+
+
+def kernel_shap(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
+    """Least squares under Σ φ = f(all) − f(none), by Lagrange's equations. Needs enough samples to have one solution."""
+    P = patches(model)
+    sets = shapley_sets(model, image, budget, seed)
+    y = torch.tensor([f(model, image, keep, c, hide) for keep in sets], dtype=torch.float64)
+    Z = torch.zeros(budget, P, dtype=torch.float64)
+    for m, keep in enumerate(sets):
+        Z[m, keep] = 1
+    Z, b = Z[2:], y[2:] - y[1]
+    A = torch.ones(P + 1, P + 1, dtype=torch.float64)
+    A[:P, :P], A[P, P] = Z.T @ Z, 0
+    return torch.linalg.solve(A, torch.cat([Z.T @ b, y[:1] - y[1]]))[:P]
+
+
+def exact_shapley(model: Any, image: Tensor, c: int) -> Tensor:
+    """By definition, over all 2^P sets, absent patches painted with zeros; all pictures in one batch."""
+    P, side = patches(model), model.patch_embed.patch_size[0]
+    cells = torch.tensor([[float(keep >> j & 1) for j in range(P)] for keep in range(2**P)], dtype=torch.float64)
+    cells = cells.view(-1, 1, *model.patch_embed.grid_size).repeat_interleave(side, 2).repeat_interleave(side, 3)
+    value = model(cells * image).detach().softmax(1)[:, c].tolist()
+    phi = torch.zeros(P, dtype=torch.float64)
+    for keep, v in enumerate(value):
+        for j in range(P):
+            if not keep >> j & 1:
+                phi[j] += (value[keep | 1 << j] - v) / (P * comb(P - 1, keep.bit_count()))
+    return phi
+
+
+def pami(model: Any, image: Tensor, c: int, hide: str = "remove") -> Tensor:
+    rows, columns = model.patch_embed.grid_size
+    answers: list[list[float]] = [[] for _ in range(rows * columns)]
+    for side in range((max(rows, columns) + 1) // 2, 1, -1):
+        for shift in (0, side // 2):
+            cells: dict[tuple[int, int], list[int]] = {}
+            for j in range(rows * columns):
+                cells.setdefault(((j // columns + shift) // side, (j % columns + shift) // side), []).append(j)
+            for cell in cells.values():
+                for j in cell:
+                    answers[j].append(f(model, image, cell, c, hide))
+    return torch.tensor([sum(a) / len(a) for a in answers], dtype=torch.float64)
+
+
+def hsic(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, output: str = "distribution", hide: str = "remove") -> Tensor:
+    sets = halves(model, image, budget, seed)
+    out = torch.stack([logits(model, image, keep, hide).softmax(0) for keep in sets])
+    out = out if output == "distribution" else out[:, c : c + 1]
+    distance = torch.tensor([[float((a - b).norm()) for b in out] for a in out], dtype=torch.float64)
+    apart = sorted(float(distance[a, b]) for a in range(budget) for b in range(budget) if a != b)
+    width = apart[(len(apart) - 1) // 2]
+    L = (-(distance**2) / (2 * width**2)).exp()
+    H = torch.eye(budget, dtype=torch.float64) - 1 / budget
+    scores = []
+    for j in range(patches(model)):
+        K = torch.tensor([[float((j in a) == (j in b)) for b in sets] for a in sets], dtype=torch.float64)
+        scores.append((K @ H @ L @ H).trace() / (budget - 1) ** 2)
+    return torch.stack(scores)
+
+
+def channels(model: Any, image: Tensor) -> Tensor:
+    """Patch tokens at the input of the last block, (P,d)."""
+    x = model.norm_pre(tokens_of(model, image)[None])
+    for block in model.blocks[:-1]:
+        x = block(x)
+    return x[0, model.num_prefix_tokens :].detach()
+
+
+def to_one(a: Tensor) -> Tensor:
+    return (a - a.min()) / (a.max() - a.min())
+
+
+def weighed(model: Any, image: Tensor, mask: Tensor, c: int, rest: Tensor | None = None) -> float:
+    """Probability with patch token j times mask_j, and (1 − mask_j) of `rest`."""
+    x, prefix = tokens_of(model, image), model.num_prefix_tokens
+    for j in range(len(mask)):
+        x[prefix + j] = mask[j] * x[prefix + j] + (0 if rest is None else (1 - mask[j]) * rest[prefix + j])
+    return float(answer(model, x).softmax(0)[c])
+
+
+def scorecam(model: Any, image: Tensor, c: int, softmax: bool = True, budget: int | None = None) -> Tensor:
+    a = channels(model, image)
+    a = a[:, a.std(0).argsort(descending=True)[:budget]]
+    weight = torch.tensor([weighed(model, image, to_one(k), c) for k in a.T], dtype=torch.float64)
+    weight = weight.exp() / weight.exp().sum() if softmax else weight
+    return (a * weight).sum(1).clamp(min=0)
+
+
+def vit_cx(model: Any, image: Tensor, c: int, clusters: list[list[int]], noise: float = 0.1, seed: int = 0) -> Tensor:
+    a, x = channels(model, image), tokens_of(model, image)
+    generator = torch.Generator().manual_seed(crc32(str(seed).encode() + image.double().numpy().tobytes()))
+    rest = noise * x.flatten().std() * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    total, count = torch.zeros(2, len(a), dtype=torch.float64)
+    for members in clusters:
+        mask = torch.stack([to_one(a[:, k]) for k in members]).mean(0)
+        total += weighed(model, image, mask, c, rest) * mask
+        count += mask
+    return total / count
+
+
+def attended(model: Any, tokens: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
+    """The last block's output (1,N,d) with attention logits S · factor + offset in every block."""
+    x = model.norm_pre(tokens[None])
+    for block in model.blocks:
+        at, y = block.attn, block.norm1(x)
+        q, k, v = at.qkv(y).reshape(1, len(tokens), 3, at.num_heads, at.head_dim).permute(2, 0, 3, 1, 4)
+        S = at.q_norm(q) @ at.k_norm(k).transpose(-2, -1) * at.head_dim**-0.5 * factor + offset
+        x = x + block.ls1(at.proj((S.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+        x = x + block.ls2(block.mlp(block.norm2(x)))
+    return x
+
+
+def closed(model: Any, tokens: Tensor, gate: Tensor) -> Tensor:
+    """Logits with each patch's key, for all but itself, and its place in the head's mean, weighed by its gate (n,)."""
+    prefix, n = model.num_prefix_tokens, len(tokens)
+    columns = torch.cat([torch.zeros(prefix, dtype=torch.float64), gate.log()]).expand(n, n)
+    y = model.norm(attended(model, tokens, torch.ones(()), columns * (1 - torch.eye(n, dtype=torch.float64))))[0]
+    pooled = y[0] if model.global_pool == "token" else (gate[:, None] * y[prefix:]).sum(0) / gate.sum()
+    return model.head(model.fc_norm(pooled))
+
+
+def atman(model: Any, image: Tensor, c: int, suppress: float = 0.9, similar: float = 0.7) -> Tensor:
+    """Attention logits S (heads, queries, keys) turned down before softmax."""
+    prefix, P = model.num_prefix_tokens, patches(model)
+    x0 = tokens_of(model, image)
+
+    def logit(factor: Tensor) -> float:
+        return float(model.forward_head(model.norm(attended(model, x0, factor, torch.zeros(())))).detach()[0, c])
+
+    scores = []
+    for j in range(P):
+        factor = torch.ones(len(x0), dtype=torch.float64)
+        for k in range(P):
+            a, b = x0[prefix + j], x0[prefix + k]
+            cosine = float(a @ b / a.norm() / b.norm())
+            factor[prefix + k] -= suppress * (1.0 if j == k else cosine if cosine > similar else 0.0)
+        scores.append(logit(torch.ones(len(x0), dtype=torch.float64)) - logit(factor))
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9,
+               minimal: bool = False) -> tuple[list[float], list[int], list[list[int]]]:  # fmt: skip
+    """(p_c before each step, the subset, what was left at each step), by token removal."""
+    prefix, left, history, confidence = model.num_prefix_tokens, list(range(patches(model))), [], []
+    x0 = tokens_of(model, image)
+    while left:
+        gate = torch.ones(len(left), dtype=torch.float64, requires_grad=True)
+        p = closed(model, torch.cat([x0[:prefix], x0[prefix:][left]]), gate).softmax(0)[c]
+        (g,) = torch.autograd.grad(p, gate)
+        history.append(left)
+        confidence.append(float(p))
+        gone = sorted(range(len(left)), key=lambda i, g=g: float(g[i]))[:k]  # the gates whose closing helps most
+        left = [j for i, j in enumerate(left) if i not in gone]
+    enough = [i for i, p in enumerate(confidence) if p >= threshold]
+    best = enough[-1] if enough else max(range(len(confidence)), key=lambda i: confidence[i])
+    subset, limit = history[best], threshold if enough else confidence[best]
+    while minimal and len(subset) > 1:
+        spared = max(subset, key=lambda j: f(model, image, [i for i in subset if i != j], c))
+        rest = [i for i in subset if i != spared]
+        if f(model, image, rest, c) < limit:
+            break
+        subset = rest
+    return confidence, subset, history
