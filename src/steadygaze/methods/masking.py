@@ -22,6 +22,7 @@ from functools import lru_cache
 from math import log
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -250,6 +251,8 @@ def trained(vit: ViT, file: Any = None) -> str:
 def diffmask(ask: Any, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
     """Vision DiffMask: what learnt gates keep of each patch (file: the trained gates; read: "expected" E[z], or "probability")."""
     mask, facts = load(file, ask.vit)
+    if facts.get("diverged"):
+        warn(f"the mask {file} diverged in training: {facts['diverged']}. It explains nothing.", stacklevel=2)
     only = facts.get("settings", {}).get("target")
     if only is not None and (callable(ask.target) or bool((ask.target != only).any())):
         raise MethodUnavailable(f"diffmask: {file} was trained for class {only} alone. Give target={only} (--target {only}).")

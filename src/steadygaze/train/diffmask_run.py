@@ -149,12 +149,13 @@ class Run:
         self.trainer, self.watch, _ = self._begun(settings_from(facts["settings"]))
         self.trainer.restore(mask, facts, tensors)
         self.watch.kind, self.watch.count = facts["watch"]
-        self.wrong = facts["diverged"]
+        self.wrong = facts["diverged"] if facts["stopped"] else ""
 
     def save(self, wrong: str = "") -> None:
         """Write mask and state."""
         facts, tensors = self.trainer.state()
-        facts |= {"identity": self.identity, "attempt": self.attempt, "watch": [self.watch.kind, self.watch.count], "diverged": wrong}
+        facts |= {"identity": self.identity, "attempt": self.attempt, "watch": [self.watch.kind, self.watch.count]}
+        facts |= {"diverged": wrong, "stopped": bool(self.wrong)}  # stopped: it diverged on the way; at the end it may still go on
         try:
             write(self.request.out, self.trainer.mask, facts, tensors)
         except OSError as error:
