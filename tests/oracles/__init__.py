@@ -21,7 +21,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (lrp, "transatt attnlrp"),
         (mixing, "attin globenc alti"),
         (decompx, "decompx"),
-        (gaze, "gaze"),
+        (gaze, "gaze gaze_removal"),
     )
     for name in names.split()
 }
