@@ -1,13 +1,14 @@
 """Searched methods: what token removal gains, whether names differ, and the overinterpretation figure.
 
     python -m benchmarks.search speed --model NAME [--checkpoint FILE] --images FOLDER [--count 3] [--budget 200]
+    python -m benchmarks.search sufficient --model NAME [--checkpoint FILE] --images FOLDER [--count 3]
     python -m benchmarks.search names --model NAME [--checkpoint FILE] --images FOLDER [--count 5] [--budget 200]
     python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100]
 
-speed: each method on tokens that are removed beside the usual version, which paints the pixels; the same runs, so the same number of
-forward passes. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of
-insertion and deletion AOPC (token removal), and the positive perturbation area (patches painted black; lower is better) beside it, since
-the one hides as the first does and the other as the second. A forward pass of the model is timed in between as the unit.
+speed: each method on tokens that are removed beside the usual version, which paints the pixels: the same runs, and the fewest that are as
+good. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of insertion and
+deletion AOPC (token removal; higher is better), with the positive perturbation area (patches painted black; lower is better) beside it,
+since the one hides as the first does and the other as the second. sufficient: subsets of patches beside subsets of pixels.
 names: the mean correlation of the maps of any two methods. overinterpretation: for any picture and any class, how many pixels are enough?
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.faithfulness import Batch, evaluate
+from steadygaze.methods.perturbation import cells, sides
 from steadygaze.methods.sufficient import Sufficient, subsets
 from steadygaze.vit.load import Loaded, load_model
 
@@ -45,42 +47,52 @@ def seconds(run: Any) -> tuple[float, Any]:
 
 
 def speed(loaded: Loaded, images: Tensor, budget: int) -> None:
-    model = loaded.model
-    with torch.no_grad():
-        model(images)
-        unit = min(seconds(lambda: model(images))[0] for _ in range(3)) / len(images)
-        labels = model(images).argmax(1)
+    """Painted with all runs; removed with all, a half and a quarter of them: the smallest that is as good is the equal."""
+    model, labels, unit = loaded.model, *unit_of(loaded, images)
     batch = Batch(images, labels, None, torch.tensor(loaded.mean), torch.tensor(loaded.std))
-    print(f"one forward pass: {unit:.3f} s. Per image, in forward passes of that length:\n")
-    print("| method | runs | removed | painted | gain | removed: AOPC, perturbation | painted: AOPC, perturbation |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-    for name in ("occlusion", "pami", *BUDGETED):
-        options: dict[str, Any] = {"budget": budget} if name in BUDGETED else {}
-        taken, maps = {}, {}
-        for hide in ("remove", "fill"):
-            ask = sg.method(name, hide=hide, **options)
-            taken[hide], att = seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask))
-            maps[hide] = att.scores
-        found = evaluate(model, batch, torch.stack([maps["remove"], maps["fill"]]), QUALITY, target=labels).values
+    print("| method | painted: runs, cost | AOPC, perturbation | removed, the same runs: cost | AOPC, perturbation | gain "
+          "| as good: runs, cost | gain |")  # fmt: skip
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    grid = sg.adapt(model).grid
+    runs = dict.fromkeys(BUDGETED, budget) | {"occlusion": grid[0] * grid[1] + 1, "pami": regions(*grid)}
+    for name, total in runs.items():
+        asks = [sg.method(name, hide="fill", budget=total), *(sg.method(name, hide="remove", budget=max(4, total // k)) for k in (1, 2, 4))]
+        taken = [seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks]
+        cost = [spent / len(images) / unit for spent, _ in taken]
+        found = evaluate(model, batch, torch.stack([att.scores for _, att in taken]), QUALITY, target=labels).values
         score = {q: found[q].value.mean(1).tolist() for q in QUALITY}
-        quality = [f"{(score[QUALITY[0]][i] + score[QUALITY[1]][i]) / 2:.1f}, {score[QUALITY[2]][i]:.1f}" for i in (0, 1)]
-        cost = [taken[h] / len(images) / unit for h in ("remove", "fill")]
-        runs = budget if name in BUDGETED else {"occlusion": maps["fill"][0].numel() + 1}.get(name, 0) or regions(maps["fill"])
-        print(f"| `{name}` | {runs} | {cost[0]:.0f} | {cost[1]:.0f} | {cost[1] / cost[0]:.1f}x | {quality[0]} | {quality[1]} |", flush=True)
-    for space in ("patches", "pixels"):
-        spent, found_subset = seconds(lambda space=space: subsets(model, images, labels, space=space, minimal=space == "patches"))
-        share = 100 * found_subset.size.float() / found_subset.subset[0].numel()
-        print(
-            f"`sufficient` by {space}: {found_subset.confidence.shape[1]} steps, {spent / len(images) / unit:.0f} forward passes, "
-            f"reached for {int(found_subset.reached.sum())} of {len(images)}, {share[found_subset.reached].mean():.1f} % of the picture",
-            flush=True,
-        )
+        aopc = [(x + y) / 2 for x, y in zip(score[QUALITY[0]], score[QUALITY[1]], strict=True)]
+        said = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, score[QUALITY[2]], strict=True)]
+        good = [i for i in (1, 2, 3) if aopc[i] >= aopc[0]]
+        equal = f"{asks[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x" if good else "not reached | "
+        same = f"{cost[1]:.0f} | {said[1]} | {cost[0] / cost[1]:.1f}x"
+        print(f"| `{name}` | {total}, {cost[0]:.0f} | {said[0]} | {same} | {equal} |", flush=True)
 
 
-def regions(maps: Tensor) -> int:
-    from steadygaze.methods.perturbation import cells, sides
+def unit_of(loaded: Loaded, images: Tensor) -> tuple[Tensor, float]:
+    """The predicted classes, and the seconds of one forward pass of one image."""
+    with torch.no_grad():
+        labels = loaded.model(images).argmax(1)
+        unit = min(seconds(lambda: loaded.model(images))[0] for _ in range(3)) / len(images)
+    print(f"{len(images)} pictures; costs are per image, in forward passes of {unit:.3f} s\n")
+    return labels, unit
 
-    height, width = maps.shape[-2:]
+
+def sufficient(loaded: Loaded, images: Tensor, budget: int) -> None:
+    """Patches by removal, pixels by painting."""
+    labels, unit = unit_of(loaded, images)
+    print("| places | steps | cost | reached | share of the picture |\n| --- | --- | --- | --- | --- |")
+    for space, minimal in (("patches", False), ("patches", True), ("pixels", False)):
+        how: Any = {"space": space, "minimal": minimal}
+        spent, found = seconds(lambda how=how: subsets(loaded.model, images, labels, **how))
+        share = 100 * found.size[found.reached].float() / found.subset[0].numel()
+        name = "patches, then pruned" if minimal else space
+        print(f"| {name} | {found.confidence.shape[1]} | {spent / len(images) / unit:.0f} | {int(found.reached.sum())} of {len(images)} "
+              f"| {share.mean():.1f} % |", flush=True)  # fmt: skip
+
+
+def regions(height: int, width: int) -> int:
+    """The runs of pami."""
     return sum(1 for side in sides(height, width) for _ in cells(height, width, side))
 
 
@@ -135,14 +147,14 @@ def drawn(loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, nam
     rows = []
     for b, image in enumerate(images):
         picture = loaded.picture(image)
-        cells, texts = [picture], ["whole"]
+        parts, texts = [picture], ["whole"]
         for i in range(b * (others + 1), (b + 1) * (others + 1)):
             seen = np.asarray(picture).copy()
             seen[~found.subset[i].numpy()] = 128
             share = 100 * float(found.subset[i].float().mean())
-            cells.append(Image.fromarray(seen))
+            parts.append(Image.fromarray(seen))
             texts.append(f"{named[int(target[i])].split(',')[0]}: {100 * found.sure[i]:.0f} % from {share:.1f} %")
-        rows.append((cells, texts))
+        rows.append((parts, texts))
     return sheet_of(rows)
 
 
@@ -150,8 +162,8 @@ def sheet_of(rows: list[tuple[list[Image.Image], list[str]]]) -> Image.Image:
     side, bar = 224, 22
     sheet = Image.new("RGB", (len(rows[0][0]) * (side + 8), len(rows) * (side + bar)), "white")
     draw = ImageDraw.Draw(sheet)
-    for r, (cells, texts) in enumerate(rows):
-        for c, (cell, text) in enumerate(zip(cells, texts, strict=True)):
+    for r, (parts, texts) in enumerate(rows):
+        for c, (cell, text) in enumerate(zip(parts, texts, strict=True)):
             sheet.paste(cell.resize((side, side)), (c * (side + 8), r * (side + bar) + bar))
             draw.text((c * (side + 8) + 2, r * (side + bar) + 5), text[:40], fill="black")
     return sheet
@@ -159,7 +171,7 @@ def sheet_of(rows: list[tuple[list[Image.Image], list[str]]]) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "names", "overinterpretation"], nargs="?", default="speed")
+    parser.add_argument("what", choices=["speed", "sufficient", "names", "overinterpretation"], nargs="?", default="speed")
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--images", type=Path, nargs="+", required=True)
@@ -176,7 +188,8 @@ def main() -> None:
     if args.what == "overinterpretation":
         overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others)
     else:
-        {"speed": speed, "names": names}[args.what](loaded, pictures_of(loaded, args.images, args.count), args.budget)
+        measure = {"speed": speed, "sufficient": sufficient, "names": names}[args.what]
+        measure(loaded, pictures_of(loaded, args.images, args.count), args.budget)
 
 
 if __name__ == "__main__":

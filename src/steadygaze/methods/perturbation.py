@@ -117,7 +117,7 @@ def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]
     return torch.stack([z, ~z], 2).flatten(1, 2)
 
 
-@register("pami", "whole", cost=300.0, **BLACK_BOX)
+@register("pami", "whole", cost=251.0, **BLACK_BOX)
 def pami(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Mean answer to one region alone, over the regions that hold the patch (PAMI; budget: none is every region)."""
     height, width = ask.grid
