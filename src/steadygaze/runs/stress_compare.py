@@ -21,7 +21,7 @@ from steadygaze.runs.statistics import interval
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_numbers import better, percent
 
-SAME = ("data", "pictures_hash", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device", "versions")
+SAME = ("data", "pictures_hash", "neighbours", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device", "versions")
 
 
 @dataclass(frozen=True)
