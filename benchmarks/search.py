@@ -46,7 +46,7 @@ def seconds(run: Any) -> tuple[float, Any]:
     return time.process_time() - begin, found
 
 
-def speed(loaded: Loaded, images: Tensor, budget: int) -> None:
+def speed(loaded: Loaded, images: Tensor, budget: int, methods: list[str] | None) -> None:
     """Painted with all runs; removed with all, a half and a quarter of them: the smallest that is as good is the equal."""
     model, labels, unit = loaded.model, *unit_of(loaded, images)
     batch = Batch(images, labels, None, torch.tensor(loaded.mean), torch.tensor(loaded.std))
@@ -55,7 +55,8 @@ def speed(loaded: Loaded, images: Tensor, budget: int) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     grid = sg.adapt(model).grid
     runs = dict.fromkeys(BUDGETED, budget) | {"occlusion": grid[0] * grid[1] + 1, "pami": regions(*grid)}
-    for name, total in runs.items():
+    for name in methods or runs:
+        total = runs[name]
         asks = [sg.method(name, hide="fill", budget=total), *(sg.method(name, hide="remove", budget=max(4, total // k)) for k in (1, 2, 4))]
         taken = [seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks]
         cost = [spent / len(images) / unit for spent, _ in taken]
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=100)
     parser.add_argument("--others", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--methods", nargs="+", help="speed: only these")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -188,8 +190,11 @@ def main() -> None:
     if args.what == "overinterpretation":
         overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others)
     else:
-        measure = {"speed": speed, "sufficient": sufficient, "names": names}[args.what]
-        measure(loaded, pictures_of(loaded, args.images, args.count), args.budget)
+        images = pictures_of(loaded, args.images, args.count)
+        if args.what == "speed":
+            speed(loaded, images, args.budget, args.methods)
+        else:
+            {"sufficient": sufficient, "names": names}[args.what](loaded, images, args.budget)
 
 
 if __name__ == "__main__":
