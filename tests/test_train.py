@@ -96,6 +96,10 @@ def test_it_learns_and_can_be_used(data, tmp_path):
     out = got.model(torch.zeros(1, 3, SIDE, SIDE))
     assert out.shape == (1, 2) and not got.model.training
     assert same(weights(tmp_path / "run"), got.model.state_dict())
+    for loaded in (sg.load_model(str(tmp_path / "run")), sg.load_model("vit_tiny_patch16_224", got.weights)):
+        assert loaded.classes == CLASSES and loaded.size == (SIDE, SIDE)
+        images = torch.stack([loaded.preprocess(Image.open(data / name / "0.png")) for name in CLASSES])
+        assert loaded.model(images).argmax(-1).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +157,22 @@ def test_distillation_token_is_taught(data, tmp_path):
     assert not torch.equal(moved, got.model.head_dist.weight)
 
 
+@pytest.mark.parametrize("modules", [{"cb": {"variant": "scaled"}}, {"tap": {"branches": 2}, "cb": {}}], ids=["cb", "tap and cb"])
+def test_modules_are_trained_and_loaded_again(data, tmp_path, modules):
+    inserted = pytest.importorskip("steadygaze.modules").inserted
+    asked = recipe(data, modules=modules, epochs=1, losses={"cross_entropy": {}, "adl": {}}, ema={"decay": 0.5})
+    got = sg.train(asked, tmp_path / "a")
+    loaded = sg.load_model(str(tmp_path / "a"))
+    assert set(inserted(loaded.model)) == set(inserted(got.model)) != set()
+    images = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(loaded.model(images), got.model(images))
+    for stop in (2, None):
+        sg.train(asked, tmp_path / "b", stop_after=stop)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b")), "resumed"
+    with pytest.raises(sg.SteadygazeError, match="varant"):
+        sg.train(recipe(data, modules={"cb": {"varant": "plain"}}), tmp_path / "c")
+
+
 def test_mixing_and_erasing_train(data, tmp_path):
     augment = {"crop": "resized", "mixup": 0.8, "cutmix": 1.0, "erase": 0.5, "rand_augment": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3}
     got = sg.train(recipe(data, augment=augment, epochs=1), tmp_path / "a")
@@ -182,8 +202,8 @@ def test_the_best_epoch_is_kept(data, tmp_path):
     losses = [float(row["test_loss"]) for row in got.log if row["test_loss"]]
     model = loop.build(recipe(data)).model.eval()
     model.load_state_dict(weights(tmp_path))
-    test = Pictures(loop.find_pictures(str(data), None, loop.build(recipe(data)).classes, None, None, "test"),
-                    loop.build(recipe(data)).shape, recipe(data).augment, 0)  # fmt: skip
+    built = loop.build(recipe(data))
+    test = Pictures(loop.find_pictures(recipe(data).data, "test", built.classes, None), built.shape, recipe(data).augment, 0)
     images, labels, _ = zip(*(test[None, i] for i in range(len(test))), strict=True)
     found = torch.nn.functional.cross_entropy(model(torch.stack(images)), torch.tensor(labels)).item()
     assert found == pytest.approx(min(losses), rel=1e-4)
@@ -201,7 +221,7 @@ def test_masks_move_with_their_pictures(tmp_path):
     Image.fromarray(np.stack([pixels] * 3, -1)).save(tmp_path / "p/a/x.png")
     Image.fromarray(pixels).save(tmp_path / "m/a/x.png")
     classes = loop.build(recipe(tmp_path / "p")).classes
-    found = loop.find_pictures(str(tmp_path / "p"), str(tmp_path / "m"), classes, None, None, "train")
+    found = loop.find_pictures(recipe(tmp_path / "p").data, "train", classes, str(tmp_path / "m"))
     for crop in ("resized", "resize", "pad", "none"):
         asked = recipe(tmp_path / "p", augment={"crop": crop, "resize": 24, "scale": [0.3, 1.0]})
         shape = replace(loop.build(asked).shape, interpolation="nearest", mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -234,6 +254,19 @@ def test_random_numbers_are_left_alone():
         assert first == (random.random(), torch.rand(1).item(), np.random.rand())  # noqa: NPY002
 
 
+def test_some_classes_and_some_pictures(data):
+    def names(**more) -> set[str]:
+        asked = make_recipe(content(data) | {"data": {"train": str(data), **more}})
+        return {item.name for item in loop.find_pictures(asked.data, "train", loop.build(asked).classes, None).items}
+
+    assert names(pictures=[1, 3]) == {f"{c}/{i}.png" for c in CLASSES for i in (1, 2)}
+    assert names(classes=[1, 2]) == names(only=["dark"]) == {f"dark/{i}.png" for i in range(6)}
+    with pytest.raises(sg.BadInput, match=r"data.pictures: expected \[first, stop\]"):
+        names(pictures=[3, 1])
+    with pytest.raises(sg.BadInput, match="no picture of"):
+        names(pictures=[50, 60])
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +277,7 @@ def test_random_numbers_are_left_alone():
         ({"epoch": 3}, r"unknown key 'epoch'. Did you mean 'epochs'"),
         ({"losses": {"adl": {"weight": -0.5}}}, r"losses.adl.weight: expected a weight of at least 0, got -0.5"),
         ({"losses": {"relevance": {"background": -1}}, "data": {"masks": "m"}}, r"losses.relevance.background: .* got -1"),
-        ({"losses": {"relevance": {}}}, r"losses.relevance: expected masks"),
+        ({"losses": {"relevance": {}}, "data": {"train": "d"}}, r"losses.relevance: expected masks"),
         ({"losses": {"relevance": {}}, "data": {"masks": "m"}, "augment": {"mixup": 0.8}}, r"does not go along with augment.mixup"),
         ({"batch": "many"}, r"batch: expected a whole number, got 'many'"),
         ({"batch": 4, "accumulate": 3}, r"cannot be done in accumulate = 3"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,11 +27,12 @@ class Built:
     classes: Classes
     shape: Shape
     about: dict[str, Any]  # what makes the model again: name, arguments, modules, classes, preprocessing
+    remakes: bool = True
 
     @property
     def metadata(self) -> dict[str, str]:
-        """For the file of the weights: the model can be made again from it alone."""
-        return {"steadygaze": json.dumps(self.about, ensure_ascii=False)}
+        """For the file of the weights: a model of timm can be made again from it alone; others are loaded by their name."""
+        return {"steadygaze": json.dumps(self.about, ensure_ascii=False)} if self.remakes else {}
 
 
 def build(recipe: Recipe) -> Built:
@@ -46,7 +49,15 @@ def build(recipe: Recipe) -> Built:
         "classes": None if names is None or known is names else list(names), "mean": shape.mean, "std": shape.std, "size": shape.size,
         "interpolation": shape.interpolation, "crop": shape.crop,
     }  # fmt: skip
-    return Built(model, Classes(names, outputs), shape, about)
+    return Built(model, Classes(names, outputs), shape, about, _is_timm(asked.name))
+
+
+def _is_timm(name: str) -> bool:
+    import timm
+
+    with suppress(ImportError):
+        import_module("steadygaze.models")  # RVT, FAN and others, for timm to know
+    return timm.is_model(name)
 
 
 def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...] | None]:
@@ -55,7 +66,7 @@ def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dic
     from timm.data import resolve_data_config
 
     asked = recipe.model
-    if not timm.is_model(asked.name):
+    if not _is_timm(asked.name):
         if asked.arguments or asked.new_head:
             raise BadInput(f"model.arguments, model.new_head: {asked.name!r} is no model of timm, and only those are made anew")
         loaded = load_model(asked.name, asked.checkpoint, num_classes=asked.num_classes)

@@ -7,6 +7,7 @@ from how many processes or workers there are.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,32 +65,42 @@ def class_names(folder: str) -> tuple[str, ...] | None:
     return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def find_pictures(folder: str, masks: str | None, classes: Classes, only: Sequence[str] | None, pictures: Sequence[int] | None,
-                  key: str) -> Labelled:  # fmt: skip
-    """The labelled pictures of a folder, those of some classes, and of each class those from `pictures[0]` to `pictures[1]`."""
+def find_pictures(data: Data, part: str, classes: Classes, masks: str | None) -> Labelled:
+    """The labelled pictures that a recipe asks for, to train ("train") or to test with ("test")."""
+    prefix = "test_" if part == "test" else ""
+    folder, only, span, each = (getattr(data, name) for name in (part, f"{prefix}only", f"{prefix}classes", f"{prefix}pictures"))
     found = find(folder, masks, classes)
     items = [item for item in found.items if item.label is not None]
     if masks is not None:
         _orphans(Path(masks), Path(folder), items)
     for item in items:
         if not item.path.is_file():
-            raise BadInput(f"data.{key}: {item.path} is listed{', with a mask,' if item.mask else ''} but is not there")
+            raise BadInput(f"data.{part}: {item.path} is listed{', with a mask,' if item.mask else ''} but is not there")
     if only is not None:
         wanted = {classes.index(text) for text in only}
         items = [item for item in items if item.label in wanted]
-    if pictures is not None:
-        if len(pictures) != 2 or not 0 <= pictures[0] < pictures[1]:
-            raise BadInput(f"data.{'test_' * (key == 'test')}pictures: expected [first, stop], for example [0, 3], got {list(pictures)}")
-        seen: dict[int | None, int] = {}
+    if span is not None:
+        first, stop = _span(span, f"data.{prefix}classes")
+        chosen = set(sorted({item.label for item in items if item.label is not None})[first:stop])
+        items = [item for item in items if item.label in chosen]
+    if each is not None:
+        first, stop = _span(each, f"data.{prefix}pictures")
+        counted: Counter[int | None] = Counter()
         kept = []
         for item in items:
-            place = seen[item.label] = seen.get(item.label, -1) + 1
-            if pictures[0] <= place < pictures[1]:
+            if first <= counted[item.label] < stop:
                 kept.append(item)
+            counted[item.label] += 1
         items = kept
     if not items:
-        raise BadInput(f"data.{key}: no picture of {folder} is left by what the recipe asks for")
+        raise BadInput(f"data.{part}: no picture of {folder} is left by what the recipe asks for")
     return replace(found, items=items)
+
+
+def _span(given: Sequence[int], key: str) -> tuple[int, int]:
+    if len(given) != 2 or not 0 <= given[0] < given[1]:
+        raise BadInput(f"{key}: expected [first, stop], for example [0, 3], got {list(given)}")
+    return given[0], given[1]
 
 
 def _orphans(masks: Path, folder: Path, items: Sequence[Item]) -> None:

@@ -128,13 +128,10 @@ class Run:
         return self.model if self.ema is None else self.ema.module
 
     def _pictures(self, part: str) -> Pictures:
-        data, recipe = self.recipe.data, self.recipe
-        train = part == "train"
-        folder, masks = (data.train, data.masks) if train else (data.test or "", data.test_masks)
-        needs = bool(recipe.losses.need_masks)
-        made = masks == "tokencut"
-        found = find_pictures(folder, None if made else masks, self.built.classes, data.only if train else data.test_only,
-                              data.pictures if train else data.test_pictures, part)  # fmt: skip
+        recipe, train = self.recipe, part == "train"
+        masks = recipe.data.masks if train else recipe.data.test_masks
+        needs, made = bool(recipe.losses.need_masks), masks == "tokencut"
+        found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
         pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
         if needs and made:
             from steadygaze.train.masks import tokencut_masks
@@ -143,7 +140,7 @@ class Run:
         elif needs and train and found.decode is None:
             raise BadInput(f"data.masks: expected masks for {', '.join(recipe.losses.need_masks)}, found none in {masks}")
         elif not needs:
-            pictures.decode = None
+            pictures.decode = None  # index.csv may list masks that nobody asked for
         return pictures
 
     # -- the run ------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class Data:
     test_masks: str | None = None
     only: list[str] | None = None  # these classes: indices, synsets or names
     test_only: list[str] | None = None
+    classes: list[int] | None = None  # of the classes that are there, in order, those from the first number up to, not with, the second
+    test_classes: list[int] | None = None
     pictures: list[int] | None = None  # of each class those from the first number up to, not with, the second
     test_pictures: list[int] | None = None
     size: int | None = None  # the next five: None is the model's own
@@ -79,6 +81,7 @@ class Optimiser:
     momentum: float = 0.9
     betas: list[float] | None = None
     eps: float | None = None
+    decay_all: bool = False  # also biases and norms
     layer_decay: float | None = None
     clip: float | None = None  # of the gradient's norm
 
@@ -246,7 +249,7 @@ def check(recipe: Recipe) -> None:
 
 def _check_masked(recipe: Recipe) -> None:
     who, augment = ", ".join(recipe.losses.need_masks), recipe.augment
-    if recipe.data.masks is None:
+    if recipe.data.masks is None and recipe.data.train:  # a shipped recipe leaves both to the user
         raise BadInput(f"losses.{who}: expected masks. Give data.masks, a folder or 'tokencut'.")
     moved = [name for name in ("mixup", "cutmix", "erase") if getattr(augment, name)]
     moved += ["rand_augment"] if augment.rand_augment else []

@@ -26,7 +26,7 @@ def accelerator(recipe: Recipe, device: str) -> Any:
 
 
 def optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Of timm; biases and norms do not decay."""
+    """Of timm; biases and norms do not decay unless the recipe says so."""
     from timm.optim import create_optimizer_v2
 
     o = recipe.optimiser
@@ -35,8 +35,9 @@ def optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     more |= {} if o.eps is None else {"eps": o.eps}
     try:
         return create_optimizer_v2(
-            model, o.name, lr=lr, weight_decay=o.weight_decay, momentum=o.momentum, layer_decay=o.layer_decay, **more
-        )
+            model, o.name, lr=lr, weight_decay=o.weight_decay, momentum=o.momentum, layer_decay=o.layer_decay,
+            filter_bias_and_bn=not o.decay_all, **more,
+        )  # fmt: skip
     except (ValueError, AssertionError, TypeError) as error:
         raise BadInput(f"optimiser: timm makes no {o.name!r} like that ({error})") from error
 

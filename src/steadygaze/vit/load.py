@@ -6,6 +6,7 @@
 | `deit_tiny_patch16_224` | timm, pretrained from the hub, or with the weights of `checkpoint` |
 | `torchvision:vit_b_16` | torchvision |
 | `resnet18`, `torchvision:resnet18` | a CNN of either: for `stress`, which needs attention for a few suites alone |
+| a folder that `steadygaze train` wrote | what was trained there, with its modules |
 | a folder with config.json, or `owner/name` | transformers, `AutoModelForImageClassification` |
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.vit.checkpoint import Weights, fit, read_weights, weights_hash
 from steadygaze.vit.hub import hub
+from steadygaze.vit.trained import remade, run_weights, told_by
 
 Preprocess = Callable[[Image.Image], Tensor]
 
@@ -85,10 +87,16 @@ def load_model(
 ) -> Loaded:
     """The model of that name in evaluation mode; see the table above. The classifier's width is taken from the
     checkpoint unless `num_classes` says otherwise."""
+    run = run_weights(name) if checkpoint is None else None
+    checkpoint = run or checkpoint
+    about = None if checkpoint is None else told_by(checkpoint)
     weights = None if checkpoint is None else read_weights(checkpoint)
     origin = None if checkpoint is None else str(checkpoint)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights before it gets its own
-        made = _made(name, weights, origin, num_classes)
+        if about is not None and weights is not None and (run is not None or about["model"] == name):
+            made = remade(about, weights, str(origin), num_classes)
+        else:
+            made = _made(name, weights, origin, num_classes)
     model = made.pop("model").eval()
     try:
         model = model.to(device)

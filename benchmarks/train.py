@@ -1,0 +1,86 @@
+"""What a step costs against the plain one: python -m benchmarks.train [--model NAME] [--batch N] [--rounds N] [--memory]
+
+Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round after round, so that a
+busy machine slows both alike; the median ratio counts. Random weights and pictures: they do not change the cost. Memory is what a step
+adds at its peak, each in a process of its own (Linux).
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import peak_memory, ratios
+from steadygaze.train.learner import Learner
+from steadygaze.train.recipes import Adl, CrossEntropy, Losses, PictureGradient, Relevance
+
+PLAIN = Losses(cross_entropy=CrossEntropy())
+CANDIDATES: dict[str, tuple[Losses, dict[str, Any], float | None]] = {
+    "CB": (PLAIN, {"cb": {}}, 1.03),
+    "TAP": (PLAIN, {"tap": {}}, 1.15),
+    "ADL": (Losses(cross_entropy=CrossEntropy(), adl=Adl()), {}, 1.15),
+    "relevance": (Losses(relevance=Relevance()), {}, 2.2),
+    "relevance, second order": (Losses(relevance=Relevance(second_order=True)), {}, None),
+    "TAP and ADL": (Losses(cross_entropy=CrossEntropy(), adl=Adl()), {"tap": {}}, None),
+    "GradMask": (Losses(gradmask=PictureGradient()), {}, None),
+}
+
+
+def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[], None]:
+    """A training step of one candidate; None is the plain one."""
+    from steadygaze import modules
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    losses, asked, _ = (PLAIN, {}, None) if name is None else CANDIDATES[name]
+    net = timm.create_model(model, num_classes=1000)
+    if asked:
+        net = modules.insert(net, **{key: {"cb": modules.CB, "tap": modules.TAP}[key](**options) for key, options in asked.items()})
+    learner = Learner(net, losses).train()
+    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-6)
+    side = timm.get_pretrained_cfg_value(model, "input_size")[-1]
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
+    masks = torch.zeros(batch, side, side, dtype=torch.uint8)
+    masks[:, side // 4 : side // 2, side // 4 :] = 1
+
+    def run() -> None:
+        optimiser.zero_grad()
+        learner(images, labels, None, masks)[0].backward()
+        optimiser.step()
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="names between commas")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
+    options = parser.parse_args()
+    names = [name.strip() for name in options.only.split(",") if name.strip()] or list(CANDIDATES)
+    given = (options.model, options.batch, options.threads)
+    unit = step(None, *given)
+    found = ratios(unit, {name: step(name, *given) for name in names}, options.rounds)
+    memory = {name: peak_memory(step, name, *given) for name in (None, *names)} if options.memory else {}
+    where = f"{options.model}, batch {options.batch}, {options.threads} thread(s), load {os.getloadavg()[0]:.1f}"
+    table = Table("step", "seconds", "times the plain step", "goal", "MiB at the peak", "times", title=where)
+    if memory:
+        table.add_row("plain", "", "1", "", f"{memory[None]:.0f}", "1")
+    for name in names:
+        seconds, ratio = found[name]
+        goal = CANDIDATES[name][2]
+        extra = [f"{memory[name]:.0f}", f"{memory[name] / memory[None]:.2f}"] if memory else ["", ""]
+        table.add_row(name, f"{seconds:.2f}", f"{ratio:.3f}", "" if goal is None else f"{goal}", *extra)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
