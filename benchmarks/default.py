@@ -1,0 +1,133 @@
+"""How much better is one method than others, score by score? python -m benchmarks.default RUN... [--method gaze_removal] [--half report]
+
+Reads the rows of `steadygaze verify` runs over the same pictures and prints Markdown: the scores of each method (percent, higher is
+better), then the paired differences of METHOD to each of them, with 95 % bootstrap intervals over the pictures. Each method enters with
+the score that is its own. --half: of ImageNet's classes, in the order of their synsets, those with index % 8 = 0 chose, those with
+index % 8 = 4 report.
+
+Instead of runs:
+    --cost MODEL                            what METHOD and `gaze` cost, in forward passes of the model (processor time, one thread)
+    --parts MODEL [FILE] --data FOLDER      the removal scores of the two parts of `gaze_removal`: Σ_l q^l + p alone, Σ_l s^l alone, both
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import steadygaze as sg
+
+REMOVAL = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+LOCAL = ("average_precision", "pointing_game")
+REMAINDER = {"choose": 0, "report": 4}
+
+
+def table(runs: list[Path], method: str, half: str | None) -> None:
+    rows = sg.Rows.read(*runs).to_pandas()
+    names = [name for name in (*REMOVAL, *LOCAL) if name in set(rows.metric)]
+    own = {info.name: info.score for info in sg.methods()}
+    scores = rows.method.map(lambda name: sg.method(name).score if name not in own else own[name])
+    rows = rows[rows.metric.isin(names) & (rows.score == scores)].drop_duplicates(["image", "method", "metric"])
+    if half:
+        from timm.data import ImageNetInfo
+
+        index = {synset: i for i, synset in enumerate(ImageNetInfo().label_names())}
+        rows = rows[rows.image.map(lambda image: index[image.split("/")[0]] % 8 == REMAINDER[half])]
+    wide = rows.pivot(index="image", columns=["method", "metric"], values="value").dropna()
+    shown = sorted(dict.fromkeys(m for m, _ in wide.columns), key=lambda m: -wide[m].to_numpy().mean())
+    heads = [name.replace("_", " ") for name in names] + ["mean"]
+    print(f"{len(wide)} pictures\n\n| method | score | {' | '.join(heads)} |\n| --- | --- |{' ---: |' * len(heads)}")
+    value = {m: np.column_stack([wide[m][list(names)], wide[m][list(names)].mean(axis=1)]) for m in shown}
+    for m in shown:
+        print(f"| {m} | {sg.method(m).score} | {' | '.join(f'{v:.1f}' for v in value[m].mean(0))} |")
+    print(f"\n| {method} minus | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
+    draw = np.random.default_rng(0).integers(0, len(wide), (4000, len(wide)))
+    for m in (m for m in shown if m != method):
+        change = value[method] - value[m]
+        ends = np.percentile(change[draw].mean(1), [2.5, 97.5], axis=0)
+        cells = [f"{c:+.1f} [{low:+.1f}, {high:+.1f}]" for c, low, high in zip(change.mean(0), *ends, strict=True)]
+        print(f"| {m} | {' | '.join(cells)} |")
+
+
+def cost(model: str, methods: list[str], rounds: int, batch: int) -> None:
+    import timm
+    import torch
+
+    torch.set_num_threads(1)
+    net = timm.create_model(model).eval()
+    images = torch.randn(batch, *net.default_cfg["input_size"])
+    unit = torch.no_grad()(partial(net, images))
+    vit = sg.adapt(net)
+    runs: dict[str, Any] = {name: partial(sg.explain, vit, images, 1, name) for name in methods}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            before, taken, after = (_seconds(call) for call in (unit, run, unit))
+            if turn:  # the first warms up
+                found[name].append(2 * taken / (before + after))
+    print(f"{model}, batch {batch}, {rounds} rounds\n\n| method | forwards |\n| --- | ---: |")
+    for name, ratios in found.items():
+        print(f"| {name} | {np.median(ratios):.2f} |")
+
+
+def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
+    import torch
+
+    from steadygaze.data.folders import Classes, by_class
+    from steadygaze.data.images import read_image
+    from steadygaze.faithfulness.evaluate import evaluate
+    from steadygaze.faithfulness.metric import Batch
+    from steadygaze.vit.load import load_model
+
+    torch.set_num_threads(1)
+    ready = load_model(model, checkpoint=checkpoint)
+    vit = sg.adapt(ready.model)
+    items = by_class(folder, Classes(ready.classes, ready.model.num_classes))
+    found = []
+    for start in range(0, len(items), batch):
+        some = items[start : start + batch]
+        images = torch.stack([ready.preprocess(read_image(item.path)) for item in some])
+        labels = torch.tensor([item.label for item in some])
+        maps = sg.explain(vit, images, labels, ["gaze", "gaze_removal"])
+        both, sent = maps["gaze_removal"].scores, maps["gaze"].scores / len(vit.blocks)
+        seen = Batch(images=images, labels=labels, names=tuple(item.name for item in some))
+        values = evaluate(vit, seen, torch.stack([both, sent, both - sent]), REMOVAL).values
+        found.append(torch.stack([values[name].value for name in REMOVAL], -1))
+    mean = torch.cat(found, 1).mean(1)
+    print(f"{model}, {len(items)} pictures\n\n| map | {' | '.join(REMOVAL)} | mean |\n| --- |{' ---: |' * 5}")
+    for name, row in zip(("both", "what a patch sends", "what the others take of it"), mean.tolist(), strict=True):
+        print(f"| {name} | {' | '.join(f'{v:.1f}' for v in (*row, sum(row) / 4))} |")
+
+
+def _seconds(call: Any) -> float:
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--method", default="gaze_removal")
+    parser.add_argument("--half", choices=REMAINDER)
+    parser.add_argument("--cost", metavar="MODEL")
+    parser.add_argument("--parts", metavar=("MODEL", "FILE"), nargs="+")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    chosen = parser.parse_args()
+    if chosen.cost:
+        cost(chosen.cost, [chosen.method, "gaze"], chosen.rounds, chosen.batch)
+    elif chosen.parts and chosen.data:
+        parts(chosen.parts[0], (*chosen.parts, None)[1], chosen.data, chosen.batch)
+    elif chosen.runs:
+        table(chosen.runs, chosen.method, chosen.half)
+    else:
+        parser.error("give the folders of verify runs, or --cost MODEL, or --parts MODEL --data FOLDER")
+
+
+if __name__ == "__main__":
+    main()
