@@ -13,6 +13,7 @@ from steadygaze.robustness.corruptions import CORRUPTIONS
 from steadygaze.runs.stress_compare import Change, Comparison
 from steadygaze.runs.stress_numbers import table_csv
 
+HEADS = ["setting", "metric", "before", "after", "difference", "p", "pictures", "note"]
 LOOK = {"better": "good", "worse": "sure"}
 
 
@@ -22,8 +23,9 @@ def write_comparison(found: Comparison, path: Path, *, method: str = "gaze", sho
     shots, why = turned_pictures(found, method, show) if pictures and show else ({}, "")
     parts = [
         Part("What changed", "changes", text="After minus before on the same pictures; coloured: the paired 95 % interval leaves zero out.",
-             figures=_figures(found), heads=["setting", "metric", "before", "after", "difference", "p", "pictures", "note"],
-             rows=[_row(c) for c in found.changes], after="p: McNemar's exact test of right and wrong answers."),
+             figures=_figures(found), heads=HEADS, rows=[_row(c) for c in found.changes if c.verdict or "/" not in c.setting],
+             after="Scores, and every setting that changed for sure; the others are at the end. p: McNemar's exact test of right "
+             "and wrong answers."),
         Part("Classes gained and lost", "classes", text=f"Right answers by class ({found.setting}); intervals by Newcombe.",
              heads=["class", "before", "after", "difference", "gained", "lost", "pictures"], texts=1, rows=_classes(found)),
     ]  # fmt: skip
@@ -33,6 +35,8 @@ def write_comparison(found: Comparison, path: Path, *, method: str = "gaze", sho
         text = f"{len(names)} of the pictures ({found.setting}). {more}"
         listed = ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
         parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, []), after=listed if names else ""))
+    folded = f"{len(found.changes)} numbers before and after"
+    parts.append(Part("All differences", "all", heads=HEADS, rows=[_row(c) for c in found.changes], folded=folded))
     models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
     page = rendered(
         "card.html",
