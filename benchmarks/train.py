@@ -1,12 +1,14 @@
 """What a step costs against the plain one: python -m benchmarks.train [--model NAME] [--batch N] [--rounds N] [--memory]
 
 Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round after round, so that a
-busy machine slows both alike; the median ratio counts. Random weights and pictures: they do not change the cost. Memory is what a step
-adds at its peak, each in a process of its own (Linux).
+busy machine slows both alike; the median ratio counts. --cpu counts the processor's seconds instead of the clock's: on a machine that is
+shared with much else. Random weights and pictures: they do not change the cost. Memory is what a step adds at its peak, each in a process
+of its own (Linux).
 """
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import peak_memory, ratios
+from benchmarks import measure
 from steadygaze.train.learner import Learner
 from steadygaze.train.recipes import Adl, CrossEntropy, Losses, PictureGradient, Relevance
 
@@ -63,13 +65,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="names between commas")
+    parser.add_argument("--cpu", action="store_true", help="count processor seconds, not the clock's")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     options = parser.parse_args()
     names = [name.strip() for name in options.only.split(",") if name.strip()] or list(CANDIDATES)
     given = (options.model, options.batch, options.threads)
     unit = step(None, *given)
-    found = ratios(unit, {name: step(name, *given) for name in names}, options.rounds)
-    memory = {name: peak_memory(step, name, *given) for name in (None, *names)} if options.memory else {}
+    if options.cpu:
+        measure.time.perf_counter = time.process_time
+    found = measure.ratios(unit, {name: step(name, *given) for name in names}, options.rounds)
+    memory = {name: measure.peak_memory(step, name, *given) for name in (None, *names)} if options.memory else {}
     where = f"{options.model}, batch {options.batch}, {options.threads} thread(s), load {os.getloadavg()[0]:.1f}"
     table = Table("step", "seconds", "times the plain step", "goal", "MiB at the peak", "times", title=where)
     if memory:

@@ -259,6 +259,43 @@ def train(
 
 
 @app.command()
+def card(
+    before: Annotated[str, typer.Argument(help="A model: a name, NAME@WEIGHTS, a folder of `train`; or OUT/before of a card.")],
+    after: Annotated[str, typer.Argument(help="The same of the other model.")],
+    data: Annotated[Path | None, typer.Option(help="Labelled pictures: FOLDER/<class>/, or index.csv.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the card; the same command goes on where it stopped.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="As for stress. Default: corruptions, attacks, occlusion, attention.")
+    ] = None,
+    corruptions: Annotated[list[str] | None, typer.Option(help="all15 (the default), all19, or names.")] = None,
+    severities: Annotated[str | None, typer.Option(help="Of the corruptions. Default: 1,2,3,4,5.")] = None,
+    epsilons: Annotated[str | None, typer.Option(help="Of the attacks. Default: 1/255,2/255,8/255.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="Whose faithfulness is measured. Default: gaze.")] = None,
+    metrics: Annotated[list[str] | None, typer.Option(help="As for verify. Default: the four removal scores.")] = None,
+    masks: Annotated[Path | None, typer.Option(help="For metrics of localisation, as for verify.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many pictures, spread evenly over the classes.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
+    show: Annotated[int, typer.Option(min=0, help="So many pictures with maps.")] = 6,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show pictures with maps.")] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Before and after training in one page: accuracy, robustness, attention, faithfulness, maps, classes."""
+    from steadygaze.cli.card import default_out, run
+    from steadygaze.runs.card import SUITE, Ask
+    from steadygaze.runs.request import command_line, words
+    from steadygaze.runs.stress_suite import Options
+
+    chosen = split_methods(methods or ["gaze"])
+    options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons)
+    ask = Ask(
+        data=data, out=out or default_out(after), suite=words(suite) or SUITE, methods=chosen, metrics=words(metrics), masks=masks,
+        options=options, limit=limit, seed=seed, batch=batch, device=device, command=command_line(),
+    )  # fmt: skip
+    raise typer.Exit(run(before, after, ask, chosen[0], show, pictures))
+
+
+@app.command()
 def curves(
     runs: Annotated[list[Path], typer.Argument(help="Folders that `steadygaze train` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The SVG file. Default: curves.svg in the first folder.")] = None,

@@ -1,0 +1,97 @@
+"""The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes gained and lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from steadygaze.report.compare import HEADS, LOOK, _classes, _figures, _row
+from steadygaze.report.html import rendered, write_all
+from steadygaze.report.page import Cell, Part
+from steadygaze.report.samples import turned_pictures
+from steadygaze.runs.card import Shift
+from steadygaze.runs.stress_compare import Change, Comparison
+from steadygaze.runs.stress_numbers import table_csv
+from steadygaze.runs.table import label, number
+
+TILES = (
+    ("clean", "top1", "top-1, clean"), ("corruptions", "mean_error", "error under corruptions"), ("corruptions", "mce", "mCE"),
+    ("corruptions", "attention_stability", "attention stability"), ("clean", "attention_entropy", "attention entropy"),
+)  # fmt: skip
+
+
+def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Sequence[dict[str, Any]], *, method: str = "gaze",
+               show: int = 6, pictures: bool = True) -> list[Path]:  # fmt: skip
+    """Write the page and, beside it, both tables as .csv."""
+    one, two = found.before[0], found.after[0]
+    looks = [c for c in found.changes if c.metric.startswith("attention_")]
+    rest = [c for c in found.changes if not c.metric.startswith("attention_")]
+    shots, why = samples(found, method, show) if pictures and show else ({}, "")
+    parts = [
+        Part("At a glance", "glance", tiles=_tiles(found, shifts), text="Before → after, on the same pictures."),
+        Part("Accuracy and robustness", "robustness", heads=HEADS, figures=_figures(found), rows=[_row(c) for c in rest if _read_first(c)],
+             after="After minus before; coloured: the paired 95 % interval leaves zero out. p: McNemar's exact test."),
+        Part("Attention", "attention", heads=HEADS, rows=[_row(c) for c in looks if _read_first(c)],
+             text="Entropy: how spread out. Stability: how like the attention of the clean picture it stays under corruption."),
+        Part("Faithfulness", "faithfulness", heads=["method", "metric", "before", "after", "difference", "pictures"],
+             rows=[_faithful(s) for s in shifts], text="How true the maps are of each model, by removing patches in their order."),
+        Part("Maps side by side", "maps", shots=shots.get("samples", []), text=why or f"By {method}, of the class each model says."),
+        Part("Classes gained and lost", "classes", heads=["class", "before", "after", "difference", "gained", "lost", "pictures"], texts=1,
+             rows=_classes(found), text=f"Right answers by class ({found.setting}); intervals by Newcombe."),
+    ]  # fmt: skip
+    for way in ("wrong", "right"):
+        names = found.turned[way]
+        text = f"{len(names)} of the pictures ({found.setting})."
+        parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, [])))
+    everything = f"{len(found.changes)} numbers before and after"
+    parts.append(Part("All differences", "all", heads=HEADS, rows=[_row(c) for c in found.changes], folded=everything))
+    beside = path.with_name(f"{path.stem}-faithfulness.csv")
+    page = rendered(
+        "card.html", runs, title="Before and after", about=f"{one.model} {two.model}", parts=parts,
+        leads=[f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights}). {one.pictures} pictures of {one.data}.",
+               *found.notes],
+        beside=f"{path.with_suffix('.csv').name} and {beside.name} beside this file hold the numbers.",
+    )  # fmt: skip
+    return write_all({path: page, path.with_suffix(".csv"): table_csv(found.records()), beside: _csv(shifts)})
+
+
+def samples(found: Comparison, method: str, show: int) -> tuple[dict[str, Any], str]:
+    """Some pictures of the run, and those that turned, with the maps of both models."""
+    some = found.before[0].names_of(found.before[0].population(found.setting))[:show]
+    return turned_pictures(replace(found, turned={"samples": some, **found.turned}), method, show)
+
+
+def _read_first(c: Change) -> bool:
+    return bool(c.verdict) or "/" not in c.setting
+
+
+def _tiles(found: Comparison, shifts: Sequence[Shift]) -> list[tuple[str, str, str]]:
+    """(what, numbers, difference)."""
+    known = {(c.setting, c.metric): c for c in found.changes}
+    tiles = []
+    for setting, metric, words in TILES:
+        if c := known.get((setting, metric)):
+            digits = 1 if c.scale == 100 or metric == "mce" else 3
+            sides = f"{c.scale * c.before.mean:.{digits}f} → {c.scale * c.after.mean:.{digits}f}"
+            tiles.append((words, sides, f"{c.scale * c.difference:+.3g} {c.verdict}".strip()))
+    for s in shifts[:1]:
+        tiles.append((f"{s.method}: {label(s.metric)}", f"{s.before:.1f} → {s.after:.1f}", f"{s.difference:+.3g} {s.verdict}".strip()))
+    return tiles
+
+
+def _faithful(s: Shift) -> list[Cell]:
+    gap = Cell(f"{s.difference:+.3g}", s.difference, LOOK.get(s.verdict, ""), f"{s.low:+.3g} to {s.high:+.3g}")
+    sides = [Cell(number(v, s.metric), v) for v in (s.before, s.after)]
+    return [Cell(s.method, s.method), Cell(label(s.metric), s.metric), *sides, gap, Cell(str(s.images), s.images)]
+
+
+def _csv(shifts: Sequence[Shift]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*Shift.__dataclass_fields__, "verdict"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**s.__dict__, "verdict": s.verdict} for s in shifts)
+    return text.getvalue()
