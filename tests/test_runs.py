@@ -16,6 +16,8 @@ import steadygaze as sg
 from steadygaze.cli import app
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch
+from steadygaze.faithfulness.sanity import agreement
+from steadygaze.report.html import write_report
 from steadygaze.runs import loop, request, store
 from steadygaze.runs.plan import begun, choose, make_plan
 from steadygaze.runs.rows import Rows
@@ -358,6 +360,22 @@ def test_sanity_measures_run_the_methods_again(model):
     assert np.allclose(values["class_sensitivity", "rollout"], 1), "attention does not look at the class"
     assert (values["class_sensitivity", "gaze"] < 1).all()
     assert values.between(-1, 1).all()
+
+
+def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
+    asked = ["gaze", "rollout", "ixg"]
+    rows = sg.verify(model, batches(1), methods=asked, metrics=["agreement"], score=["logit", "log_odds"], out=tmp_path / "run")
+    frame = rows.to_pandas()
+    columns = [(method, score) for score in ("logit", "log_odds") for method in asked]
+    images, labels = next(iter(batches(1)))
+    maps = {s: sg.explain(model, images, target=labels, method=asked, score=s) for s in ("logit", "log_odds")}
+    expected = agreement(torch.stack([maps[score][method].scores for method, score in columns]))
+    matrix = np.array([np.mean(list(frame[(frame.method == m) & (frame.score == s)].detail), axis=0) for m, s in columns])
+    np.testing.assert_allclose(matrix, expected.numpy(), atol=1e-6)
+    assert matrix[1, 4] == 1, "rollout does not look at the score: one map, two columns"
+    page = write_report([tmp_path / "run"])[0].read_text()
+    assert "Which methods agree" in page and page.count("<rect") >= 36
+    assert "agreement ↑" not in rows.table().markdown() and "agreement ↓" not in rows.table().markdown()
 
 
 def test_normalisation_is_asked_for(model):

@@ -11,7 +11,7 @@ from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
 from steadygaze.runs.loop import World
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.table import Section, better, label, number
+from steadygaze.runs.table import Section, arrow, label, number
 
 SHOWN = 40  # lines of the printed table
 
@@ -62,7 +62,7 @@ def _ranking(section: Section) -> Shown:
     shown.add_column("method", no_wrap=True)
     shown.add_column("score", no_wrap=True)
     for metric in section.shown:
-        shown.add_column(f"{label(metric)} {'↑' if better(metric) == 'higher' else '↓'}", justify="right", min_width=10)
+        shown.add_column(f"{label(metric)}{arrow(metric)}", justify="right", min_width=10)
     best = {metric: section.best(metric) for metric in section.shown}
     for line in section.lines[:SHOWN]:
         cells = []

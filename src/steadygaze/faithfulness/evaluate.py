@@ -62,13 +62,14 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
             assert batch.masks is not None
             found |= truth.truth(maps, batch.masks)
         logits = whole.logits if "class_sensitivity" in chosen else None
-    if "sanity" in families:
+    if "agreement" in chosen:
+        found["agreement"] = sanity.agreement_by_image(maps)
+    if "class_sensitivity" in chosen:
+        assert explain is not None and logits is not None
+        found["class_sensitivity"] = sanity.class_sensitivity(explain, view.model, batch.images, maps, target, logits)
+    if "randomisation" in chosen:
         assert explain is not None
-        if "class_sensitivity" in chosen:
-            assert logits is not None
-            found["class_sensitivity"] = sanity.class_sensitivity(explain, view.model, batch.images, maps, target, logits)
-        if "randomisation" in chosen:
-            found["randomisation"] = sanity.randomisation(explain, view, batch.images, maps, target, seed=seed)
+        found["randomisation"] = sanity.randomisation(explain, view, batch.images, maps, target, seed=seed)
     return Evaluation({name: found[name] for name in chosen}, notes)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput, UnknownName
 
 Family = Literal["removal", "perturbation", "localisation", "sanity", "truth"]
-Better = Literal["higher", "lower"]
+Better = Literal["higher", "lower", "neither"]
 Combine = Callable[[Any, Sequence[Any]], float]
 INF = float("inf")
 
@@ -141,11 +141,13 @@ def _localisation() -> list[Metric]:
 def _others() -> list[Metric]:
     shuffled = "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
     classes = "rank correlation of the maps of the target and of another class"
+    alike = "mean rank correlation with the maps of the other methods of the run"
     area = "area under the ROC curve of the truly relevant patches"
     precision = "truly relevant ones among the top n patches, n their number"
     return [
         Metric("randomisation", "sanity", "higher", 0, 1, "", shuffled, explains=True),
         Metric("class_sensitivity", "sanity", "lower", -1, 1, "", classes, explains=True),
+        Metric("agreement", "sanity", "neither", -1, 1, "", alike),
         Metric("truth_auroc", "truth", "higher", 0, 1, "", area, masks=True),
         Metric("truth_precision", "truth", "higher", 0, 100, "%", precision, masks=True),
     ]

@@ -5,7 +5,8 @@
                         not depend on the weights. `detail` is ρ at each step, from the head down
     class_sensitivity   ρ between the maps of the target and of the class the model finds least likely ("second": second likeliest).
                         −1..1, lower is better: 1 is a map that is the same for every class
-    agreement           (M, M) mean ρ between methods over the images
+    agreement           mean ρ with the maps of the other methods. −1..1, neither is better. `detail` is ρ with each method, so that
+                        the mean of the rows over the images is the matrix that `agreement` gives, (M, M)
 
 ρ is Spearman's rank correlation over the patches. Shuffled: a parameter keeps its values, in random order, so that scales stay
 plausible and every architecture can be served. It happens on a copy of the model; the model itself is not touched.
@@ -61,8 +62,19 @@ def class_sensitivity(explain: Explain, model: nn.Module, images: Float[Tensor, 
 
 def agreement(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m"]:
     """Mean rank correlation between each two methods over the images, 1 on the diagonal; constant maps are left out."""
+    return _alike(maps).nanmean(2)
+
+
+def agreement_by_image(maps: Float[Tensor, "m b gh gw"]) -> Values:
+    """Mean rank correlation with the other methods, NaN for one method alone; detail: with each, in their order."""
+    rho = _alike(maps)
+    others = rho.masked_fill(torch.eye(len(maps), dtype=torch.bool, device=maps.device)[:, :, None], float("nan"))
+    return Values(others.nanmean(1), rho.transpose(1, 2))
+
+
+def _alike(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m b"]:
     flat = maps.flatten(2)
-    return torch.stack([spearman(one.expand_as(flat), flat).nanmean(1) for one in flat])
+    return torch.stack([spearman(one.expand_as(flat), flat) for one in flat])
 
 
 def layers(vit: ViT, images: Float[Tensor, "b c h w"]) -> list[list[nn.Parameter]]:

@@ -107,7 +107,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
         "rest": max(0, len(drawn) - svg.COLOURS),
         "curves": _curves(section, ranks),
-        "figures": [figure for figure in (_scatter(section, ranks), _start(section)) if figure],
+        "figures": [figure for figure in (_scatter(section, ranks), _start(section), _agreement(section, run)) if figure],
         "gallery": gallery(section, run) if pictures else None,
     }
 
@@ -208,6 +208,19 @@ def _start(section: Section) -> Figure | None:
     axis = f"{label(metric)}, {unit(metric)}".rstrip(", ")
     chart = svg.lines(series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True)
     return Figure("Where PLUS begins", legend(series), chart)
+
+
+def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
+    """Which methods say the same: rank correlation of each two, mean over the pictures; the best methods first."""
+    columns = [(method, score) for method, score in run["settings"].get("columns", [])]
+    lines = [line for line in section.lines if line in columns][: svg.CELLS]
+    details = [section.detail("agreement", line) for line in lines]
+    whole = [detail for detail in details if detail is not None and detail.shape[1] == len(columns)]
+    if len(whole) < 2 or len(whole) < len(lines):
+        return None
+    places = [columns.index(line) for line in lines]
+    chart = svg.matrix([_called(line, section) for line in lines], [np.nanmean(d, axis=0)[places].tolist() for d in whole])
+    return Figure("Which methods agree", "rank correlation of their maps, mean over the pictures; best method first", chart)
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+CELLS = 24  # methods of the agreement matrix
 LABELLED = 5  # points of a scatter that are named beside their dot
 COLOURS = 8  # the first so many series have a colour and a label; the others are thin and grey
 WIDTH, HEIGHT = 460, 300
@@ -123,6 +124,28 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
         place = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'
         parts.append(f'<text class="name {one.colour}" {place} y="{height:.1f}">{escape(one.name)}</text>')
     return parts
+
+
+def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
+    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; red where opposed."""
+    left = 14 + LETTER * max(map(len, names))
+    side = (WIDTH - left - RIGHT) / len(names)
+    parts = []
+    for i, (name, row) in enumerate(zip(names, values, strict=True)):
+        y = TOP + i * side
+        parts.append(_text("tick", left - 7, y + side / 2 + 3.5, name, "end"))
+        for j, value in enumerate(row):
+            if not math.isfinite(value):
+                continue
+            told = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
+            colour = "var(--c0)" if value >= 0 else "var(--c1)"
+            place = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
+            parts.append(f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{told}</rect>')
+            if side >= 24:
+                parts.append(_text("tick", left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
+    height = TOP + len(names) * side + 6
+    body = "".join(parts)
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="agreement between methods">{body}</svg>'
 
 
 def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str:

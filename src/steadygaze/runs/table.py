@@ -149,7 +149,7 @@ class Section:
     def lines(self) -> list[Line]:
         """Every method with its score, the best first."""
         first = self.shown[0]
-        sign = -1 if better(first) == "higher" else 1
+        sign = 1 if better(first) == "lower" else -1
 
         def key(line: Line) -> tuple[bool, float]:
             cell = self.cells.get((first, line))
@@ -158,7 +158,10 @@ class Section:
 
         return sorted(self.all_lines, key=key)
 
-    def best(self, metric: str) -> Line:
+    def best(self, metric: str) -> Line | None:
+        """None where neither direction is better."""
+        if better(metric) == "neither":
+            return None
         sign = 1 if better(metric) == "higher" else -1
         there = [line for line in self.lines if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)]
         return max(there, key=lambda line: sign * self.cells[metric, line].value) if there else self.lines[0]
@@ -192,6 +195,11 @@ def combine_of(metric: str) -> Any:
 
 def better(metric: str) -> str:
     return METRICS[metric].better if metric in METRICS else "higher"
+
+
+def arrow(metric: str) -> str:
+    """The direction that is better."""
+    return {"higher": " ↑", "lower": " ↓"}.get(better(metric), "")
 
 
 def unit(metric: str) -> str:
@@ -265,7 +273,7 @@ class Table:
         parts = []
         for section in self.sections:
             best = {metric: section.best(metric) for metric in section.shown}
-            head = [f"{label(m)} {'↑' if better(m) == 'higher' else '↓'}" for m in section.shown]
+            head = [f"{label(m)}{arrow(m)}" for m in section.shown]
             lines = [
                 f"**{section.model}** ({section.weights}) on {section.data}, {len(section.images)} pictures; 95 % intervals",
                 "",
