@@ -193,9 +193,11 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
     for index in attribution.places():
         if (index if isinstance(index, int) else index[0]) == row:
             file = overlay_name(name, attribution.method, index)
-            attribution.overlay(picture, index, signed=request.signed).save(request.out / file)
+            shares = attribution.method.startswith("diffmask")  # of 0..1: a patch that alone is kept is no outlier
+            how: dict[str, Any] = {"signed": request.signed, "percentile": 100.0 if shares else 99.0}
+            attribution.overlay(picture, index, **how).save(request.out / file)
             written.append(file)
-            if request.patches or attribution.method.startswith("diffmask"):  # its paper shows both
+            if request.patches or shares:  # its paper shows both
                 hard = file.removesuffix(".png") + "-patches.png"
                 attribution.overlay(picture, index, signed=request.signed, mode="nearest").save(request.out / hard)
                 written.append(hard)

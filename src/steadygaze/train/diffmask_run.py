@@ -149,7 +149,7 @@ class Run:
         self.trainer, self.watch, _ = self._begun(settings_from(facts["settings"]))
         self.trainer.restore(mask, facts, tensors)
         self.watch.kind, self.watch.count = facts["watch"]
-        self.wrong = facts["diverged"] if facts["stopped"] else ""
+        self.wrong = facts["diverged"] if facts.get("stopped") else ""
 
     def save(self, wrong: str = "") -> None:
         """Write mask and state."""
