@@ -199,7 +199,7 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
             written.append(file)
             if request.patches or shares:  # its paper shows both
                 hard = file.removesuffix(".png") + "-patches.png"
-                attribution.overlay(picture, index, signed=request.signed, mode="nearest").save(request.out / hard)
+                attribution.overlay(picture, index, mode="nearest", **how).save(request.out / hard)
                 written.append(hard)
     return written
 
