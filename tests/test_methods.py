@@ -161,7 +161,6 @@ WHOLE_OPTIONS = {
     "integrated_gradients": {"steps", "space"},
     "smoothgrad": {"samples", "noise", "seed"},
     "random": {"seed"},
-    "gaze_keys": set(),
     "gaze_twice": set(),
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
 } | {  # searched methods: their oracles are in tests/test_search.py
@@ -186,7 +185,7 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("whole")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_keys", "gaze_twice", "diffmask"} | set(SEARCHED)
+    written_here = {"random", "smoothgrad", "gaze_twice", "diffmask"} | set(SEARCHED)
     assert set(METHODS) | written_here == {i.name for i in sg.methods()} - {"gae", "cat", "attcat"}
 
 
@@ -344,12 +343,10 @@ def keys_and_parts(model: Any, tokens: Tensor, score: str = "log_odds") -> Tenso
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gaze_keys_and_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaze_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = case(kind)
     x = vit.embed(model, images).detach()
     whole = keys_and_parts(model, x)
-    close(explained(kind, "gaze_keys"), whole, "gaze_keys")
-    close(explained(kind, "gaze_keys", "logit"), keys_and_parts(model, x, "logit"), "gaze_keys of the logit")
     prefix, patches = model.num_prefix_tokens, whole.shape[1]
     best, wanted = round(0.7 * patches), whole.clone()
     ranks = whole.argsort(1, descending=True)

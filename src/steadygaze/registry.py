@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from steadygaze.errors import BadInput, UnknownName
 
+DEFAULT = "gaze_removal"  # chosen by docs/evidence/faithfulness.md
+
 Kind = Literal["vector", "matrix", "whole"]
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from steadygaze import __version__
 from steadygaze.cli.diffmask import diffmask as diffmask_commands
 from steadygaze.errors import SteadygazeError
+from steadygaze.registry import DEFAULT
 
 __all__ = ["app", "main"]
 
@@ -83,7 +84,7 @@ def explain(
     from steadygaze.cli.explain import Request, run
 
     request = Request(
-        images=images, model=model, checkpoint=checkpoint, methods=split_methods(method or ["gaze"]), target=target,
+        images=images, model=model, checkpoint=checkpoint, methods=split_methods(method or [DEFAULT]), target=target,
         top=top, score=score, batch=batch, signed=signed, num_classes=num_classes, device=device, out=out,
         diffmask=diffmask, patches=patches,
     )  # fmt: skip
@@ -132,7 +133,7 @@ def verify(
     from steadygaze.runs.request import Request, command_line, numbers, words
 
     request = Request(
-        model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or ["gaze"]),
+        model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or [DEFAULT]),
         metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch,
         start_layers=start_layers, ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes,
         device=device, command=command_line(), diffmask=diffmask,
@@ -170,7 +171,7 @@ def stress(
         str | None, typer.Option(help="Of the attacks, shares of the full scale. Default: 1/255,2/255,8/255.")
     ] = None,
     pgd_steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
-    salient: Annotated[str, typer.Option(help="Method by which the most salient tokens are dropped.")] = "gaze",
+    salient: Annotated[str, typer.Option(help="Method by which the most salient tokens are dropped.")] = DEFAULT,
     masks: Annotated[Path | None, typer.Option(help="For synthetic: masks, as for verify.")] = None,
     backgrounds: Annotated[Path | None, typer.Option(help="For synthetic: a folder of pictures.")] = None,
     partial: Annotated[
@@ -210,7 +211,7 @@ def compare_models(
     after: Annotated[str, typer.Argument(help="The same of the other model, on the same pictures.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file. Default: compare.html in the second folder.")] = None,
     setting: Annotated[str, typer.Option(help="The setting whose classes and pictures are compared.")] = "clean",
-    method: Annotated[str, typer.Option(help="The method of the maps.")] = "gaze",
+    method: Annotated[str, typer.Option(help="The method of the maps.")] = DEFAULT,
     show: Annotated[int, typer.Option(min=0, help="So many pictures that turned wrong, and right.")] = 8,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Show them with their maps.")] = True,
 ) -> None:
@@ -286,7 +287,7 @@ def card(
     from steadygaze.runs.request import command_line, words
     from steadygaze.runs.stress_suite import Options
 
-    chosen = split_methods(methods or ["gaze"])
+    chosen = split_methods(methods or [DEFAULT])
     options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons)
     ask = Ask(
         data=data, out=out or default_out(after), suite=words(suite) or SUITE, methods=chosen, metrics=words(metrics), masks=masks,

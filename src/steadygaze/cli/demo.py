@@ -9,8 +9,9 @@ from rich.console import Console
 
 from steadygaze.cli.explain import Request
 from steadygaze.cli.explain import run as explain_files
+from steadygaze.registry import DEFAULT
 
-METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", "gaze")
+METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
 
 
 def run(out: Path) -> int:

@@ -7,8 +7,8 @@
 
 | name         | map                                                                                          | passes |
 | gaze_removal | Σ_l (s^l / L + q^l) + p                                                                      | 2      |
-| gaze_keys    | F = z(z(s̃) + 0.4 z(Σ_l q^l)): s̃ is Σ_l s^l with the mean patch taken off x^l, z the z-score  | 3      |
 | gaze_twice   | F + 0.35 · F of the patch's own part, where the best 70 % of patches and the rest run alone    | 5      |
+|              | F = z(z(s̃) + 0.4 z(Σ_l q^l)): s̃ is Σ_l s^l with the mean patch taken off x^l, z the z-score  |        |
 
 Σ_l s^l / L and Σ_l q^l + p are two first-order answers to one question, how much of T is lost when patch j goes: the mean over the
 layers of setting its state to zero there, and taking it out as a key of every layer at once. Both are in units of T, so they are added.
@@ -82,19 +82,13 @@ def _evidence(ask: Any, tokens: Tensor) -> Float[Tensor, "b p"]:
     return z(z(sent(trace)) + KEYS * z(keys))
 
 
-@register("gaze_keys", "whole", family="decomposition", freeze=0.75, score="log_odds", serves=global_attention, cost=3.0)
-def gaze_keys(ask: Any) -> Float[Tensor, "b h w"]:
-    """gaze with the part shared by all patches removed, and the effect of each key beside it."""
-    return _evidence(ask, ask.tokens).unflatten(1, ask.grid)
-
-
 def _removable(vit: Any) -> str:
     return global_attention(vit) or ("" if vit.plan.removable else f"patches of a {vit.plan.kind} cannot be removed.")
 
 
 @register("gaze_twice", "whole", family="decomposition", freeze=0.75, score="log_odds", serves=_removable, cost=5.0)
 def gaze_twice(ask: Any) -> Float[Tensor, "b h w"]:
-    """gaze_keys on the whole image, and again on its best patches and on the rest, each alone."""
+    """What is sent and what is taken, of the whole image, and again of its best patches and of the rest, each alone."""
     whole = _evidence(ask, ask.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])

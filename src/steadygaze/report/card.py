@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from steadygaze.registry import DEFAULT
 from steadygaze.report.compare import HEADS, LOOK, _classes, _figures, _row
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
@@ -24,7 +25,7 @@ TILES = (
 )  # fmt: skip
 
 
-def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Sequence[dict[str, Any]], *, method: str = "gaze",
+def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Sequence[dict[str, Any]], *, method: str = DEFAULT,
                show: int = 6, pictures: bool = True) -> list[Path]:  # fmt: skip
     """Write the page and, beside it, both tables as .csv."""
     one, two = found.before[0], found.after[0]

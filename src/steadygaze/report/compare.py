@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from steadygaze.registry import DEFAULT
 from steadygaze.report.bars import Bar, bars
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Figure, Part
@@ -17,7 +18,7 @@ HEADS = ["setting", "metric", "before", "after", "difference", "p", "pictures", 
 LOOK = {"better": "good", "worse": "sure"}
 
 
-def write_comparison(found: Comparison, path: Path, *, method: str = "gaze", show: int = 8, pictures: bool = True) -> list[Path]:
+def write_comparison(found: Comparison, path: Path, *, method: str = DEFAULT, show: int = 8, pictures: bool = True) -> list[Path]:
     """Write the page and, beside it, the numbers as .csv."""
     one, two = found.before[0], found.after[0]
     shots, why = turned_pictures(found, method, show) if pictures and show else ({}, "")

@@ -15,6 +15,7 @@ import numpy as np
 
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import mean
+from steadygaze.registry import DEFAULT
 from steadygaze.runs.loop import World
 from steadygaze.runs.request import Request as VerifyRequest
 from steadygaze.runs.request import prepare_run, verify_run
@@ -57,7 +58,7 @@ class Ask:
     data: Path | None
     out: Path
     suite: Sequence[str] = SUITE
-    methods: Sequence[str] = ("gaze",)
+    methods: Sequence[str] = (DEFAULT,)
     metrics: Sequence[str] = ()
     masks: Path | None = None
     options: Options | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.asked import outputs
 from steadygaze.runs.loop import Told
@@ -39,7 +40,7 @@ def stress(
     severities: str | Sequence[int] | None = None,
     epsilons: str | Sequence[float] | None = None,
     pgd_steps: int = 10,
-    salient: str = "gaze",
+    salient: str = DEFAULT,
     limit: int | None = None,
     seed: int = 0,
     batch: int = 16,

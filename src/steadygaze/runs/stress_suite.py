@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import budget
 from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.neighbours import METRICS
@@ -151,11 +152,11 @@ class Options:
     epsilons: tuple[float, ...] = EPSILONS
     pgd_steps: int = 10
     shares: tuple[float, ...] = SHARES
-    salient: str = "gaze"
+    salient: str = DEFAULT
 
     @classmethod
     def of(cls, *, corruptions: Any = None, severities: Any = None, epsilons: Any = None, pgd_steps: int = 10,
-           salient: str = "gaze") -> Options:  # fmt: skip
+           salient: str = DEFAULT) -> Options:  # fmt: skip
         if isinstance(pgd_steps, bool) or not isinstance(pgd_steps, int) or pgd_steps < 1:
             raise BadInput(f"pgd_steps: expected a whole number of 1 or more, got {pgd_steps!r}")
         return cls(

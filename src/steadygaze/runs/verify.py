@@ -18,7 +18,7 @@ from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS, Batch
 from steadygaze.heatmap import versions
-from steadygaze.registry import Method
+from steadygaze.registry import DEFAULT, Method
 from steadygaze.runs.loop import Chunk, Told, run
 from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan
 from steadygaze.runs.rows import Row, Rows
@@ -35,7 +35,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 def verify(
     model: nn.Module | ViT | Loaded,
     data: Data,
-    methods: Sequence[str | Method] = ("gaze",),
+    methods: Sequence[str | Method] = (DEFAULT,),
     metrics: Sequence[str] = DEFAULT_METRICS,
     target: int | str | Sequence[int] | Tensor | None = None,
     score: str | Sequence[str] | None = None,
