@@ -140,7 +140,7 @@ def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step
     reached = found.reached
     print(f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average")
     if out is not None:
-        drawn(loaded, images, found, target, named, others).save(out)
+        drawn(loaded, images, found, target, named, others).quantize(128).save(out, optimize=True)
 
 
 def drawn(loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, named: Any, others: int) -> Image.Image:

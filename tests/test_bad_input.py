@@ -173,7 +173,7 @@ def test_a_view_that_does_not_give_the_models_logits() -> None:
 
 
 ATTENTION = ["raw_attention", "rollout", "attn_grad", "attcam", "genatt", "gae", "gradsam", "attixg", "attcat", "attin",
-             "globenc", "alti", "transatt", "gaze_twice"]  # fmt: skip
+             "globenc", "alti", "transatt", "gaze_twice", "atman"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", menagerie.HIERARCHICAL)

@@ -250,16 +250,17 @@ def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9
         p = closed(model, torch.cat([x0[:prefix], x0[prefix:][left]]), gate).softmax(0)[c]
         (g,) = torch.autograd.grad(p, gate)
         history.append(left)
-        confidence.append(float(p))
+        confidence.append(float(p.detach()))
         gone = sorted(range(len(left)), key=lambda i, g=g: float(g[i]))[:k]  # the gates whose closing helps most
         left = [j for i, j in enumerate(left) if i not in gone]
     enough = [i for i, p in enumerate(confidence) if p >= threshold]
     best = enough[-1] if enough else max(range(len(confidence)), key=lambda i: confidence[i])
     subset, limit = history[best], threshold if enough else confidence[best]
     while minimal and len(subset) > 1:
-        spared = max(subset, key=lambda j: f(model, image, [i for i in subset if i != j], c))
-        rest = [i for i in subset if i != spared]
-        if f(model, image, rest, c) < limit:
+        order = sorted(subset, key=lambda j: -f(model, image, [i for i in subset if i != j], c))
+        tries = [[i for i in subset if i not in order[:n]] for n in (1, 2, 4, 8, 16) if n < len(subset)]
+        able = [rest for rest in tries if f(model, image, rest, c) >= limit]
+        if not able:
             break
-        subset = rest
+        subset = able[-1]
     return confidence, subset, history

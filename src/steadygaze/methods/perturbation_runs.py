@@ -80,15 +80,22 @@ class _Bar:
             self.bar.stop()
 
 
-def searched(name: str, total: int, size: int, run: Callable[[slice], Tensor], least: int = 1) -> Float[Tensor, "b done *more"]:
-    """run(0:size), run(size:2·size), ... side by side along axis 1; fewer if it was stopped, but at least `least` runs."""
-    how, bar, parts, done = _MANNER.get(), _Bar(name, total), [], 0
+def searched(name: str, total: int, size: int, run: Callable[[slice], Tensor | None], least: int = 1) -> Float[Tensor, "*any"]:
+    """run(0:size), run(size:2·size), ... side by side along axis 1, (b, done, ...); fewer if stopped, but at least `least` runs.
+
+    A run that gives None ends the search before its time.
+    """
+    how, bar, done = _MANNER.get(), _Bar(name, total), 0
+    parts: list[Tensor] = []
     told = how.told or bar
     try:
         with torch.no_grad():
             for start in range(0, total, size):
                 part = slice(start, min(start + size, total))
-                parts.append(run(part))
+                found = run(part)
+                if found is None:
+                    break
+                parts.append(found)
                 done = part.stop
                 told(name, done, total)
     except KeyboardInterrupt:
@@ -98,7 +105,7 @@ def searched(name: str, total: int, size: int, run: Callable[[slice], Tensor], l
         stopped(name, done, total)
     finally:
         bar.close()
-    return torch.cat(parts, 1)
+    return torch.cat(parts, 1) if parts else torch.empty(0)
 
 
 def stopped(name: str, done: int, total: int) -> None:

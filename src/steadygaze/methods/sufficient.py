@@ -15,9 +15,11 @@ closed their gate to it: g is the first-order effect of that. It finds far small
 ∂ log p and ∂ p rank alike; the logarithm does not underflow for a class that the model does not see at all. Ties go in raster order.
 Models whose patches cannot be removed (Swin) have the pixels of patches set to zero, g summed over them; a warning says so.
 
-The subset found so is sufficient, not minimal. `minimal=True` then takes out one patch after another, always the one that leaves most,
-as long as p_c ≥ threshold: what is left can spare none of its patches. As a map: how late a patch was taken out, above zero for the
-subset, below for the rest. Where nothing reaches the threshold, the set of the highest p_c is taken, and `reached` is False.
+The subset found so is sufficient, not minimal. `minimal=True` then thins it out: each patch is left out alone, and those that are
+missed least go, as many (1, 2, 4, ...) as leave p_c ≥ threshold; again, until what is left can spare none of its patches. These runs are
+of few patches and come on top of the walk's; a `budget` that is given holds for them too. As a map: how late a patch was
+taken out, above zero for the subset, below for the rest. Where nothing reaches the threshold,
+the set of the highest p_c is taken, and `reached` is False.
 """
 
 import warnings
@@ -112,7 +114,7 @@ def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: f
     subset = step >= last[:, None]
     sure = confidence.gather(1, last[:, None])[:, 0]
     if minimal and space == "patches":
-        sure = _prune(walk, subset, sure, torch.where(reached, threshold, sure))
+        sure = _prune(walk, subset, sure, torch.where(reached, threshold, sure), float("inf") if budget is None else budget)
     grid = (rows, columns)
     return Sufficient(target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, left)
 
@@ -177,20 +179,31 @@ def closing(trace: Trace) -> Float[Tensor, "b n"]:
     return total
 
 
-def _prune(walk: _Walk, subset: Bool[Tensor, "b p"], sure: Float[Tensor, " b"], threshold: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Take single patches out of `subset` (in place) as long as p_c stays at the threshold; gives the last p_c."""
-    sure = sure.clone()
-    for b in range(len(subset)):
-        while int(subset[b].sum()) > 1:
+def _prune(walk: _Walk, subset: Bool[Tensor, "b p"], sure: Float[Tensor, " b"], threshold: Float[Tensor, " b"],
+           limit: float) -> Float[Tensor, " b"]:  # fmt: skip
+    """Thin `subset` out (in place), round by round, until nothing can be spared or `limit` runs are spent; gives p_c of the rest."""
+    sure, spent = sure.clone(), [0]
+
+    def confidence(b: int, tried: Bool[Tensor, "r p"]) -> Float[Tensor, " r"]:
+        spent[0] += len(tried)
+        image = torch.full((len(tried),), b, device=tried.device)
+        return quantity("prob", subset_logits(walk.vit, walk.images, walk.tokens, tried, image, walk.how), walk.target[image])
+
+    def round_(part: slice) -> Tensor | None:
+        before = subset.sum()
+        for b in range(len(subset)):
             members = subset[b].nonzero()[:, 0]
-            without = subset[b].repeat(len(members), 1)
-            without[torch.arange(len(members)), members] = False
-            image = torch.full_like(members, b)
-            with torch.no_grad():
-                logits = subset_logits(walk.vit, walk.images, walk.tokens, without, image, walk.how)
-                p = quantity("prob", logits, walk.target[image])
-            best = int(p.argmax())
-            if not p[best] >= threshold[b]:
-                break
-            subset[b, members[best]], sure[b] = False, p[best]
+            if len(members) < 2 or spent[0] >= limit * len(subset):
+                continue
+            missed = confidence(b, subset[b].repeat(len(members), 1).scatter(1, members[:, None], False))
+            members = members[missed.argsort(descending=True, stable=True)]
+            counts = [2**i for i in range((len(members) - 1).bit_length())]
+            fewer = torch.stack([subset[b].scatter(0, members[:n], False) for n in counts])
+            p = confidence(b, fewer)
+            able = (p >= threshold[b]).nonzero()[:, 0].tolist()
+            if able:
+                subset[b], sure[b] = fewer[able[-1]], p[able[-1]]
+        return None if subset.sum() == before else sure[:, None]
+
+    searched("sufficient, thinning out", subset.shape[1], 1, round_, least=0)
     return sure
