@@ -1,6 +1,6 @@
 """Dependencies point one way (DESIGN.md). Every import is counted, also those inside functions and for type checkers.
 
-    errors, types <- registry, target, drawing <- heatmap, data <- vit <- trace <- methods, aggregate <- explainer
+    errors, types <- registry, target, drawing <- heatmap, data <- models <- vit <- trace <- methods, aggregate <- explainer
     <- faithfulness, robustness, modules, train <- runs <- report <- cli, app
 
 Where the files stand that DESIGN.md's arrow does not name:
@@ -8,7 +8,9 @@ Where the files stand that DESIGN.md's arrow does not name:
     drawing     colours and pictures from arrays; heatmap is the result that draws itself with it. Neither knows a model
     data        files to tensors; knows no model either
     explainer   joins a view, traces, methods and aggregators into `explain`: above all of them, below all that use it
-    models      architectures that timm lacks, modules what is built into a model: beside the verbs, and for train to use
+    models      architectures that timm lacks: code of models as timm's own, which views are made of
+    modules     what is built into a model: upon views, beside the verbs, and for train to use. `load_model` rebuilds what a
+                checkpoint names through vit.trained, by name
 A part may import parts of lower levels and itself; parts of one level leave each other alone, except as ALSO says.
 """
 
@@ -24,11 +26,12 @@ LEVELS = (
     ("errors", "types"),
     ("registry", "target", "drawing"),
     ("heatmap", "data"),
+    ("models",),
     ("vit",),
     ("trace",),
     ("methods", "aggregate"),
     ("explainer",),
-    ("models", "modules"),
+    ("modules",),
     ("faithfulness", "robustness", "train"),
     ("runs",),
     ("report",),
@@ -43,7 +46,7 @@ NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averag
     "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io",
 )  # fmt: skip
 WHERE = {
-    "timm": ("vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models.", "cli.listing", "train.build"),  # listing: names only
+    "timm": ("vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models", "models.", "cli.listing", "train.build"),  # listing: names only
     "transformers": ("vit.huggingface", "vit.load", "models."),
     "torchvision": ("vit.torchvision", "vit.load", "models."),
     "torchattacks": ("robustness.attacks",),

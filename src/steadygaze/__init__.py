@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imported on first use
+    from steadygaze import models as models
+    from steadygaze import modules as modules
     from steadygaze import robustness as robustness
     from steadygaze.errors import BadCheckpoint as BadCheckpoint
     from steadygaze.errors import BadImage as BadImage
@@ -52,7 +54,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "DegenerateMap": "steadygaze.errors",
     "PartialMap": "steadygaze.errors",
 }
-_PACKAGES = ("methods", "robustness", "train")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
+_PACKAGES = ("methods", "models", "modules", "robustness", "train")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 

@@ -58,9 +58,12 @@ def named_models() -> list[dict[str, str]]:
     """Every model that can be named without a file: name, library, and the kind of its view."""
     import timm
 
+    from steadygaze import models
     from steadygaze.vit.load import torchvision_names
 
     rows = [{"name": "embedded", "library": "steadygaze", "view": "plain"}]
+    for view, own in (("plain", models.PLAIN), ("staged", models.STAGED)):
+        rows += [{"name": name, "library": "steadygaze", "view": view} for module in own for name in timm.list_models(module=module)]
     for view, modules in (("plain", PLAIN), ("staged", STAGED)):
         names = sorted({name for module in modules for name in timm.list_models(module=module)})
         rows += [{"name": name, "library": "timm", "view": view} for name in names]

@@ -204,7 +204,7 @@ def _plain_blocks(vit: Any) -> str:
     why = global_attention(vit)
     if why:
         return why
-    if vit.plan.rotary or any(b.parts is None for b in vit.blocks) or vit.readout == "pool":
+    if vit.plan.rotary or vit.plan.mixed or any(b.parts is None for b in vit.blocks) or vit.readout == "pool":
         return (
             f"its relevance rules are written for pre-norm blocks without rotary positions and a class or mean head; a "
             f"{vit.plan.kind} has others. Use attnlrp."

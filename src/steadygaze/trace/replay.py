@@ -155,8 +155,9 @@ class _Replay(TorchFunctionMode):
 def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
     """Score of every token of x^layer: Σ_c ∂T/∂y_c · (its share of logit c), biases shared out by `rule`."""
     vit, weights = trace.vit, trace.grad(trace.logits)
-    if not vit.plan.global_attention:
-        raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: its grids change")
+    if vit.plan.mixed or not vit.plan.global_attention:
+        why = "convolutions, TAP or CB mix them" if vit.plan.mixed else "its grids change"
+        raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: {why}")
     if rule == "cls" and vit.prefix == 0:
         raise MethodUnavailable(f"bias='cls' gives every bias to the class token, and this {vit.plan.kind} has none among its tokens")
     tangent, fused = not trace.run.rules.slope, _fused(vit.model)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.inserted import with_inserted
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
 __all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt"]
@@ -44,7 +45,7 @@ def _view(model: nn.Module, shape: int) -> ViT:
             f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. It views ViTs of "
             f"timm, transformers and torchvision; `python -m benchmarks.coverage` and docs/models.md list them."
         )
-    vit = ViT(model, plan)
+    vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
         verify(vit)
         _CHECKED[model] = shape
@@ -54,6 +55,12 @@ def _view(model: nn.Module, shape: int) -> ViT:
 
 def _plan(model: nn.Module) -> Plan | None:
     """Ask the adapter of each library that is loaded; a model of a library that was never imported cannot exist."""
+    if "steadygaze.models" in sys.modules:
+        from steadygaze.vit import added
+
+        plan = added.plan(model)
+        if plan is not None:
+            return plan
     if "timm" in sys.modules:
         from steadygaze.vit import hierarchical, timm
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.vit.checkpoint import Weights, fit, read_weights, weights_hash
 from steadygaze.vit.hub import hub
-from steadygaze.vit.trained import remade, run_weights, told_by
+from steadygaze.vit.trained import register, remade, run_weights, told_by, with_modules
 
 Preprocess = Callable[[Image.Image], Tensor]
 
@@ -126,6 +126,7 @@ def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: i
     import timm
     from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_data_config
 
+    register()
     if not name.startswith(("hf-hub:", "hf_hub:")) and not timm.is_model(name.split(".")[0]):
         known = [*timm.list_models(), "embedded", *(f"torchvision:{other}" for other in torchvision_names())]
         raise UnknownName("model", name, known, "List them with: steadygaze models PATTERN")
@@ -136,7 +137,7 @@ def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: i
         if num_classes is None:
             heads = timm.get_pretrained_cfg_value(name, "classifier") or "head"
             num_classes = _head_width(weights, [heads] if isinstance(heads, str) else heads)
-        model = timm.create_model(name, pretrained=False, **_width(num_classes))
+        model = with_modules(timm.create_model(name, pretrained=False, **_width(num_classes)), weights)
         fit(model, weights, origin or "")
     config = resolve_data_config(model.pretrained_cfg, model=model)
     subset = infer_imagenet_subset(model)
@@ -158,7 +159,7 @@ def _embedded(weights: Weights | None, origin: str | None) -> dict[str, Any]:
 
     assets = files("steadygaze") / "assets"
     about = json.loads((assets / "embedded.json").read_text(encoding="utf-8"))
-    model = VisionTransformer(**about["arguments"])
+    model = with_modules(VisionTransformer(**about["arguments"]), weights or {})
     fit(model, read_weights(str(assets / "embedded.safetensors")) if weights is None else weights, origin or "embedded")
     side = about["image_size"]
     recipe = {"resize": side, "crop": [side, side], "interpolation": about["interpolation"]}
@@ -199,7 +200,7 @@ def _torchvision(name: str, weights: Weights | None, origin: str | None, num_cla
         with torch.device("meta"):
             head, _ = _last(get_model(name, weights=None))
         num_classes = num_classes or _head_width(weights, [head])
-        model = get_model(name, weights=None, **_width(num_classes))
+        model = with_modules(get_model(name, weights=None, **_width(num_classes)), weights)
         fit(model, {_torchvision_name(key): value for key, value in weights.items()}, origin or "")
     preset, names = default.transforms(), default.meta["categories"]
     recipe = {"resize": preset.resize_size[0], "crop": preset.crop_size * 2}
@@ -248,12 +249,17 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
         if weights is None:
             model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
             absent = sorted(report["missing_keys"])
+            if local and any(key.endswith("_extra_state") for key in report["unexpected_keys"]):  # modules, which transformers leaves out
+                stored = {_tail(key): value for key, value in read_weights(Path(name) / "model.safetensors").items()}
+                theirs = {key: stored[_tail(key)] for key in report["unexpected_keys"]}
+                model = with_modules(model, theirs)
+                model.load_state_dict(theirs, strict=False)
         else:
             num_classes = num_classes or _head_width(weights, ["classifier"])
             extra = {} if num_classes is None else {"num_labels": num_classes}
             model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name, **extra))
             absent = []
-            model = _filled(model, weights, origin or "")
+            model = _filled(with_modules(model, weights), weights, origin or "")
     if absent:
         raise BadCheckpoint(f"the weights of {name} lack {', '.join(absent[:5])}: it is no finished image classifier")
     recipe = _processor_recipe(processor)
@@ -268,6 +274,11 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
         "size": tuple(recipe["crop"] or recipe["resize"]),
         "recipe": recipe,
     }
+
+
+def _tail(key: str) -> str:
+    """The part of a name from the block's number on: files keep the names of older versions before it."""
+    return re.sub(r"^.*?(?=\d+\.)", "", key)
 
 
 def _filled(model: Any, weights: Weights, origin: str) -> Any:

@@ -77,6 +77,7 @@ class _Missing(TorchFunctionMode):
         super().__init__()
         self.keep = keep
         self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.normalize: self.normalize}
+        self.table[F.multi_head_attention_forward] = self.mha
         self.table |= dict.fromkeys(MEAN, self.mean) | dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
         self.table |= dict.fromkeys(CONV, self.convolution) | dict.fromkeys(MAXPOOL, self.maximum)
 
@@ -95,6 +96,13 @@ class _Missing(TorchFunctionMode):
         hidden = q.isnan().any(-1, keepdim=True)
         out = func(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), attn_mask=mask, **kwargs)
         return out.masked_fill(hidden, NAN)
+
+    def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor, *rest: Any,
+            **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
+        """nn.MultiheadAttention on one sequence (sequence, batch, width), as torchvision calls it."""
+        q, k, v = F.linear(query.transpose(0, 1), w, b).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        out = self.sdpa(F.scaled_dot_product_attention, q, k, v)
+        return F.linear(out.transpose(1, 2).flatten(2), rest[4], rest[5]).transpose(0, 1), None
 
     def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """Eager attention: a column without any number is a hidden key; a row without any is a hidden query."""

@@ -39,10 +39,17 @@ def run_weights(name: str) -> Path | None:
     return folder / WEIGHTS
 
 
-def _register() -> None:
+def register() -> None:
     """Let timm know the models of this package, if they are there."""
     with suppress(ImportError):
         import_module("steadygaze.models")
+
+
+def with_modules(model: Any, weights: Weights) -> Any:
+    """The model with the modules that the weights name; the model itself if they name none."""
+    if any(name.endswith("_extra_state") for name in weights):
+        return import_module("steadygaze.modules").restore(model, weights)  # by name: modules are built upon views
+    return model
 
 
 def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: int | None) -> dict[str, Any]:
@@ -50,13 +57,12 @@ def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: in
     import timm
     from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 
-    _register()
+    register()
     count = about["num_classes"]
     if num_classes not in (None, count):
         raise BadInput(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
     model = timm.create_model(about["model"], pretrained=False, num_classes=count, **about["arguments"])
-    if any(name.endswith("_extra_state") for name in weights):
-        model = import_module("steadygaze.modules").restore(model, weights)  # by name: modules are built upon views
+    model = with_modules(model, weights)
     fit(model, weights, origin)
     subset = infer_imagenet_subset(model)
     info = ImageNetInfo(subset) if subset and about["classes"] is None else None

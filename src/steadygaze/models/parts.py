@@ -1,0 +1,73 @@
+"""What the architectures of this folder share: attention, moves between tokens and maps, and what timm asks of a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+Grid = tuple[int, int]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def cfg(first_conv: str, **changes: Any) -> dict[str, Any]:
+    """How timm describes a model of 224 pixels and 1000 classes that has no weights to fetch."""
+    return {
+        "num_classes": 1000, "input_size": (3, 224, 224), "pool_size": None, "crop_pct": 0.9, "interpolation": "bicubic",
+        "mean": MEAN, "std": STD, "first_conv": first_conv, "classifier": "head", **changes,
+    }  # fmt: skip
+
+
+def to_map(x: Float[Tensor, "b n c"], grid: Grid) -> Float[Tensor, "b c h w"]:
+    return x.unflatten(1, grid).permute(0, 3, 1, 2)
+
+
+def to_tokens(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
+    """By a permutation of four axes. Behind `flatten(2).transpose(1, 2)`, torch 2.15 gives an eval-mode batch norm wrong gradients at
+    batch 1: the strides that its gradient then has are not those of a map."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def split_heads(x: Float[Tensor, "b n c"], heads: int) -> Float[Tensor, "b h n d"]:
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Float[Tensor, "b n c"]:
+    """softmax(q·kᵀ / √d)·v of (B, N, C) queries, keys and values, heads joined again."""
+    q, k, v = (split_heads(t, heads) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def init_linear(module: nn.Module) -> None:
+    """Weights of linear maps from a normal distribution of width 0.02, biases zero."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class Classifier(nn.Module):
+    """What timm asks of a model: forward in two halves, and a head that can be changed."""
+
+    num_classes: int
+    num_features: int
+    head: nn.Module
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
