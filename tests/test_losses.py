@@ -99,7 +99,7 @@ def test_relevance_gradient_is_the_finite_difference(term, second_order):
     assert found == pytest.approx(wanted, rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("method", ["raw_attention", "rollout", "ixg+plus", "attixg+plus", "gradcam", "attcam", "gradsam"])
+@pytest.mark.parametrize("method", ["raw_attention", "rollout", "ixg+plus", "attixg+plus", "gradcam", "attcam", "gradsam", "fullgrad"])
 def test_any_differentiable_method_makes_the_map(method):
     model, (images, masks, labels) = tiny(), batch()
     found = live_map(model, images, labels, method)[0]

@@ -15,6 +15,7 @@ from steadygaze.report.svg import COLOURS, HEIGHT, WIDTH, Series, lines
 from steadygaze.train.files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+FEW = 60  # rows of a log whose points are seen one by one
 LINE = 16  # pixels a line of the legend takes
 
 
@@ -43,7 +44,7 @@ def picture(logs: dict[str, list[dict[str, str]]], columns: list[str]) -> str:
     down = -(-len(panels) // across)
     legend = LINE * len(logs) + 12
     width, height = across * WIDTH, down * (HEIGHT + 24) + legend
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">', _style()]
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">', _style(logs)]
     parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
     for number, name in enumerate(logs):
         shade = f"c{number}" if number < COLOURS else "rest"
@@ -64,12 +65,13 @@ def _panel(column: str, logs: dict[str, list[dict[str, str]]]) -> str:
         points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
         if points:
             series.append(Series(name, [x for x, _ in points], [y for _, y in points], number))
-    return lines(series, x_label="epoch", y_label=column, title=column)
+    return lines(series, x_label="epoch", y_label="", title=column)
 
 
-def _style() -> str:
+def _style(logs: dict[str, list[dict[str, str]]]) -> str:
+    dots = 2.4 if all(len(rows) <= FEW for rows in logs.values()) else 1
     shades = "".join(f".c{i} {{ stroke: {shade}; }} circle.c{i} {{ fill: {shade}; }}" for i, shade in enumerate(SHADES))
     return (
         "<style>text { font: 11px sans-serif; fill: #333; stroke: none; } .line { fill: none; stroke-width: 1.4; } "
-        f".rest {{ stroke: #999; }} line {{ stroke: #ccc; }} circle {{ display: none; }} {shades}</style>"
+        f".rest {{ stroke: #999; }} line {{ stroke: #ccc; }} circle {{ r: {dots}px; }} {shades}</style>"
     )

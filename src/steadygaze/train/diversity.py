@@ -61,10 +61,9 @@ class _Attend(torch.autograd.Function):
                 form: str) -> tuple[Tensor, Tensor]:  # fmt: skip
         a = _weights(q, k, mask, scale)
         similar, kept = _similar(a, tau, form)
-        out = a @ v
         ctx.save_for_backward(q, k, v, mask, *kept)
         ctx.scale, ctx.tau, ctx.form = scale, tau, form
-        return out, similar
+        return a @ v, similar
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor, g_similar: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,9 +72,8 @@ class _Attend(torch.autograd.Function):
         g_v = a.transpose(-2, -1) @ g_out
         g = g_out @ v.transpose(-2, -1)
         _add_slope(g, a, kept, g_similar, ctx.tau, ctx.form)
-        inner = torch.linalg.vecdot(g, a).unsqueeze_(-1)
-        g = g.sub_(inner).mul_(a).mul_(ctx.scale)
-        return g @ k, g.transpose(-2, -1) @ q, g_v, None, None, None, None
+        g = torch._softmax_backward_data(g, a, -1, a.dtype)
+        return g @ (k * ctx.scale), g.transpose(-2, -1) @ (q * ctx.scale), g_v, None, None, None, None
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Float[Tensor, "b h n n"]:
@@ -86,42 +84,50 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Float[T
 
 
 def _joined(a: Float[Tensor, "b h n n"], form: str) -> Float[Tensor, "m n n"]:
-    return a.flatten(0, 1) if form == "per_head" else a.mean(1)
+    """The maps that are compared: of each head, or their mean, which may be changed in place."""
+    wide = torch.float32 if a.dtype.itemsize < 4 else a.dtype
+    return a.flatten(0, 1).to(wide, copy=True) if form == "per_head" else a.mean(1, dtype=wide)
 
 
-def _cut(m: Tensor, tau: float, form: str) -> Tensor:
-    """M where it reaches the threshold, else 0."""
-    return F.threshold(m, tau / m.shape[-1], 0.0) if form == "code" else m * (m >= tau / m.shape[-1])
+def _cut_(m: Tensor, tau: float, form: str) -> Tensor:
+    """M where it reaches the threshold, else 0; in place. ≥ t is > the number just below t."""
+    threshold = torch.tensor(tau / m.shape[-1], dtype=m.dtype)
+    below = threshold if form == "code" else torch.nextafter(threshold, torch.zeros_like(threshold))
+    return F.threshold(m, below.item(), 0.0, inplace=True)
 
 
 def _similar(a: Tensor, tau: float, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """û · mean_i û_i, mean over the maps; kept for the backward pass: û, |m̂|, mean_i û_i, 1/|M̂_i| and û_i·û."""
+    """û · mean_i û_i, mean over the maps; kept for the backward pass: û, |m̂|, mean_i û_i and 1/|M̂_i|."""
     m = _joined(a, form)
-    seen = _cut(m, tau, form)
-    middle = _cut(m.mean(1), tau, form) if form == "code" else seen.mean(1)
+    middle = _cut_(m.mean(1), tau, form) if form == "code" else None
+    seen = _cut_(m, tau, form)
+    middle = seen.mean(1) if middle is None else middle
     inverse = torch.linalg.vector_norm(seen, dim=-1).clamp_min_(EPS).reciprocal_()
     mean = torch.bmm(inverse.unsqueeze(1), seen)[:, 0] / m.shape[1]
     length = torch.linalg.vector_norm(middle, dim=-1, keepdim=True).clamp_min_(EPS)
     unit = middle / length
-    cosines = torch.bmm(seen, unit.unsqueeze(-1))[..., 0] * inverse
-    return (unit * mean).sum(-1).mean(), (unit, length, mean, inverse, cosines)
+    return (unit * mean).sum(-1).mean(), (unit, length, mean, inverse)
 
 
 def _add_slope(g: Tensor, a: Tensor, kept: list[Tensor], g_similar: Tensor, tau: float, form: str) -> None:
     """Add ∂similarity/∂A to `g`: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
-    unit, length, mean, inverse, cosines = kept
+    unit, length, mean, inverse = kept
     m = _joined(a, form)
-    maps, n, _ = m.shape
-    weight = g_similar / (maps * n)
-    seen = _cut(m, tau, form)
-    through_mean = (mean - unit * (unit * mean).sum(-1, keepdim=True)) / length
-    slope = torch.addcmul(inverse.unsqueeze(-1) * unit.unsqueeze(1), seen, (cosines * inverse.square()).unsqueeze(-1), value=-1)
-    if form == "code":
-        slope = slope * (seen > 0) + (through_mean * (m.mean(1) > tau / n)).unsqueeze(1)
-    else:
-        slope = (slope + through_mean.unsqueeze(1)) * (m >= tau / m.shape[-1])
-    slope = slope.mul_(weight)
+    maps, rows, columns = m.shape
+    weight = g_similar / (maps * rows) / (1 if form == "per_head" else a.shape[1])
+    whole = m.mean(1) if form == "code" else None
+    seen = _cut_(m, tau, form)
+    by_row = inverse * weight
+    through_mean = (mean - unit * (unit * mean).sum(-1, keepdim=True)) / length * weight
+    shared = through_mean if whole is None else torch.zeros_like(through_mean)
+    slope = torch.addcmul(shared.unsqueeze(1), by_row.unsqueeze(-1), unit.unsqueeze(1))
+    cosines = torch.bmm(seen, unit.unsqueeze(-1))  # (m, rows, 1), not yet divided by |M̂_i|
+    slope.addcmul_(seen, cosines * (inverse.square() * by_row).unsqueeze(-1), value=-1)
+    slope = torch.ops.aten.threshold_backward(slope, seen, 0.0)  # 0 where M̂ is
+    if whole is not None:
+        slope.add_((through_mean * (whole > tau / columns)).unsqueeze(1))
+    slope = slope.to(g.dtype)
     if form == "per_head":
         g.view_as(slope).add_(slope)
     else:
-        g.add_(slope.div_(a.shape[1]).unsqueeze(1))
+        g.add_(slope.unsqueeze(1))

@@ -86,7 +86,8 @@ def _traced(run: Forward, value: Tensor, classes: Any, first: int, second_order:
     """The gradients of `value` at what the method reads, kept in the graph where they are to be differentiated again."""
     wanted = [a.a for record in run.records[first:] for a in record.attention if a.a.requires_grad]
     wanted += [x for x in run.hidden[first:] if x.requires_grad] if run.want.hidden else []
-    wanted += [x for record in run.records[first:] for x in (*record.norms, *(y for y, *_ in record.terms)) if x.requires_grad]
+    wanted += [y for record in run.records[first:] for y in record.norms if y.requires_grad]
+    wanted += [y for record in run.records[first:] for y, *_ in (*record.terms, *record.rest) if y.requires_grad]
     distinct = list({id(t): t for t in wanted}.values())
     grads = torch.autograd.grad(value.sum(), distinct, retain_graph=True, create_graph=second_order, allow_unused=True)
     return Live(run, {id(t): g for t, g in zip(distinct, grads, strict=True)}, classes)
