@@ -72,7 +72,7 @@ class _Attend(torch.autograd.Function):
         g_v = a.transpose(-2, -1) @ g_out
         g = g_out @ v.transpose(-2, -1)
         _add_slope(g, a, kept, g_similar, ctx.tau, ctx.form)
-        g = torch._softmax_backward_data(g, a, -1, a.dtype)
+        torch.ops.aten._softmax_backward_data.out(g, a, -1, a.dtype, grad_input=g)
         return g @ (k * ctx.scale), g.transpose(-2, -1) @ (q * ctx.scale), g_v, None, None, None, None
 
 
@@ -80,7 +80,7 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Float[T
     logits = (q * scale) @ k.transpose(-2, -1)
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
-    return F.softmax(logits, dim=-1)
+    return torch.softmax(logits, -1, out=logits)
 
 
 def _joined(a: Float[Tensor, "b h n n"], form: str) -> Float[Tensor, "m n n"]:
