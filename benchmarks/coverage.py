@@ -196,7 +196,10 @@ NOTES = """## How each kind is viewed
 - Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all traces of its pixels.
 - Hierarchical models: the layers are all blocks in order, and x^l is what block l is given. What lies between stages belongs to the
   block before it; MViT v2 and Hiera pool inside the first block of a stage. The map lies on the last stage's grid. Patches cannot
-  be removed, and no attention matrix spans all tokens."""
+  be removed, and no attention matrix spans all tokens.
+- RVT, FAN, PVT v1 and LocalViT come with `import steadygaze.models`. RVT-S, RVT-B, FAN and LocalViT keep one grid; all but RVT-B mix
+  patches by convolutions, so patches are masked, not removed. FAN's class-attention blocks are its head, which pools by attention.
+- A model with modules of `sg.modules.insert` is viewed like the one it was made of, with patches masked in place of removed."""
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 NORM = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
-ACTIVATION = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, torch.Tensor.relu_)
+ACTIVATION = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, torch.Tensor.relu_, F.hardswish)
 SQUASH = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh, F.hardsigmoid)
 MULTIPLY = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_)
 MAXIMUM = (torch.Tensor.amax, torch.amax, F.max_pool2d, torch.max_pool2d)

@@ -26,7 +26,8 @@ class Attention(nn.Module):
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.proj(attend(self.q(x), *self.kv(x).chunk(2, dim=-1), self.num_heads))
+        k, v = self.kv(x).chunk(2, dim=-1)
+        return self.proj(attend(self.q(x), k, v, self.num_heads))
 
 
 class LocalMix(nn.Module):

@@ -25,7 +25,8 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.proj(attend(*self.qkv(x).chunk(3, dim=-1), self.num_heads))
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.proj(attend(q, k, v, self.num_heads))
 
 
 class SqueezeExcite(nn.Module):
@@ -36,9 +37,9 @@ class SqueezeExcite(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        gate = F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))[:, :, None, None].expand_as(x)
+        gate = F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))[:, :, None, None]
         gate.activation_ = True  # type: ignore[attr-defined]  # for the seam: of a product of two branches, this one is the gate
-        return x * gate
+        return gate * x
 
 
 class LocalFFN(nn.Module):

@@ -30,7 +30,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b n d"]:
         source = x if self.sr is None else self.norm(to_tokens(self.sr(to_map(x, grid))))
-        return self.proj(attend(self.q(x), *self.kv(source).chunk(2, dim=-1), self.num_heads))
+        k, v = self.kv(source).chunk(2, dim=-1)
+        return self.proj(attend(self.q(x), k, v, self.num_heads))
 
 
 class Block(nn.Module):

@@ -77,7 +77,7 @@ class _Missing(TorchFunctionMode):
         super().__init__()
         self.keep = keep
         self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.normalize: self.normalize}
-        self.table[F.multi_head_attention_forward] = self.mha
+        self.table |= {F.multi_head_attention_forward: self.mha, torch.Tensor.to: self.carried, F.dropout: self.carried}
         self.table |= dict.fromkeys(MEAN, self.mean) | dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
         self.table |= dict.fromkeys(CONV, self.convolution) | dict.fromkeys(MAXPOOL, self.maximum)
 
@@ -115,6 +115,13 @@ class _Missing(TorchFunctionMode):
         gone = v.isnan()
         by_row = getattr(a, "weights_", False) and torch.equal(gone.any(-1), gone.all(-1))
         return func(a, v.nan_to_num() if by_row else v, **kwargs)
+
+    def carried(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Weights stay weights in another dtype, and behind a dropout that does nothing."""
+        y = func(x, *args, **kwargs)
+        if getattr(x, "weights_", False):
+            y.weights_ = True
+        return y
 
     def normalize(self, func: Any, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Tensor:
         """Along tokens, over those that are there; along channels a hidden token stays hidden."""
