@@ -46,7 +46,9 @@ NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averag
     "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io",
 )  # fmt: skip
 WHERE = {
-    "timm": ("vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models", "models.", "cli.listing", "train.build"),  # listing: names only
+    "timm": (  # listing: names only
+        "vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models", "models.", "cli.listing", "train.build",
+    ),
     "transformers": ("vit.huggingface", "vit.load", "models."),
     "torchvision": ("vit.torchvision", "vit.load", "models."),
     "torchattacks": ("robustness.attacks",),

@@ -54,7 +54,8 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "DegenerateMap": "steadygaze.errors",
     "PartialMap": "steadygaze.errors",
 }
-_PACKAGES = ("methods", "models", "modules", "robustness", "train")  # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
+# sg.methods, called, lists the methods; sg.robustness.corrupt and its like
+_PACKAGES = ("methods", "models", "modules", "robustness", "train")
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 

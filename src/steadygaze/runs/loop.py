@@ -149,7 +149,7 @@ def compute(vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[s
 
     found = evaluate(vit, batch, maps, plan.metrics, target=target, seed=plan.seed, ratios=plan.ratios, explain=again)
     numbers = {name: _Numbers(values) for name, values in found.values.items()}
-    alike = numbers["agreement"] if "agreement" in numbers else None
+    alike = numbers.get("agreement")
     if alike and alike.detail is not None:
         alike.detail = alike.detail[..., list(plan.source)]  # from maps to columns: a row says how alike each column is
     for b, image in enumerate(batch.names):

@@ -162,7 +162,8 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
     """
     want = want or Want()
     head, unseen = Seam(rules, want), Seam(rules)
-    moves = want.bias and (vit.plan.mixed or not vit.plan.global_attention)  # tokens are moved inside blocks: only some terms have their place
+    # where tokens are moved inside blocks, only some terms have their place
+    moves = want.bias and (vit.plan.mixed or not vit.plan.global_attention)
     seam = Placed(rules, want) if moves else head
     below, unseen_below = Seam(PLAIN, want), Seam(PLAIN)  # without a graph there is nothing to hold constant
     hidden, records = [], []
