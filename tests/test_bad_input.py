@@ -131,7 +131,7 @@ def test_methods(method: Any, error: type, message: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gaze", "rollout", "random", "integrated_gradients:steps=1"])
-@pytest.mark.parametrize("score", ["logits", "prob", 3])
+@pytest.mark.parametrize("score", ["logits", "probs", 3])
 def test_scores(method: str, score: Any) -> None:
     """Also for methods that need no score: a typing error must not go unseen."""
     refuse(sg.UnknownName, f"unknown score '{score}'.*contrast, log_odds, log_prob, logit", sg.explain, MODEL, IMAGES,

@@ -182,7 +182,7 @@ def test_explain_draws_patches_and_smooth(data, tmp_path, gates) -> None:
     scores = np.load(out / "scores.npz")["diffmask"]
     assert scores.shape == (5, 8, 8) and scores.min() >= 0 and scores.max() <= 1
     assert not (out / "0.gaze-patches.png").exists()
-    cli("explain", data, "--model", "embedded", "--patches", "--out", tmp_path / "p")
+    cli("explain", data, "--model", "embedded", "--method", "gaze", "--patches", "--out", tmp_path / "p")
     assert (tmp_path / "p" / "0.gaze-patches.png").exists()
 
 
