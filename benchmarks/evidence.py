@@ -7,6 +7,7 @@ bootstrap interval:
     perturbation   right answers with the least relevant pixels black minus those with the most relevant ones black (points)
     localisation   average precision of the object's pixels (percent)
 
+--aggregators: each method bare, with PLUS and with SkipPLUS, by that one number.
 --half: of the pictures in the order of their names every second one, so that what was chosen on one half can be reported on the other.
 """
 
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--score", default="logit", help="the baseline's score")
     parser.add_argument("--half", choices=("choose", "report"))
     parser.add_argument("--top", type=int)
+    parser.add_argument("--aggregators", action="store_true")
     chosen = parser.parse_args()
     names, headline, summary = FAMILIES[chosen.family]
     rows = sg.Rows.read(*chosen.runs).to_pandas()
@@ -58,8 +60,11 @@ def main() -> None:
     details = rows[rows.image.isin(wide.index)].set_index(["method", "score", "metric", "image"]).detail.sort_index()
     lines = list(dict.fromkeys((m, s) for m, s, _ in wide.columns))
     number = {line: summary(wide[line][list(names)]).to_numpy() for line in lines}
+    draw = np.random.default_rng(0).integers(0, len(wide), (4000, len(wide)))
+    if chosen.aggregators:
+        aggregators(number, draw, headline)
+        return
     base = number[chosen.baseline, chosen.score]
-    draw = np.random.default_rng(0).integers(0, len(base), (4000, len(base)))
     print(f"{len(base)} pictures; difference of the {headline} to {chosen.baseline} on the {chosen.score}\n")
     shown = [*names.values()] + ([headline] if headline not in names.values() else [])
     print(f"| method | score | {' | '.join(shown)} | difference |")
@@ -67,10 +72,28 @@ def main() -> None:
     for line in sorted(lines, key=lambda line: -number[line].mean())[: chosen.top]:
         values = [METRICS[name].combine(wide[line][name].to_numpy(), list(details[(*line, name)][wide.index])) for name in names]
         values += [number[line].mean()] * (len(shown) - len(values))
-        change = number[line] - base
-        low, high = np.percentile(change[draw].mean(1), [2.5, 97.5])
-        interval = "" if line == (chosen.baseline, chosen.score) else f" {change.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        interval = "" if line == (chosen.baseline, chosen.score) else f" {gap(number[line] - base, draw)}"
         print(f"| {line[0]} | {line[1]} | {' | '.join(f'{value:.1f}' for value in values)} |{interval} |")
+
+
+def gap(change: np.ndarray, draw: np.ndarray) -> str:
+    """The mean of paired differences with its interval."""
+    low, high = np.percentile(change[draw].mean(1), [2.5, 97.5])
+    return f"{change.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def aggregators(number: dict[tuple[str, str], np.ndarray], draw: np.ndarray, headline: str) -> None:
+    """What PLUS adds to a method, and SkipPLUS to PLUS."""
+    print(f"{draw.shape[1]} pictures; {headline}\n\n| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |")
+    print(f"| --- |{' ---: |' * 5}")
+    found = []
+    for method, score in number:
+        three = [number.get((method + tail, score)) for tail in ("", "+plus", "+skipplus")]
+        if all(values is not None for values in three):
+            found.append((method, *three))
+    for method, bare, plus, skip in sorted(found, key=lambda row: -max(values.mean() for values in row[1:])):
+        means = " | ".join(f"{values.mean():.1f}" for values in (bare, plus, skip))
+        print(f"| {method} | {means} | {gap(plus - bare, draw)} | {gap(skip - plus, draw)} |")
 
 
 if __name__ == "__main__":
