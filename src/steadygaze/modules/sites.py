@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.parts import first
 
 NORM1 = ("norm1", "layernorm_before", "layer_norm1", "ln_1")
 ATTENTION = ("attn", "attention", "self_attn", "self_attention")
@@ -81,14 +82,3 @@ def embedding_of(model: nn.Module) -> nn.Module | None:
     """The module that images go into first."""
     names = ("patch_embed", "embeddings", "conv_proj")
     return next((m for name, m in model.named_modules() if name.rpartition(".")[2] in names), None)
-
-
-def first(root: Any, *paths: str) -> Any:
-    """The first of the dotted attributes that exists; None if none does."""
-    for path in paths:
-        found: Any = root
-        for step in path.split("."):
-            found = getattr(found, step, None)
-        if found is not None:
-            return found
-    return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.parts import linear_parts
+from steadygaze.vit.parts import first, linear_parts
 from steadygaze.vit.view import Layout, Parts, Plan
 
 BACKBONES = ("ViTModel", "DeiTModel", "BeitModel", "Data2VecVisionModel", "Dinov2Model", "Dinov2WithRegistersModel",
@@ -62,7 +62,7 @@ def _name(body: nn.Module) -> str:
 
 def _view(model: nn.Module, body: Any) -> Plan:
     name, config = _name(body), _vision_config(body)
-    layers = _first(body, "layers", "encoder.layer", "encoder.layers", "model.layer", "layer")
+    layers = first(body, "layers", "encoder.layer", "encoder.layers", "model.layer", "layer")
     height, width = _pair(config.image_size)
     patch = _pair(config.patch_size)
     prefix = {"DeiTModel": 2, "SiglipVisionModel": 0, "IJepaModel": 0}.get(name, 1) + (getattr(config, "num_register_tokens", 0) or 0)
@@ -98,7 +98,7 @@ def _view(model: nn.Module, body: Any) -> Plan:
 def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
     """(readout, rows and share of the patches; tokens -> logits) as the classifier's own forward has them."""
     name = type(model).__name__
-    norm = _first(body, "layernorm", "norm", "post_layernorm")
+    norm = first(body, "layernorm", "norm", "post_layernorm")
     if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         (head,) = [m for m in model.children() if m is not body] or [None]
         if head is None:
@@ -144,7 +144,7 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
         return rotary
     if _name(body) in ("BeitModel", "Data2VecVisionModel"):
         bias = "relative_position_bias" if "relative_position_bias" in taken else "attention_mask"
-        shared = _first(body, "shared_position_bias", "encoder.relative_position_bias")
+        shared = first(body, "shared_position_bias", "encoder.relative_position_bias")
 
         def relative(layout: Layout) -> Mapping[str, Any]:
             given = {
@@ -160,17 +160,17 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
 
 def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm layer, whatever this model calls them."""
-    attention = _first(block, "attention", "self_attn")
-    value, output = (_first(attention, *names) for names in (("v_proj", "attention.value"), ("o_proj", "out_proj", "output.dense")))
+    attention = first(block, "attention", "self_attn")
+    value, output = (first(attention, *names) for names in (("v_proj", "attention.value"), ("o_proj", "out_proj", "output.dense")))
     if value is None or output is None:
         return None
 
     def parts() -> Parts:
         return linear_parts(
-            norm1=_first(block, "norm1", "layernorm_before", "layer_norm1"),
+            norm1=first(block, "norm1", "layernorm_before", "layer_norm1"),
             value=(value.weight, value.bias),
             output=output,
-            norm2=_first(block, "norm2", "layernorm_after", "layer_norm2"),
+            norm2=first(block, "norm2", "layernorm_after", "layer_norm2"),
             scale1=_scale(block, 1),
             scale2=_scale(block, 2),
             before=before,
@@ -180,7 +180,7 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
 
 
 def _scale(block: Any, which: int) -> Tensor | None:
-    scale = _first(block, f"layer_scale{which}.lambda1", f"lambda_{which}")
+    scale = first(block, f"layer_scale{which}.lambda1", f"lambda_{which}")
     return scale if isinstance(scale, Tensor) else None
 
 
@@ -202,14 +202,3 @@ def _tensor(output: Any) -> Tensor:
 def _pair(size: Any) -> tuple[int, int]:
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(height), int(width)
-
-
-def _first(root: Any, *paths: str) -> Any:
-    """The first of the dotted attributes that exists; None if none does."""
-    for path in paths:
-        found: Any = root
-        for step in path.split("."):
-            found = getattr(found, step, None)
-        if found is not None:
-            return found
-    return None

@@ -45,3 +45,14 @@ def _norm(module: Any) -> tuple[Tensor | None, Tensor | None, float, bool]:
     """(gain, bias, eps, centred) of a LayerNorm or RMSNorm."""
     gain, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     return gain, bias, getattr(module, "eps", 1e-6), "rms" not in type(module).__name__.lower()
+
+
+def first(root: Any, *paths: str) -> Any:
+    """The first of the dotted attributes that exists; None if none does."""
+    for path in paths:
+        found: Any = root
+        for step in path.split("."):
+            found = getattr(found, step, None)
+        if found is not None:
+            return found
+    return None
