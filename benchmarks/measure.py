@@ -11,16 +11,16 @@ from typing import Any
 
 
 def ratios(unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, tuple[float, float]]:
-    """(median seconds, median ratio to `unit` timed just before) of each candidate, over interleaved rounds."""
+    """(median seconds, median ratio to `unit` timed just before and after) of each candidate, over interleaved rounds."""
     for run in (unit, *candidates.values()):
         run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     parts: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, run in candidates.items():
-            base = _time(unit)
+            before = [_time(unit) for _ in range(3)]
             taken = _time(run)
-            base = (base + _time(unit)) / 2
+            base = statistics.median(before + [_time(unit) for _ in range(3)])  # one short run alone can be off by a fifth
             seconds[name].append(taken)
             parts[name].append(taken / base)
     return {name: (statistics.median(seconds[name]), statistics.median(parts[name])) for name in candidates}

@@ -4,6 +4,7 @@
 that has no oracle here fails `test_nothing_is_left_out`.
 """
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -314,6 +315,21 @@ def test_random() -> None:
     many = torch.cat([explained("class", f"random:seed={seed}").flatten() for seed in range(30)])
     assert many.min() >= 0 and many.max() < 1 and abs(float(many.mean()) - 0.5) < 0.05
     assert abs(float(many.std()) - 12**-0.5) < 0.03
+
+
+def test_transatt_passes_a_division_as_it_passes_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention may be written q·k / √d, as some releases of transformers do: relevance passes the scale in either way."""
+    model, images = case("class")
+
+    def divided(self: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        a = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.proj((a @ v).transpose(1, 2).reshape(b, n, c))
+
+    monkeypatch.setattr(type(model.blocks[0].attn), "forward", divided)
+    maps = sg.explain(copy.deepcopy(model), images, TARGET, method="transatt").scores
+    close(maps, lrp.transatt(model, images, TARGET), "divided")
 
 
 def test_transatt_from_the_second_block_is_the_authors() -> None:

@@ -13,6 +13,7 @@ import steadygaze as sg
 from benchmarks import checks, zoo
 from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.faithfulness.evaluate import Batch, evaluate
+from steadygaze.faithfulness.removal import NAMES
 from steadygaze.modules import CB, TAP, insert, inserted, remove, restore
 from steadygaze.trace import Want, forward
 from steadygaze.vit.masking import masked_logits
@@ -57,6 +58,17 @@ def test_verify_says_that_it_masks() -> None:
     assert found.notes == {"deletion_aopc": "attention masking"}
     with pytest.raises(BadInput, match="VisionTransformer with TAP and CB cannot be removed"):
         sg.adapt(model).select(sg.adapt(model).embed(images), torch.zeros(2, 1, dtype=torch.long))
+
+
+def test_verify_and_stress_take_a_model_with_modules() -> None:
+    """The whole run: explained, scored by attention masking, and stressed, with no word from the user about the modules."""
+    model = trained(insert(plain("timm class"), **BOTH))
+    images = images_of(model, batch=4).clamp(-1, 1)
+    labels = torch.tensor([0, 1, 0, 1])
+    rows = sg.verify(model, [(images, labels)], methods=["gaze_removal", "decompx+plus", "rollout"], metrics=list(NAMES)).to_pandas()
+    assert len(rows) == 3 * 4 * 4 and rows.value.notna().all()
+    found = sg.stress(model, [(images, labels)], suite=["occlusion", "attention", "attacks"], mean=(0.5,) * 3, std=(0.5,) * 3).to_pandas()
+    assert found.value.notna().all() and set(found.metric)
 
 
 def test_methods_that_lack_a_rule_say_so() -> None:

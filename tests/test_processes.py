@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launching import two_processes
 from test_kill import pictures
 
 import steadygaze
@@ -23,10 +24,8 @@ def verify(data: Path, out: Path, *launch: str) -> subprocess.CompletedProcess:
 def test_two_processes_give_the_rows_of_one(tmp_path):
     data = pictures(tmp_path / "data")
     (data / "cat" / "broken.png").write_bytes(b"no picture")
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     one = verify(data, tmp_path / "one")
-    two = verify(data, tmp_path / "two", *launch)
+    two = verify(data, tmp_path / "two", *two_processes())
     assert one.returncode == 1, one.stderr  # the broken picture
     assert "broken.png" in one.stdout and "broken.png" in two.stdout
     files = sorted((tmp_path / "two").glob("rows-*.jsonl"))

@@ -102,6 +102,18 @@ def test_it_learns_and_can_be_used(data, tmp_path):
         assert loaded.model(images).argmax(-1).tolist() == [0, 1]
 
 
+def test_tensorboard_has_the_curves_of_the_log(data, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sg.train(recipe(data, tensorboard=True, epochs=1), tmp_path / "run")
+    sg.train(recipe(data, tensorboard=True, epochs=1), tmp_path / "run")  # ended: nothing is added
+    board = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    rows = logged(tmp_path / "run")
+    for key in ("loss", "lr", "cross_entropy", "test_top1"):
+        expected = [(int(row["step"]), float(row[key])) for row in rows if row[key]]
+        assert [(e.step, e.value) for e in board.Scalars(key)] == [(s, pytest.approx(v, rel=1e-6)) for s, v in expected], key
+
+
 @pytest.mark.parametrize(
     "losses",
     [

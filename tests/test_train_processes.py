@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from launching import two_processes
 from safetensors.torch import load_file
 from test_train import MODEL, pictures
 
@@ -45,11 +46,9 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
     (data / "masks").rename(tmp_path / "masks")
     arguments = "{ " + ", ".join(f"{k} = {v}" for k, v in MODEL.items()) + " }"
     (tmp_path / "r.toml").write_text(RECIPE.format(arguments=arguments, data=data))
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     one = train(tmp_path / "r.toml", tmp_path / "one", tmp_path / "masks")
     assert one.returncode == 0, one.stderr[-2000:]
-    two = train(tmp_path / "r.toml", tmp_path / "two", tmp_path / "masks", *launch)
+    two = train(tmp_path / "r.toml", tmp_path / "two", tmp_path / "masks", *two_processes())
     assert two.returncode == 0, two.stderr[-2000:]
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert a.keys() == b.keys()

@@ -36,7 +36,7 @@ class UnknownName(SteadygazeError, ValueError):
         known = sorted(known)
         near = get_close_matches(name, known, n=1, cutoff=0.5)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        shown = ", ".join(known) if len(known) <= 12 else f"{len(known)} are known"
+        shown = ", ".join(known) if len(known) <= 40 else f"{len(known)} are known"
         super().__init__(f"unknown {kind} {name!r}.{guess} Known: {shown}.{' ' + hint if hint else ''}")
 
 

@@ -26,7 +26,7 @@ from steadygaze.methods.gradient import ixg
 from steadygaze.registry import register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.rules import ATTNLRP
-from steadygaze.trace.seam import ADD, MATMUL, MUL, SOFTMAX, Seam
+from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam
 from steadygaze.vit.view import remember
 
 
@@ -133,7 +133,8 @@ class _Relevance(TorchFunctionMode):
         self.table |= {F.linear: "linear", F.scaled_dot_product_attention: "sdpa"}
         self.table |= {F.multi_head_attention_forward: "mha", torch.Tensor.__getitem__: "select"}
         self.table |= {torch.Tensor.mean: "mean", torch.mean: "mean"}
-        self.table |= dict.fromkeys(ADD, "add") | dict.fromkeys(MUL, "mul") | dict.fromkeys(SOFTMAX, "softmax")
+        self.table |= dict.fromkeys(ADD, "add") | dict.fromkeys(MUL, "mul") | dict.fromkeys(DIV, "div")
+        self.table |= dict.fromkeys(SOFTMAX, "softmax")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
@@ -177,6 +178,10 @@ class _Relevance(TorchFunctionMode):
         if len(graph) == 2 and x.shape == y.shape:  # SwiGLU, QuickGELU: X ⊙ ∂Z/∂X (R ⊘ Z), halved
             return _Product.apply(x, y)
         return self._constant(func, graph, x, y)
+
+    def div(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
+        return self._constant(func, graph, x, y) if graph and graph[-1] is not y else func(x, y, **kwargs)
 
     def _constant(self, func: Any, graph: list[Tensor], x: Any, y: Any) -> Tensor:
         """An operand that is no part of the graph (LayerScale, a bias, a scale): relevance passes."""

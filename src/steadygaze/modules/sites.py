@@ -12,7 +12,7 @@ from steadygaze.vit.parts import first
 
 NORM1 = ("norm1", "layernorm_before", "layer_norm1", "ln_1")
 ATTENTION = ("attn", "attention", "self_attn", "self_attention")
-MLP = ("mlp", "intermediate")  # Data2Vec of transformers splits its MLP into intermediate and output
+MLP = ("mlp", "intermediate")  # some of transformers' lie in two parts, intermediate and output
 MLP_LAST = ("mlp.fc2", "mlp.down_proj", "mlp.weights_out", "output.dense", "mlp.3")
 ATTENTION_LAST = ("attn.proj", "attention.o_proj", "attention.out_proj", "attention.output.dense", "self_attn.out_proj")
 WINDOWED = ("SwinTransformerBlock", "SwinTransformerV2Block", "SwinTransformerV2CrBlock")
@@ -69,7 +69,8 @@ def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
         if branch == "msa" and norm is not None and "Post" not in kind:
             return Site(norm, "after", width_of(block))  # attention may take its input by name, or three times
         return Site(body, "before", width_of(block))
-    return Site(first(block, "output") if type(body).__name__.endswith("Intermediate") else body, "after", width_of(block))
+    split = type(body).__name__.endswith("Intermediate")  # then `output` may add the residual: only its last product is the MLP's
+    return Site(last if split else body, "after", width_of(block))
 
 
 def width_of(block: nn.Module) -> int:

@@ -19,6 +19,7 @@ from steadygaze.trace.rules import PLAIN, Rules, held_attention, held_layer_norm
 
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
+DIV = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.Tensor.div_, torch.Tensor.__itruediv__)
 MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, F.hardswish, F.mish, F.elu, F.selu, F.celu, F.leaky_relu)  # f(0) = 0
 GATES = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh)  # of QuickGELU, of a GELU by tanh

@@ -53,40 +53,76 @@ class DiverseSeam(Seam):
         return total / (layers + (1e-6 if self.form == "code" else 0.0))
 
 
+CACHED = 1 << 19  # numbers of A
+
+
 class _Attend(torch.autograd.Function):
-    """softmax(s q kᵀ + mask) v, and the similarity of the rows of A."""
+    """softmax(s q kᵀ + mask) v, and the similarity of the rows of A.
+
+    Head by head: a head's q, k and v are matrices where they lie, so that no product needs a copy of them.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tau: float,
                 form: str) -> tuple[Tensor, Tensor]:  # fmt: skip
-        a = _weights(q, k, mask, scale)
-        similar, kept = _similar(a, tau, form)
+        out = v.new_empty(v.shape[0], q.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)  # laid out as the fused kernel does
+        found = []
+        for b in _spans(q, k):
+            heads = _weights(q, k, mask, scale, b)
+            for h, a in enumerate(heads):
+                out[b, h] = a @ v[b, h]
+            found += [[torch.stack(x) for x in zip(*(_similar(m, tau, form) for m in _joined(heads, form)), strict=True)]]
+        similar, *kept = (torch.cat(x, dim=1) for x in zip(*found, strict=True))
         ctx.save_for_backward(q, k, v, mask, *kept)
         ctx.scale, ctx.tau, ctx.form = scale, tau, form
-        return a @ v, similar
+        return out, similar.mean()
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor, g_similar: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, *kept = ctx.saved_tensors
-        a = _weights(q, k, mask, ctx.scale)
-        g_v = a.transpose(-2, -1) @ g_out
-        g = g_out @ v.transpose(-2, -1)
-        _add_slope(g, a, kept, g_similar, ctx.tau, ctx.form)
-        torch.ops.aten._softmax_backward_data.out(g, a, -1, a.dtype, grad_input=g)
-        return g @ (k * ctx.scale), g.transpose(-2, -1) @ (q * ctx.scale), g_v, None, None, None, None
+        weight = g_similar / (q.shape[0] * q.shape[1] * q.shape[2])
+        g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
+        for b in _spans(q, k):
+            heads = _weights(q, k, mask, ctx.scale, b)
+            some = (x[:, b] for x in kept)
+            slopes = [_slope(m, *each, weight, ctx.tau, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
+            for h, a in enumerate(heads):
+                g_v[b, h] = a.transpose(1, 2) @ g_out[b, h]
+                g = torch.baddbmm(slopes[h % len(slopes)].to(a.dtype), g_out[b, h], v[b, h].transpose(1, 2))
+                torch.ops.aten._softmax_backward_data.out(g, a, -1, a.dtype, grad_input=g)
+                g_q[b, h] = _product(g, k[b, h], ctx.scale)
+                g_k[b, h] = _product(g.transpose(1, 2), q[b, h], ctx.scale)
+        return g_q, g_k, g_v, None, None, None, None
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Float[Tensor, "b h n n"]:
-    logits = (q * scale) @ k.transpose(-2, -1)
+def _spans(q: Tensor, k: Tensor) -> list[slice]:
+    """Pictures that are taken together: on a CPU those whose maps its cache holds."""
+    size = max(1, CACHED // (q.shape[1] * q.shape[2] * k.shape[2])) if q.device.type == "cpu" else len(q)
+    return [slice(start, start + size) for start in range(0, len(q), size)]
+
+
+def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, pictures: slice) -> list[Float[Tensor, "b n n"]]:
+    """A of every head."""
+    heads = [_product(q[pictures, h], k[pictures, h].transpose(1, 2), scale) for h in range(q.shape[1])]
     if mask is not None:
-        logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
-    return torch.softmax(logits, -1, out=logits)
+        mask = mask.expand(*q.shape[:2], *mask.shape[-2:])[pictures]
+        heads = [x.masked_fill(~m, float("-inf")) if m.dtype == torch.bool else x + m for x, m in zip(heads, mask.unbind(1), strict=True)]
+    return [torch.softmax(logits, -1, out=logits) for logits in heads]
 
 
-def _joined(a: Float[Tensor, "b h n n"], form: str) -> Float[Tensor, "m n n"]:
-    """The maps that are compared: of each head, or their mean, which may be changed in place."""
-    wide = torch.float32 if a.dtype.itemsize < 4 else a.dtype
-    return a.flatten(0, 1).to(wide, copy=True) if form == "per_head" else a.mean(1, dtype=wide)
+def _joined(heads: list[Tensor], form: str) -> list[Float[Tensor, "b n n"]]:
+    """The maps that are compared: of each head, or their mean; they may be changed in place."""
+    wide = torch.float32 if heads[0].dtype.itemsize < 4 else heads[0].dtype
+    if form == "per_head":
+        return [a.to(wide, copy=True) for a in heads]
+    m = heads[0].to(wide, copy=True)
+    for a in heads[1:]:
+        m += a
+    return [m.div_(len(heads))]
 
 
 def _cut_(m: Tensor, tau: float, form: str) -> Tensor:
@@ -96,9 +132,8 @@ def _cut_(m: Tensor, tau: float, form: str) -> Tensor:
     return F.threshold(m, below.item(), 0.0, inplace=True)
 
 
-def _similar(a: Tensor, tau: float, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """û · mean_i û_i, mean over the maps; kept for the backward pass: û, |m̂|, mean_i û_i and 1/|M̂_i|."""
-    m = _joined(a, form)
+def _similar(m: Float[Tensor, "b n n"], tau: float, form: str) -> tuple[Tensor, ...]:
+    """û · mean_i û_i of every map; and for the backward pass û, |m̂|, mean_i û_i and 1/|M̂_i|."""
     middle = _cut_(m.mean(1), tau, form) if form == "code" else None
     seen = _cut_(m, tau, form)
     middle = seen.mean(1) if middle is None else middle
@@ -106,28 +141,21 @@ def _similar(a: Tensor, tau: float, form: str) -> tuple[Tensor, tuple[Tensor, ..
     mean = torch.bmm(inverse.unsqueeze(1), seen)[:, 0] / m.shape[1]
     length = torch.linalg.vector_norm(middle, dim=-1, keepdim=True).clamp_min_(EPS)
     unit = middle / length
-    return (unit * mean).sum(-1).mean(), (unit, length, mean, inverse)
+    return (unit * mean).sum(-1), unit, length, mean, inverse
 
 
-def _add_slope(g: Tensor, a: Tensor, kept: list[Tensor], g_similar: Tensor, tau: float, form: str) -> None:
-    """Add ∂similarity/∂A to `g`: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
-    unit, length, mean, inverse = kept
-    m = _joined(a, form)
-    maps, rows, columns = m.shape
-    weight = g_similar / (maps * rows) / (1 if form == "per_head" else a.shape[1])
+def _slope(m: Float[Tensor, "b n n"], unit: Tensor, length: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, tau: float,
+           form: str) -> Float[Tensor, "b n n"]:  # fmt: skip
+    """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
     whole = m.mean(1) if form == "code" else None
     seen = _cut_(m, tau, form)
     by_row = inverse * weight
     through_mean = (mean - unit * (unit * mean).sum(-1, keepdim=True)) / length * weight
     shared = through_mean if whole is None else torch.zeros_like(through_mean)
     slope = torch.addcmul(shared.unsqueeze(1), by_row.unsqueeze(-1), unit.unsqueeze(1))
-    cosines = torch.bmm(seen, unit.unsqueeze(-1))  # (m, rows, 1), not yet divided by |M̂_i|
+    cosines = torch.bmm(seen, unit.unsqueeze(-1))  # (b, rows, 1), not yet divided by |M̂_i|
     slope.addcmul_(seen, cosines * (inverse.square() * by_row).unsqueeze(-1), value=-1)
     slope = torch.ops.aten.threshold_backward(slope, seen, 0.0)  # 0 where M̂ is
     if whole is not None:
-        slope.add_((through_mean * (whole > tau / columns)).unsqueeze(1))
-    slope = slope.to(g.dtype)
-    if form == "per_head":
-        g.view_as(slope).add_(slope)
-    else:
-        g.add_(slope.unsqueeze(1))
+        slope.add_((through_mean * (whole > tau / m.shape[-1])).unsqueeze(1))
+    return slope
