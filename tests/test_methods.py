@@ -317,19 +317,25 @@ def test_random() -> None:
     assert abs(float(many.std()) - 12**-0.5) < 0.03
 
 
-def test_transatt_passes_a_division_as_it_passes_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention may be written q·k / √d, as some releases of transformers do: relevance passes the scale in either way."""
+def test_attention_that_divides_is_explained_as_one_that_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q·k / √d plus a table of relative positions, as some releases of transformers write it."""
     model, images = case("class")
+    table = torch.randn(17, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    names = ["transatt", "fullgrad:implicit=true", "decompx", "gaze_removal", "alti"]
 
-    def divided(self: Any, x: Tensor, **kwargs: Any) -> Tensor:
-        b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        a = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
-        return self.proj((a @ v).transpose(1, 2).reshape(b, n, c))
+    def maps(scaled: Any) -> dict[str, sg.Attribution]:
+        def forward(self: Any, x: Tensor, **kwargs: Any) -> Tensor:
+            b, n, c = x.shape
+            q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            a = (scaled(q @ k.transpose(-2, -1), q.shape[-1] ** 0.5) + table).softmax(-1)
+            return self.proj((a @ v).transpose(1, 2).reshape(b, n, c))
 
-    monkeypatch.setattr(type(model.blocks[0].attn), "forward", divided)
-    maps = sg.explain(copy.deepcopy(model), images, TARGET, method="transatt").scores
-    close(maps, lrp.transatt(model, images, TARGET), "divided")
+        monkeypatch.setattr(type(model.blocks[0].attn), "forward", forward)
+        return sg.explain(copy.deepcopy(model), images, TARGET, method=names)
+
+    divided, multiplied = maps(lambda x, d: x / d), maps(lambda x, d: x * (1 / d))
+    for name in names:
+        close(divided[name].scores, multiplied[name].scores.flatten(1), name)
 
 
 def test_transatt_from_the_second_block_is_the_authors() -> None:

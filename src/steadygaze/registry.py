@@ -74,6 +74,11 @@ class Method:
     def option(self, key: str) -> Any:
         return dict(self.options).get(key)
 
+    @property
+    def class_specific(self) -> bool:
+        """Whether the map depends on the class, with these options: output="class" reads the class where the default does not."""
+        return self.base.class_specific or self.option("output") == "class"
+
     def __str__(self) -> str:
         return self.name
 

@@ -104,7 +104,7 @@ def verify(
         Path | None, typer.Option(help="Masks: index.csv, the same paths as the pictures, ImageNet-S, Pascal VOC.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Methods, separated by commas; all: every one the model serves.")
+        list[str] | None, typer.Option(help="Methods, separated by commas; all: every one the model serves; quick: all but the searches.")
     ] = None,
     metrics: Annotated[
         list[str] | None, typer.Option(help="Metrics, separated by commas. Default: the four removal scores.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
+import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
@@ -9,7 +12,8 @@ from rich.table import Table as Shown
 
 from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
 from steadygaze.runs.loop import World
-from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
+from steadygaze.runs.plan import passes
+from steadygaze.runs.request import Prepared, Request, loaded_device, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.table import Section, arrow, label, number
 
@@ -37,8 +41,27 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     processes = f", {place.size} processes" if place.size > 1 else ""
     what = f"{len(plan.columns)} methods with scores{shared}, {len(plan.metrics)} metrics{processes}"
     say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
+    if plan.searches:
+        say(notes, priced(ready), "yellow")
     if ready.found.without:
         say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
+
+
+def priced(ready: Prepared) -> str:
+    """What the searches of a run cost, beside the rest."""
+    searches, pictures = ready.plan.searches, len(ready.found.items)
+    each, rest = sum(map(passes, searches)), sum(passes(c.method) for c in ready.plan.maps) - sum(map(passes, searches))
+    x = torch.zeros(1, *ready.vit.plan.input_size, device=loaded_device(ready.vit), dtype=next(ready.vit.model.parameters()).dtype)
+    with torch.no_grad():
+        ready.vit(x)
+        begin = monotonic()
+        ready.vit(x).sum().item()
+    hours = each * pictures * (monotonic() - begin) / 3600
+    took = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes" if hours > 1 / 60 else "a minute"
+    return (
+        f"{', '.join(m.name for m in searches)}: searches, about {each:,.0f} forward passes a picture (the other methods: {rest:,.0f}), at most "
+        f"{took} here. --methods quick is all methods but these; NAME:budget=100 is a cheaper search"
+    )
 
 
 def _close(request: Request, rows: Rows, console: Console) -> int:

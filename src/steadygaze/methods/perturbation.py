@@ -36,9 +36,9 @@ def _patches(ask: Any) -> int:
     return ask.grid[0] * ask.grid[1]
 
 
-def _map(ask: Any, scores: Float[Tensor, "b p"]) -> Float[Tensor, "b h w"]:
-    """On the model's grid, device and in its precision."""
-    return scores.to(ask.images).unflatten(1, ask.grid)
+def on_grid(ask: Any, scores: Float[Tensor, "b p"]) -> Float[Tensor, "b h w"]:
+    """On the model's grid and device, in its precision but at least float32: float16 has no room for a rare class's probability."""
+    return scores.to(ask.images.device, torch.promote_types(ask.images.dtype, torch.float32)).unflatten(1, ask.grid)
 
 
 def spread_order(n: int) -> list[int]:
@@ -62,7 +62,7 @@ def occlusion(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Flo
     keep[torch.arange(1, p + 1), order] = False
     keep = keep[: budget_of("occlusion", budget, 2, p + 1)].expand(len(ask.images), -1, -1)
     f = measured(ask, "occlusion", keep, hide, least=2)
-    return _map(ask, of_those_done(f[:, :1] - f[:, 1:], order, p))
+    return on_grid(ask, of_those_done(f[:, :1] - f[:, 1:], order, p))
 
 
 @register("rise", "whole", cost=1000.0, **BLACK_BOX)
@@ -71,7 +71,7 @@ def rise(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     keep = uniform(ask, seed, budget_of("rise", budget), _patches(ask)) < 0.5
     f = measured(ask, "rise", keep, hide)
     z = keep[:, : f.shape[1]].to(f)
-    return _map(ask, torch.einsum("bm,bmp->bp", f, z) / z.sum(1).clamp_min(1))
+    return on_grid(ask, torch.einsum("bm,bmp->bp", f, z) / z.sum(1).clamp_min(1))
 
 
 @register("lime", "whole", cost=1000.0, **BLACK_BOX)
@@ -88,7 +88,7 @@ def lime(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     z = z - torch.einsum("bm,bmp->bp", share, z)[:, None]  # the intercept is not penalised: centre by the weights
     f = f - (share * f).sum(1, keepdim=True)
     gram = torch.einsum("bm,bmp,bmq->bpq", weight, z, z) + RIDGE * torch.eye(p, dtype=torch.float64)
-    return _map(ask, torch.linalg.solve(gram, torch.einsum("bm,bmp,bm->bp", weight, z, f)))
+    return on_grid(ask, torch.linalg.solve(gram, torch.einsum("bm,bmp,bm->bp", weight, z, f)))
 
 
 @register("kernel_shap", "whole", cost=1000.0, **BLACK_BOX)
@@ -102,7 +102,7 @@ def kernel_shap(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "aut
     even = (whole - none) / p  # what each patch has if all have the same; the rest adds up to zero
     rest = f[:, 2:] - none[:, None] - even[:, None] * z.sum(2)
     centred = z - z.mean(2, keepdim=True)  # so that the solution of least norm adds up to zero
-    return _map(ask, even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centred), rest))
+    return on_grid(ask, even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centred), rest))
 
 
 def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]:
@@ -127,7 +127,7 @@ def pami(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Te
     z = regions[: f.shape[1]].to(f)
     held = z.sum(0)
     scores = f @ z / held.clamp_min(1)
-    return _map(ask, torch.where(held > 0, scores, f.mean(1, keepdim=True)))
+    return on_grid(ask, torch.where(held > 0, scores, f.mean(1, keepdim=True)))
 
 
 def sides(height: int, width: int) -> list[int]:
@@ -145,7 +145,7 @@ def cells(height: int, width: int, side: int) -> Iterator[Bool[Tensor, "h w"]]:
                 yield cell
 
 
-@register("hsic", "whole", cost=1000.0, **BLACK_BOX)
+@register("hsic", "whole", cost=1000.0, **{**BLACK_BOX, "class_specific": False})  # unless output="class": see Method.class_specific
 def hsic(ask: Any, *, budget: int = 1000, seed: int = 0, output: str = "distribution", hide: str = "auto") -> Float[Tensor, "b h w"]:
     """How much the answer depends on the patch being there, by HSIC; never negative (output: "distribution", or the "class")."""
     if output not in ("distribution", "class"):
@@ -159,7 +159,7 @@ def hsic(ask: Any, *, budget: int = 1000, seed: int = 0, output: str = "distribu
     kernel = (-(distance**2) / (2 * width[:, None, None] ** 2)).exp()
     z = keep[:, :m].double()
     z = z - z.mean(1, keepdim=True)  # H K_j H = 2 z zᵀ with z centred: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
-    return _map(ask, 2 * torch.einsum("bmp,bmn,bnp->bp", z, kernel, z) / (m - 1) ** 2)
+    return on_grid(ask, 2 * torch.einsum("bmp,bmn,bnp->bp", z, kernel, z) / (m - 1) ** 2)
 
 
 def _distribution(ask: Any, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r c"]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.methods.attention import global_attention
-from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, of_those_done, spread_order
+from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, of_those_done, on_grid, spread_order
 from steadygaze.methods.perturbation_runs import budget_of, generators, searched, values, whole_rounds
 from steadygaze.registry import register
 from steadygaze.trace.seam import Seam
@@ -96,7 +96,7 @@ def vit_cx(ask: Any, *, budget: int | None = None, noise: float = 0.1, seed: int
     f = soft(ask, "vit_cx", masks, budget_of("vit_cx", budget, 1, longest), hidden)
     masks = masks[:, : f.shape[1]].to(f)
     held = masks.sum(1)
-    return (torch.einsum("bm,bmhw->bhw", f, masks) / held.clamp_min(torch.finfo(f.dtype).tiny)).to(ask.images)
+    return torch.einsum("bm,bmhw->bhw", f, masks) / held.clamp_min(torch.finfo(f.dtype).tiny)
 
 
 def clustered(maps: Float[Tensor, "k h w"]) -> Float[Tensor, "clusters h w"]:
@@ -179,4 +179,4 @@ def atman(ask: Any, *, budget: int | None = None, suppress: float = 0.9, similar
         return values(ask, logits.unflatten(0, some.shape[:2]))
 
     f = searched("atman", budget_of("atman", budget, 2, p + 1), whole_rounds(ask), run, least=2)
-    return of_those_done(f[:, :1] - f[:, 1:], order, p).to(ask.images).unflatten(1, ask.grid)
+    return on_grid(ask, of_those_done(f[:, :1] - f[:, 1:], order, p))

@@ -15,6 +15,7 @@ from steadygaze.registry import AGGREGATORS, BASES, Method
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
+SEARCHES = "black box"  # the family of methods that search
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 
 
@@ -30,7 +31,7 @@ class Column:
         """Equal for columns whose maps are equal: aliases, and scores of a method that does not look at them."""
         m = self.method
         own = tuple((k, v) for k, v in m.options)
-        return m.base.name, m.aggregator, own, rules_of(m), self.score if m.base.class_specific else None
+        return m.base.name, m.aggregator, own, rules_of(m), self.score if m.class_specific else None
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Plan:
         return len(self.columns) * len(self.metrics)
 
     @property
+    def searches(self) -> list[Method]:
+        """The methods that search: they cost hundreds of forward passes a picture, the others a few."""
+        return [column.method for column in self.maps if column.method.base.family == SEARCHES]
+
+    @property
     def needs_masks(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].masks]
 
@@ -102,13 +108,13 @@ def make_plan(
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
-    """The methods of these names; "all" is every one that the model serves, "all+plus" each of those with layers, so
-    aggregated."""
+    """The methods of these names; "all" is every one that the model serves, "quick" all but the searches, "all+plus"
+    each of those with layers, so aggregated."""
     found: dict[str, Method] = {}
     for entry in methods:
         whole, _, aggregator = entry.partition("+") if isinstance(entry, str) else ("", "", "")
-        if whole == "all":
-            chosen = _all(aggregator)
+        if whole in ("all", "quick"):
+            chosen = [m for m in _all(aggregator) if whole == "all" or m.base.family != SEARCHES]
             served = [m for m in chosen if not unavailable(m, vit)]
         else:
             served = [entry if isinstance(entry, Method) else parse(entry)]
@@ -119,6 +125,12 @@ def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
     if not found:
         raise BadInput("methods: expected at least one, got none")
     return list(found.values())
+
+
+def passes(method: Method) -> float:
+    """Forward passes for one image, about: the budget that was asked for, or what is listed."""
+    budget = method.option("budget")
+    return method.base.cost if budget is None else float(budget)
 
 
 def _all(aggregator: str) -> list[Method]:

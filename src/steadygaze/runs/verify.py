@@ -51,7 +51,7 @@ def verify(
 
     data: batches (images, labels) or (images, labels, masks): images (B, 3, H, W) as the model wants them, labels (B,),
         masks (B, H, W), 255 object, 128 border, 0 background, or booleans. Pictures are called "0", "1", ... in order.
-    methods: names or `sg.method(...)`; "all" is every method the model serves
+    methods: names or `sg.method(...)`; "all" is every method the model serves, "quick" all of them but the searches
     metrics: names of `steadygaze.faithfulness.metric.METRICS`
     target: the class that is explained and scored: None is the label, "predicted", one class, or one for each picture
     score: which quantity is explained, or several of them; None is each method's own

@@ -75,7 +75,7 @@ class Seam(TorchFunctionMode):
         if rules.slope or rules.gate != "free" or self.want.implicit:
             self.table |= dict.fromkeys(ACTIVATIONS, "activation") | dict.fromkeys(GATES, "sigmoid") | dict.fromkeys(ADD, "add")
         if rules.gate != "free" or self.want.implicit:
-            self.table |= dict.fromkeys(MUL, "mul")
+            self.table |= dict.fromkeys(MUL, "mul") | dict.fromkeys(DIV, "div")
         if self.want.bias:
             self.table[F.linear] = "linear"
             self.table |= dict.fromkeys(ADD, "add")
@@ -287,6 +287,10 @@ class Seam(TorchFunctionMode):
             return func(scale_grad(x, 0.5), scale_grad(y, 0.5))
         out = func(x, y, **kwargs)
         return self.term(out, -out.detach(), implicit=True) if self.want.implicit else out
+
+    def div(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        out = func(x, y, **kwargs)
+        return self.tag(out, product_=(out, x.product_[1])) if hasattr(x, "product_") else out  # q·k over √d
 
     def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = func(x, weight, bias)
