@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def ratios(unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, tuple[float, float]]:
     """(median seconds, median ratio to `unit` timed just before and after) of each candidate, over interleaved rounds."""
@@ -31,6 +33,15 @@ def _time(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
+
+
+def spread(each: np.ndarray, repeats: int = 2000) -> tuple[float, float, float]:
+    """Mean of (seeds, pictures), and its 95 % interval: seeds and pictures drawn anew."""
+    rng = np.random.default_rng(0)
+    seeds, pictures = each.shape
+    drawn = [each[rng.integers(seeds, size=seeds)][:, rng.integers(pictures, size=pictures)].mean() for _ in range(repeats)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(each.mean()), float(low), float(high)
 
 
 def peak_memory(function: Callable[..., Any], *args: Any) -> float:
