@@ -29,7 +29,7 @@ from benchmarks.measure import spread
 from steadygaze.robustness import synthetic
 from steadygaze.train.reading import read_recipe
 
-RECIPE, EPOCHS, RATES, SEEDS = "relevance-deit-tiny-small", 6, (3e-6, 1e-5, 3e-5), (0, 1, 2)
+RECIPE, EPOCHS, RATES, SEEDS = "relevance-deit-tiny-small", 6, (3e-6, 1e-5, 3e-5, 1e-4), (0, 1, 2)
 OWN: dict[str, Any] = {"losses": {"relevance": {}}}
 VARIANTS: dict[str, dict[str, Any]] = {  # changes of the recipe; these have every rate and seed
     "cross-entropy": {"losses": {"cross_entropy": {}}},
