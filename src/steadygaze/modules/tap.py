@@ -130,13 +130,14 @@ class TokenPool(Inserted):
 
     def matrix(self, weights: Float[Tensor, "b k h w"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "b n n"]:
         """T as a matrix: row n holds what token n takes from each other one."""
-        share, column = neighbourhood(self.kind, self.branches, grid, prefix, weights.dtype, weights.device)
+        share, column, inside, width = neighbourhood(self.kind, self.branches, grid, prefix, weights.dtype, weights.device)
         rows = weights.flatten(2).transpose(1, 2) @ share
         if prefix:
             own = F.one_hot(rows.new_zeros(1, dtype=torch.long), rows.shape[2]).to(rows.dtype)
             rows = torch.cat([own.expand(rows.shape[0], prefix, -1), rows], dim=1)
         n = rows.shape[1]
-        filled = rows.new_zeros(rows.shape[0], n, n + 1).scatter(2, column.expand(rows.shape[0], -1, -1), rows)[:, :, :n]
+        filled = rows.new_zeros(rows.shape[0], n, width).scatter(2, column.expand(rows.shape[0], -1, -1), rows * inside)
+        filled = filled if width == n else filled[:, :, :n]
         filled.weights_ = True  # type: ignore[attr-defined]  # for the seam and for masking: rows that mix tokens, from the tokens themselves
         return filled
 
@@ -155,8 +156,9 @@ class TokenPool(Inserted):
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # what is kept must serve gradients later
 def neighbourhood(kind: str, branches: int, grid: tuple[int, int], prefix: int, dtype: torch.dtype,
-                  device: torch.device) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(share (K, O): how much branch k takes from the neighbour at offset o; column (N, O): which token that is, N if outside).
+                  device: torch.device) -> tuple[Tensor, Tensor, Tensor, int]:  # fmt: skip
+    """(share (K, O): how much branch k takes from the neighbour at offset o; column (N, O): which token that is; inside (N, O): 1, or 0
+    if it lies outside of the grid, and its column is one that the row does not use; how many columns: N, or N + 1 where a row uses all)
 
     Offset 0 is the token itself; prefix tokens have no other.
     """
@@ -176,4 +178,8 @@ def neighbourhood(kind: str, branches: int, grid: tuple[int, int], prefix: int, 
     for o, (i, j) in enumerate(offsets):
         there = (row + i >= 0) & (row + i < height) & (at + j >= 0) & (at + j < width)
         column[prefix:, o] = torch.where(there, prefix + (row + i) * width + at + j, outside)
-    return share.to(device, dtype), column.to(device)
+    inside = column < outside
+    used = torch.zeros(outside, outside + 1, dtype=torch.bool, device="cpu").scatter_(1, column, inside)
+    free = used.to(torch.uint8).argmin(1, keepdim=True)  # the first column that the row does not use
+    column = torch.where(inside, column, free)
+    return share.to(device, dtype), column.to(device), inside.to(device, dtype), max(outside, int(column.max()) + 1)
