@@ -136,6 +136,8 @@ def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, shift,
     monkeypatch.undo()
     told = cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "c", "--shift", shift, code=1)
     assert f"diverged: the masks are all {state}. Try --restarts" in told.replace("\n", " ")
+    told = cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "c", "--shift", shift, "--restarts", 1, code=1)
+    assert read_file(tmp_path / "c")[1]["attempt"] == 1, "a run that ends with all on or all off begins anew as well"
     with pytest.warns(UserWarning, match="diverged in training"):
         sg.explain(loaded.model, torch.zeros(1, 3, 32, 32), method=sg.method("diffmask", file=str(tmp_path / "c")))
 

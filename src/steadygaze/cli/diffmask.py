@@ -82,7 +82,7 @@ def run(**asked: Any) -> int:
     console, notes = Console(), Console(stderr=True)
     request = Request(**asked)
     ready = Run(request)
-    begun = f", {ready.trainer.steps} done before" if ready.trainer.steps else ""
+    begun = f", {ready.trainer.steps} done before" if ready.trainer.steps else f", from {request.warm_start}" if request.warm_start else ""
     say(notes, f"{request.model}: {len(ready.album.files)} pictures, {ready.steps} steps of {ready.asked.batch}{begun}")
     try:
         with progress(ready.steps, World(), notes, verb="training", unit="steps") as told:

@@ -13,9 +13,10 @@ from rich.table import Table as Shown
 from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
 from steadygaze.runs.loop import World
 from steadygaze.runs.plan import passes
-from steadygaze.runs.request import Prepared, Request, loaded_device, prepare_run, verify_run
+from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.table import Section, arrow, label, number
+from steadygaze.vit import ViT
 
 SHOWN = 40  # lines of the printed table
 
@@ -41,27 +42,35 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     processes = f", {place.size} processes" if place.size > 1 else ""
     what = f"{len(plan.columns)} methods with scores{shared}, {len(plan.metrics)} metrics{processes}"
     say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
-    if plan.searches:
-        say(notes, priced(ready), "yellow")
+    if plan.searches and (text := price(ready)):
+        say(notes, text, "yellow")
     if ready.found.without:
         say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
 
 
-def priced(ready: Prepared) -> str:
-    """What the searches of a run cost, beside the rest."""
-    searches, pictures = ready.plan.searches, len(ready.found.items)
-    each, rest = sum(map(passes, searches)), sum(passes(c.method) for c in ready.plan.maps) - sum(map(passes, searches))
-    x = torch.zeros(1, *ready.vit.plan.input_size, device=loaded_device(ready.vit), dtype=next(ready.vit.model.parameters()).dtype)
-    with torch.no_grad():
-        ready.vit(x)
-        begin = monotonic()
-        ready.vit(x).sum().item()
-    hours = each * pictures * (monotonic() - begin) / 3600
-    took = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes" if hours > 1 / 60 else "a minute"
+def price(ready: Prepared) -> str:
+    """What the searches of a run cost beside the rest, if that is more than a minute; one forward pass is timed."""
+    costs = {column.method.name: passes(column.method) for column in ready.plan.maps}
+    searches = [method.name for method in ready.plan.searches]
+    each = sum(costs[name] for name in searches)
+    minutes = each * len(ready.found.items) * _forward_seconds(ready.vit) / 60
+    if minutes <= 1:
+        return ""
     return (
-        f"{', '.join(m.name for m in searches)}: searches, about {each:,.0f} forward passes a picture (the other methods: {rest:,.0f}), at most "
-        f"{took} here. --methods quick is all methods but these; NAME:budget=100 is a cheaper search"
+        f"{', '.join(searches)}: about {each:,.0f} forward passes a picture (the other methods: {sum(costs.values()) - each:,.0f}), up to "
+        f"{f'{minutes / 60:.1f} hours' if minutes >= 60 else f'{minutes:.0f} minutes'} here. "
+        "--methods quick is all methods but such searches; NAME:budget=100 is a cheaper one"
     )
+
+
+def _forward_seconds(vit: ViT) -> float:
+    where = next(vit.model.parameters())
+    x = torch.zeros(1, *vit.plan.input_size, device=where.device, dtype=where.dtype)
+    with torch.no_grad():
+        for _ in range(2):  # the first warms up
+            begin = monotonic()
+            vit(x).sum().item()
+    return monotonic() - begin
 
 
 def _close(request: Request, rows: Rows, console: Console) -> int:

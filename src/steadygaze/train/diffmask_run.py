@@ -162,8 +162,22 @@ class Run:
             raise RowsNotWritten(f"{self.request.out} could not be written ({error.strerror}): choose another --out") from error
 
     def go(self, told: Told = lambda finished, computed: None, say: Say = lambda text: None) -> Outcome:
-        """Train to the end; gives how it ended. Stopped by hand, it saves first."""
+        """Train to the end; gives how it ended. Masks that are all on or all off at the end begin anew, too, if that is allowed."""
         told(min(self.trainer.steps, self.steps), 0)
+        judged = self.album.take(self.album.files[:: max(1, len(self.album.files) // JUDGED)][:JUDGED]).to(self.device)
+        while True:
+            self._train(told, say)
+            found = self.trainer.judge(judged)
+            state = "off" if found.l0 < MINIMUM[0] else "on" if found.l0 > MINIMUM[1] else ""
+            wrong = self.wrong or (f"the masks are all {state}" if state else "")
+            if self.wrong or not wrong or self.attempt >= self.request.restarts:
+                break
+            self.wrong = wrong
+        self.save(wrong)
+        return Outcome(self.trainer.steps, self.attempt, found, wrong, tuple(self.album.unreadable.values()))
+
+    def _train(self, told: Told, say: Say) -> None:
+        """The steps that are left, and new tries after a divergence. Stopped by hand, it saves first."""
         try:
             while self.trainer.steps < self.steps or self.wrong:
                 if self.wrong and not self._another(told, say):
@@ -177,11 +191,6 @@ class Run:
         except KeyboardInterrupt:
             self.save()
             raise
-        found = self.trainer.judge(self.album.take(self.album.files[:: max(1, len(self.album.files) // JUDGED)][:JUDGED]).to(self.device))
-        state = "off" if found.l0 < MINIMUM[0] else "on" if found.l0 > MINIMUM[1] else ""
-        wrong = self.wrong or (f"the masks are all {state}" if state else "")
-        self.save(wrong)
-        return Outcome(self.trainer.steps, self.attempt, found, wrong, tuple(self.album.unreadable.values()))
 
     def _step(self) -> Report:
         settings = self.trainer.settings
