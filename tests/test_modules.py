@@ -124,7 +124,7 @@ def first(block: nn.Module, names: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dilated", "kernels"])
-@pytest.mark.parametrize(("branches", "prefix", "grid"), [(4, 0, (5, 4)), (2, 2, (3, 3)), (5, 1, (2, 7))])
+@pytest.mark.parametrize(("branches", "prefix", "grid"), [(4, 0, (5, 4)), (2, 0, (3, 3)), (2, 2, (3, 3)), (5, 1, (2, 7))])
 @pytest.mark.parametrize("dense", [True, False])
 def test_tap_is_its_formula(kind: Any, branches: int, prefix: int, grid: Any, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_module, "DENSE", 512 if dense else 0)

@@ -85,7 +85,7 @@ class _Attend(torch.autograd.Function):
         for b in _spans(q, k):
             heads = _weights(q, k, mask, ctx.scale, b)
             some = (x[:, b] for x in kept)
-            slopes = [_slope(m, *each, weight, ctx.tau, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
+            slopes = [_slope(m, each, weight, ctx.tau, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
             for h, a in enumerate(heads):
                 g_v[b, h] = a.transpose(1, 2) @ g_out[b, h]
                 g = torch.baddbmm(slopes[h % len(slopes)].to(a.dtype), g_out[b, h], v[b, h].transpose(1, 2))
@@ -144,9 +144,9 @@ def _similar(m: Float[Tensor, "b n n"], tau: float, form: str) -> tuple[Tensor, 
     return (unit * mean).sum(-1), unit, length, mean, inverse
 
 
-def _slope(m: Float[Tensor, "b n n"], unit: Tensor, length: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, tau: float,
-           form: str) -> Float[Tensor, "b n n"]:  # fmt: skip
+def _slope(m: Float[Tensor, "b n n"], kept: list[Tensor], weight: Tensor, tau: float, form: str) -> Float[Tensor, "b n n"]:
     """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
+    unit, length, mean, inverse = kept
     whole = m.mean(1) if form == "code" else None
     seen = _cut_(m, tau, form)
     by_row = inverse * weight
