@@ -101,7 +101,7 @@ def _pool_attentions(trace: Trace, function: Any, own: dict[str, Any]) -> list[t
     fuse = getattr(function, "fuse", lambda a, g, **_: a.mean(1))
     pieces = []
     for attention in trace.pooling:
-        m = fuse(attention.a.detach(), trace.grad(attention.a), **own)  # (B, queries, keys)
+        m = fuse(trace.seen(attention), trace.grad(attention.a), **own)  # (B, queries, keys)
         row = m.mean(1)
         own_weight = row.new_zeros(row.shape[0], 1)
         if row.shape[1] == n + 1:  # class-attention: the query's own token comes first

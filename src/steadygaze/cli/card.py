@@ -10,11 +10,11 @@ from rich.table import Table
 
 from steadygaze.cli.compare import short_list
 from steadygaze.cli.stress import label
-from steadygaze.cli.verify import progress, say, wide
+from steadygaze.cli.verify import progress, say, tell_masking, wide
 from steadygaze.report.card import write_card
 from steadygaze.runs.card import Ask, Shift, faithfulness, measured
 from steadygaze.runs.loop import world
-from steadygaze.runs.rows import read_run
+from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
 from steadygaze.runs.table import label as faithful_label
 from steadygaze.runs.table import number
@@ -39,6 +39,7 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
         console.print(_faithful(shifts))
         for note in found.notes:
             say(console, f"note: {note}", "yellow")
+        tell_masking([s for folder in folders for s in Rows.read(folder / "verify").table().sections], console)
         runs = [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")]
         path = ask.out / "card.html"
         for file in write_card(found, shifts, path, runs, method=method, show=show, pictures=pictures):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 import torch
@@ -75,17 +76,25 @@ def _forward_seconds(vit: ViT) -> float:
 
 def _close(request: Request, rows: Rows, console: Console) -> int:
     """The ranking, what was flagged and what could not be read."""
-    for section in rows.table().sections:
+    sections = rows.table().sections
+    for section in sections:
         console.print(_ranking(section))
         if len(section.lines) > SHOWN:
             say(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
     say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
+    tell_masking(sections, console)
     flagged = rows.flagged
     if flagged:
         each = ", ".join(f"{method} {count}" for (method, _), count in flagged.items())
         kinds = " or ".join(sorted({flag for _, flag in flagged}))
         say(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {each}", "yellow")
     return tell_unreadable(rows, console)
+
+
+def tell_masking(sections: Sequence[Section], console: Console) -> None:
+    """Say of which models patches cannot be removed."""
+    for model in dict.fromkeys(s.model for s in sections if "attention masking" in s.notes.values()):
+        say(console, f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention masking)", "yellow")
 
 
 def _ranking(section: Section) -> Shown:

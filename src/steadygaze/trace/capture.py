@@ -88,8 +88,12 @@ class Trace:
 
     def weights(self, layer: int) -> Float[Tensor, "b heads n n"]:
         """A^l; the heads of parallel attentions of one block stand side by side."""
-        seen = [a.a.detach() for a in self.run.records[layer].attention]
+        seen = [self.seen(a) for a in self.run.records[layer].attention]
         return seen[0] if len(seen) == 1 else torch.cat(seen, 1)
+
+    def seen(self, attention: Attention) -> Float[Tensor, "b heads q k"]:
+        """A of one attention, of a block or of the head."""
+        return attention.a.detach()
 
     def attention(self, layer: int) -> tuple[Float[Tensor, "b heads n n"], Float[Tensor, "b heads n n"]]:
         """(A^l, ∂T/∂A^l)."""

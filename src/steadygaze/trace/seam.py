@@ -63,6 +63,8 @@ class Record:
 class Seam(TorchFunctionMode):
     """Intercepts attention, norms, activations and biases by `rules`, and records what is wanted into `record`."""
 
+    lenient = False  # nn.MultiheadAttention in a form that is not known here runs as it is, and is not recorded
+
     def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
         super().__init__()
         self.rules, self.want, self.record = rules, want or Want(), Record()
@@ -198,9 +200,13 @@ class Seam(TorchFunctionMode):
 
     def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor | None,
             bias_k: Any, bias_v: Any, add_zero: bool, dropout_p: float, w_out: Tensor, b_out: Tensor | None,
-            training: bool = True, **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
-        """nn.MultiheadAttention on one sequence (sequence, batch, width), as torchvision calls it."""
+            training: bool = True, **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """nn.MultiheadAttention on one sequence (sequence, batch, width), as torchvision calls it; `lenient`: in any form, such as
+        attention pooling with a query of its own."""
         plain = query is key and key is value and bias_k is None and bias_v is None and not add_zero
+        if not plain and getattr(self, "lenient", False):  # `self` may be another mode that borrows this
+            rest = (width, heads, w, b, bias_k, bias_v, add_zero, dropout_p, w_out, b_out)
+            return func(query, key, value, *rest, training=training, **kwargs)
         if not plain or kwargs.get("key_padding_mask") is not None or kwargs.get("use_separate_proj_weight"):
             raise NotImplementedError("nn.MultiheadAttention in a form that no vision transformer of torchvision uses")
         n, batch, _ = query.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -16,7 +17,8 @@ from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.train.data import Shape, class_names, drawn_from
 from steadygaze.train.recipes import Recipe
 from steadygaze.vit.checkpoint import Weights, fit, match_names, read_weights
-from steadygaze.vit.load import load_model
+from steadygaze.vit.load import head_width, load_model
+from steadygaze.vit.trained import told_by, with_modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,29 +29,28 @@ class Built:
     classes: Classes
     shape: Shape
     about: dict[str, Any]  # what makes the model again: name, arguments, modules, classes, preprocessing
-    remakes: bool = True
 
     @property
     def metadata(self) -> dict[str, str]:
-        """For the file of the weights: a model of timm can be made again from it alone; others are loaded by their name."""
-        return {"steadygaze": json.dumps(self.about, ensure_ascii=False)} if self.remakes else {}
+        """For the file of the weights: what makes the model again."""
+        return {"steadygaze": json.dumps(self.about, ensure_ascii=False)}
 
 
 def build(recipe: Recipe) -> Built:
     """Make the model; new weights depend on the recipe's seed alone."""
-    asked, names = recipe.model, class_names(recipe.data.train)
+    names = class_names(recipe.data.train)
     with drawn_from(recipe.seed, 2):
-        model, config, known = _made(recipe, names)
+        model, config, known, origin = _made(recipe, names)
         model = _with_modules(model, recipe)
     outputs = _outputs(model, config)
     names = known if known is not None and len(known) == outputs else names if names is not None and len(names) == outputs else None
     shape = Shape.of(config, recipe.data)
     about = {
-        "model": asked.name, "arguments": asked.arguments, "num_classes": outputs, "modules": asdict(recipe.modules),
-        "classes": None if names is None or known is names else list(names), "mean": shape.mean, "std": shape.std, "size": shape.size,
+        "classes": None if names is None or known is names else list(names), **origin, "num_classes": outputs,
+        "modules": asdict(recipe.modules), "mean": shape.mean, "std": shape.std, "size": shape.size,
         "interpolation": shape.interpolation, "crop": shape.crop,
     }  # fmt: skip
-    return Built(model, Classes(names, outputs), shape, about, _is_timm(asked.name))
+    return Built(model, Classes(names, outputs), shape, about)
 
 
 def _is_timm(name: str) -> bool:
@@ -60,28 +61,31 @@ def _is_timm(name: str) -> bool:
     return timm.is_model(name)
 
 
-def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...] | None]:
-    """(model, its preprocessing as timm words it, the names of its classes)."""
+Origin = dict[str, Any]  # of a model: its name, the arguments it is made with, the library; names of its classes from a run before
+
+
+def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...] | None, Origin]:
+    """(model, its preprocessing as timm words it, the names of its classes, what makes it again)."""
     import timm
     from timm.data import resolve_data_config
 
     asked = recipe.model
-    if not _is_timm(asked.name):
-        if asked.arguments or asked.new_head:
+    told = None if asked.checkpoint is None else told_by(asked.checkpoint)
+    trained = told is not None and told["model"] == asked.name and asked.arguments in ({}, told["arguments"])
+    if not _is_timm(asked.name) or (trained and not asked.new_head):
+        if asked.new_head or (asked.arguments and not trained):
             raise BadInput(f"model.arguments, model.new_head: {asked.name!r} is no model of timm, and only those are made anew")
-        loaded = load_model(asked.name, asked.checkpoint, num_classes=asked.num_classes)
-        config = {"input_size": (3, *loaded.size), "mean": loaded.mean, "std": loaded.std}
-        config |= {k: loaded.recipe[k] for k in ("interpolation", "crop_pct") if k in loaded.recipe}
-        return loaded.model, config, loaded.classes
+        return _loaded(recipe)
     if asked.pretrained and asked.checkpoint:
         raise BadInput("model.pretrained, model.checkpoint: expected one of them, got both")
     if asked.pretrained and not asked.arguments and not asked.new_head:
-        loaded = load_model(asked.name, num_classes=asked.num_classes)
-        return loaded.model, loaded.recipe, loaded.classes
+        return _loaded(recipe)
     count = asked.num_classes
     weights = None if asked.checkpoint is None else read_weights(asked.checkpoint)
     if count is None and (weights is None or asked.new_head):
         count = None if names is None else len(names)
+    elif count is None and weights is not None:
+        count = head_width(weights, _heads(timm.get_pretrained_cfg_value(asked.name, "classifier")))
     try:
         width = {} if count is None else {"num_classes": count}
         model = timm.create_model(asked.name, pretrained=asked.pretrained, **width, **asked.arguments)
@@ -90,6 +94,7 @@ def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dic
     except OSError as error:
         raise BadCheckpoint(f"the weights of {asked.name} could not be fetched ({error}). Give model.checkpoint, a file.") from error
     if weights is not None:
+        model = with_modules(model, weights)
         _fill(model, weights, asked.checkpoint or "", asked.new_head)
     known = None
     if weights is not None or asked.pretrained:
@@ -100,14 +105,33 @@ def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dic
         known = tuple(info.index_to_description(i) for i in range(info.num_classes())) if info else None
     config = resolve_data_config(model.pretrained_cfg, model=model)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return model, config | ({"input_size": (3, *size)} if size else {}), known
+    return model, config | ({"input_size": (3, *size)} if size else {}), known, {"model": asked.name, "arguments": asked.arguments}
+
+
+def _loaded(recipe: Recipe) -> tuple[nn.Module, dict[str, Any], tuple[str, ...] | None, Origin]:
+    """A model as `load_model` gives it, with the preprocessing that it has there."""
+    asked = recipe.model
+    loaded = load_model(asked.name, asked.checkpoint, num_classes=asked.num_classes)
+    before = None if loaded.checkpoint is None else told_by(loaded.checkpoint)  # of a run that goes on from another one
+    words, resize, crop = loaded.recipe, loaded.recipe.get("resize"), loaded.recipe.get("crop")
+    config = {"input_size": (3, *loaded.size), "mean": loaded.mean, "std": loaded.std}
+    config |= {k: words[k] for k in ("interpolation", "crop_pct") if k in words}
+    if isinstance(resize, int) and crop:  # torchvision and transformers say what is resized, then cropped
+        config["crop_pct"] = min(crop) / resize
+    kept = before if before is not None else {"model": asked.name, "arguments": {}, "library": loaded.source}
+    origin = {k: kept[k] for k in ("model", "arguments", "library", "classes") if k in kept}
+    return loaded.model, config, loaded.classes, origin
+
+
+def _heads(named: str | Sequence[str] | None) -> list[str]:
+    """The classifiers of a model, as timm's description names them."""
+    return [named or "head"] if isinstance(named, str | None) else list(named)
 
 
 def _fill(model: Any, weights: Weights, source: str, new_head: bool) -> None:
     """Load the weights; with `new_head` the classifier keeps what it began with."""
     if new_head:
-        heads = model.default_cfg.get("classifier") or "head"
-        heads = [heads] if isinstance(heads, str) else list(heads)
+        heads = _heads(model.default_cfg.get("classifier"))
         own = {k: v for k, v in model.state_dict().items() if any(k.startswith(f"{head}.") for head in heads)}
         weights = {k: v for k, v in match_names(weights, model).items() if k not in own} | own
     fit(model, weights, source)
@@ -127,7 +151,25 @@ def _with_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
                 made[name] = getattr(modules, kind)(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
             except TypeError as error:
                 raise UnknownName(f"option of modules.{name}", _named(error), (), str(error)) from error
-    return modules.insert(model, **made)
+    there = {name for name, kind in (("tap", modules.TokenPool), ("cb", modules.ContextBroadcast))
+             if any(isinstance(m, kind) for m in modules.inserted(model).values())}  # fmt: skip
+    for name in there & set(made):  # the weights that it begins with have brought it
+        wanted, got = (_specs(m, name) for m in (modules.insert(modules.remove(model), **{name: made[name]}), model))
+        if wanted != got:
+            raise BadInput(
+                f"modules.{name}: the weights have it already, and differently: expected {sorted(got.items())}, "
+                f"got {sorted(wanted.items())}. Leave modules.{name} out to go on with theirs."
+            )
+    new = {name: spec for name, spec in made.items() if name not in there}
+    return modules.insert(model, **new) if new else model
+
+
+def _specs(model: nn.Module, name: str) -> dict[str, str]:
+    """Where a model has TAP or CB, and in which form."""
+    from steadygaze import modules
+    from steadygaze.modules.base import told
+
+    return {path: told(m.spec) for path, m in modules.inserted(model).items() if path.rpartition(".")[2].startswith(name)}
 
 
 def _named(error: TypeError) -> str:

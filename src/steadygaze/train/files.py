@@ -62,6 +62,8 @@ def load_state(path: Path) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, pickle.UnpicklingError):  # torch would advise to execute what the file holds
+            reason = "it is no file of torch.save, or holds more than tensors and numbers"
         raise BadCheckpoint(f"{path} is no checkpoint that can be read ({reason}). Remove it to begin anew.") from error
 
 

@@ -22,12 +22,14 @@ from steadygaze.vit import ViT, adapt
 class Learner(nn.Module):
     """pictures, labels, soft targets (mixup) and masks -> the total and its terms by name, weighted as the recipe says.
 
-    Every loss is taken of one forward pass, except that GradMask, RRR and maps under rules of their own need theirs.
+    Every loss is taken of one forward pass, except that GradMask, RRR and maps under rules of their own need theirs. pieces: into how
+    many parts, of processes and of accumulation, a step is cut: the mean over them of a sum (RRR) is as many times too small.
     """
 
-    def __init__(self, model: nn.Module, losses: Losses, teacher: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, losses: Losses, teacher: nn.Module | None = None, pieces: int = 1) -> None:
         super().__init__()
         self.model = model
+        self.pieces = pieces
         empty = losses == Losses()
         self.losses = Losses(cross_entropy=CrossEntropy()) if empty else losses
         self.teachers = [teacher.eval().requires_grad_(False)] if teacher is not None else []  # a list: no part of what is trained
@@ -54,6 +56,8 @@ class Learner(nn.Module):
         if asked.need_masks and (masks is None or not masks.numel()):
             raise BadInput(f"{', '.join(asked.need_masks)}: expected masks, got none")
         seam = DiverseSeam(asked.adl.tau, asked.adl.form) if asked.adl is not None else None
+        if seam is not None:
+            seam.lenient = True  # attention pooling is no attention between tokens
         logits: Any = None
         if asked.relevance is not None:
             found, logits = self._relevance(images, labels, masks, seam)
@@ -64,6 +68,8 @@ class Learner(nn.Module):
             if part is not None:
                 assert masks is not None
                 found, own = L.picture_gradient(name, self.model, images, masks, labels, part.form, part.reverse)
+                if name == "rrr":
+                    found["background"] = self.pieces * found["background"]
                 logits = own if logits is None else logits
                 total = total + _add(terms, name, found, preset_weights(name, part), part.weight)
         if logits is None or (seam is not None and not (seam.similarities or seam.record.attention)):

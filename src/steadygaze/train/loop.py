@@ -106,7 +106,7 @@ class Run:
         model = self.built.model.to(place.device)
         d = recipe.losses.distillation
         teacher = load_model(d.teacher, d.checkpoint, device=place.device).model if d else None
-        self.learner = Learner(model, recipe.losses, teacher)
+        self.learner = Learner(model, recipe.losses, teacher, recipe.accumulate * place.num_processes)
         smoothing = recipe.losses.cross_entropy.smoothing if recipe.losses.cross_entropy else 0.0
         self.mixer = mixer(recipe.augment, self.built.about["num_classes"], smoothing)
         if self.mixer is not None and self.turns.size // (recipe.accumulate * place.num_processes) % 2:
@@ -139,6 +139,8 @@ class Run:
             pictures.made = tokencut_masks(self.built.model, pictures)
         elif needs and train and found.decode is None:
             raise BadInput(f"data.masks: expected masks for {', '.join(recipe.losses.need_masks)}, found none in {masks}")
+        elif needs and found.without:
+            self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
         elif not needs:
             pictures.decode = None  # index.csv may list masks that nobody asked for
         return pictures

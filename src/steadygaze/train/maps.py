@@ -18,17 +18,18 @@ from steadygaze.explainer import rules_of, unavailable, value_of
 from steadygaze.methods import parse
 from steadygaze.registry import Method
 from steadygaze.target import resolve
-from steadygaze.trace import PLAIN, Forward, Trace, Want, forward
+from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.vit import Layout, ViT, adapt
+
+ALONE = ("transatt",)  # with a backward pass of its own, whose rules are no derivatives
 
 
 @dataclass(frozen=True, eq=False)
 class Live(Trace):
     """A trace whose attentions and hidden states are still in the graph of the weights."""
 
-    def weights(self, layer: int) -> Float[Tensor, "b heads n n"]:
-        seen = [a.a for a in self.run.records[layer].attention]
-        return seen[0] if len(seen) == 1 else torch.cat(seen, 1)
+    def seen(self, attention: Attention) -> Float[Tensor, "b heads q k"]:
+        return attention.a
 
     def tokens(self, layer: int) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
         x = self.run.hidden[layer]
@@ -48,9 +49,9 @@ def live_map(
     A method whose rules change the backward pass (`gaze`, `decompx`) takes a second pass for the logits, which are the model's own.
     """
     vit, m = adapt(model), parse(method) if isinstance(method, str) else method
-    why = unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if m.base.kind == "whole" else "")
-    if why:
-        raise MethodUnavailable(f"{m.name} cannot be trained: {why}. Use gae, rollout, raw_attention, ixg+plus or gaze.")
+    alone = m.base.kind == "whole" or m.base.name in ALONE
+    if why := unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if alone else ""):
+        raise untrainable(m.name, why)
     rules = rules_of(m) if m.base.gradient else PLAIN
     needs = m.base.needs(dict(m.options)) | {"attention": True}  # also for double backward, which the fused kernel has not
     want = Want(hidden=m.base.kind == "vector", **needs)
@@ -70,7 +71,14 @@ def live_map(
         value = value_of(classes, m.score, run.logits)
         trace = _traced(run, value, None if callable(target) else classes, first, second_order)
     found = aggregate(trace, m)
+    if torch.is_grad_enabled() and run.logits.requires_grad and not found.requires_grad:
+        first_order = m.base.gradient and not second_order
+        raise untrainable(m.name, "its map is made of the gradient alone: take second_order=True" if first_order else "it leaves no graph")
     return found, given[0] if rules == PLAIN else _plain_logits(vit, images)
+
+
+def untrainable(name: str, why: str) -> MethodUnavailable:
+    return MethodUnavailable(f"{name} cannot be trained: {why}. Use gae, rollout, raw_attention, ixg+plus or gaze.")
 
 
 def joined(logits: Any) -> Float[Tensor, "b classes"]:

@@ -94,7 +94,7 @@ def load_model(
     origin = None if checkpoint is None else str(checkpoint)
     with torch.random.fork_rng(devices=[]):  # a new model draws weights before it gets its own
         if about is not None and weights is not None and (run is not None or about["model"] == name):
-            made = remade(about, weights, str(origin), num_classes)
+            made = remade(about, weights, str(origin), num_classes, _made)
         else:
             made = _made(name, weights, origin, num_classes)
     model = made.pop("model").eval()
@@ -136,7 +136,7 @@ def _timm(name: str, weights: Weights | None, origin: str | None, num_classes: i
     else:
         if num_classes is None:
             heads = timm.get_pretrained_cfg_value(name, "classifier") or "head"
-            num_classes = _head_width(weights, [heads] if isinstance(heads, str) else heads)
+            num_classes = head_width(weights, [heads] if isinstance(heads, str) else heads)
         model = with_modules(timm.create_model(name, pretrained=False, **_width(num_classes)), weights)
         fit(model, weights, origin or "")
     config = resolve_data_config(model.pretrained_cfg, model=model)
@@ -199,7 +199,7 @@ def _torchvision(name: str, weights: Weights | None, origin: str | None, num_cla
     else:
         with torch.device("meta"):
             head, _ = _last(get_model(name, weights=None))
-        num_classes = num_classes or _head_width(weights, [head])
+        num_classes = num_classes or head_width(weights, [head])
         model = with_modules(get_model(name, weights=None, **_width(num_classes)), weights)
         fit(model, {_torchvision_name(key): value for key, value in weights.items()}, origin or "")
     preset, names = default.transforms(), default.meta["categories"]
@@ -255,7 +255,7 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
                 model = with_modules(model, theirs)
                 model.load_state_dict(theirs, strict=False)
         else:
-            num_classes = num_classes or _head_width(weights, ["classifier"])
+            num_classes = num_classes or head_width(weights, ["classifier"])
             extra = {} if num_classes is None else {"num_labels": num_classes}
             model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name, **extra))
             absent = []
@@ -333,7 +333,7 @@ def _width(num_classes: int | None) -> dict[str, int]:
     return {} if num_classes is None else {"num_classes": num_classes}
 
 
-def _head_width(weights: Weights, heads: Sequence[str]) -> int | None:
+def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
     """Rows of the classifier in a checkpoint, whatever prefix its names carry; None where there is no such head."""
     for head in heads:
         for name, value in weights.items():

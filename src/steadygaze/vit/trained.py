@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -52,8 +53,8 @@ def with_modules(model: Any, weights: Weights) -> Any:
     return model
 
 
-def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: int | None) -> dict[str, Any]:
-    """The model, as `load_model` wants it."""
+def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: int | None, other: Callable[..., Any]) -> dict[str, Any]:
+    """The model, as `load_model` wants it; `other` makes those that are not of timm, from their name and weights."""
     import timm
     from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 
@@ -61,12 +62,17 @@ def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: in
     count = about["num_classes"]
     if num_classes not in (None, count):
         raise BadInput(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
-    model = timm.create_model(about["model"], pretrained=False, num_classes=count, **about["arguments"])
-    model = with_modules(model, weights)
-    fit(model, weights, origin)
-    subset = infer_imagenet_subset(model)
-    info = ImageNetInfo(subset) if subset and about["classes"] is None else None
-    names = about["classes"] if info is None else [info.index_to_description(i) for i in range(info.num_classes())]
+    library = about.get("library", "timm")
+    if library == "timm":
+        model = timm.create_model(about["model"], pretrained=False, num_classes=count, **about["arguments"])
+        model = with_modules(model, weights)
+        fit(model, weights, origin)
+        subset = infer_imagenet_subset(model)
+        info = ImageNetInfo(subset) if subset and about["classes"] is None else None
+        names = about["classes"] if info is None else [info.index_to_description(i) for i in range(info.num_classes())]
+    else:
+        made = other(about["model"], weights, origin, count)
+        model, names = made["model"], about["classes"] or made["classes"]
     config = {
         "input_size": (3, *about["size"]), "interpolation": about["interpolation"], "mean": tuple(about["mean"]),
         "std": tuple(about["std"]), "crop_pct": about["crop"], "crop_mode": "center",
@@ -75,7 +81,7 @@ def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: in
         "model": model,
         "preprocess": create_transform(**config, is_training=False),
         "classes": None if names is None else tuple(names),
-        "source": "timm",
+        "source": library,
         "mean": config["mean"],
         "std": config["std"],
         "size": tuple(about["size"]),
