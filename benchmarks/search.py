@@ -3,13 +3,14 @@
     python -m benchmarks.search speed --model NAME [--checkpoint FILE] --images FOLDER [--count 3] [--budget 200]
     python -m benchmarks.search sufficient --model NAME [--checkpoint FILE] --images FOLDER [--count 3]
     python -m benchmarks.search names --model NAME [--checkpoint FILE] --images FOLDER [--count 5] [--budget 200]
-    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100]
+    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100 | --revisit]
 
 speed: each method on tokens that are removed beside the usual version, which paints the pixels: the same runs, and the fewest that are as
 good. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of insertion and
 deletion AOPC (token removal; higher is better), with the positive perturbation area (patches painted black; lower is better) beside it,
 since the one hides as the first does and the other as the second. sufficient: subsets of patches beside subsets of pixels.
 names: the mean correlation of the maps of any two methods. overinterpretation: for any picture and any class, how many pixels are enough?
+By the paper's walk with so many pixels a step, or by the one in which hidden pixels may come back.
 """
 
 import argparse
@@ -116,7 +117,7 @@ def names(loaded: Loaded, images: Tensor, budget: int) -> None:
     print(f"\nmost alike: {top[0]} and {top[1]}, {pairs[top]:.3f}")
 
 
-def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3) -> None:
+def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, revisit: bool = False) -> None:
     """Every picture for its predicted class and for classes that have nothing to do with it."""
     images = torch.stack([loaded.preprocess(read_image(f)) for f in files])
     with torch.no_grad():
@@ -128,9 +129,11 @@ def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step
     steps = -(-images.shape[-1] * images.shape[-2] // step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = subsets(loaded.model, many, target, space="pixels", budget=2 * steps)
-    print(f"{step} pixels a step, threshold 0.9\n\n| picture | class | whole picture | pixels that are left | sure |")
-    print("| --- | --- | --- | --- | --- |")
+        how: Any = {"revisit": True} if revisit else {"budget": 2 * steps}
+        spent, found = seconds(lambda: subsets(loaded.model, many, target, space="pixels", **how))
+    way = "hidden pixels may come back" if revisit else f"{step} pixels a step"
+    print(f"{way}, {found.confidence.shape[1]} steps, {spent:.0f} s, threshold 0.9\n")
+    print("| picture | class | whole picture | pixels that are left | sure |\n| --- | --- | --- | --- | --- |")
     share = 100 * found.size / found.subset[0].numel()
     named = loaded.classes or [str(c) for c in range(classes)]
     for i, c in enumerate(target.tolist()):
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--step", type=int, default=100)
+    parser.add_argument("--revisit", action="store_true")
     parser.add_argument("--others", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--methods", nargs="+", help="speed: only these")
@@ -188,7 +192,7 @@ def main() -> None:
     loaded = load_model(args.model, args.checkpoint)
     loaded.model.eval()
     if args.what == "overinterpretation":
-        overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others)
+        overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others, args.revisit)
     else:
         images = pictures_of(loaded, args.images, args.count)
         if args.what == "speed":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,29 @@ def test_sufficient_as_a_map_and_of_pixels() -> None:
     first = (-(x * g).sum(1)).flatten(1).topk(12).indices.sort(1).values
     assert torch.equal((pixels.step.flatten(1) == 0).nonzero()[:, 1].view(2, 12), first)
     assert explained("class", "sufficient:space=pixels,threshold=0.4,budget=24").shape == (2, 16)
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.999])
+def test_sufficient_pixels_that_come_back(threshold: float) -> None:
+    model, images = case("class")
+    found = subsets(model, images, TARGET, threshold=threshold, space="pixels", revisit=True, budget=24)
+    back = 0
+    for b in range(2):
+        confidence, subset, history = search.revisited(model, images[b], int(TARGET[b]), 12, threshold)
+        close(found.confidence[b], torch.tensor(confidence, dtype=torch.float64), "confidence at each step")
+        assert found.subset[b].flatten().nonzero()[:, 0].tolist() == subset
+        assert found.left.tolist() == [len(seen) for seen in history]
+        assert bool(found.reached[b]) == (max(confidence) >= threshold)
+        for j in range(144):
+            assert int(found.step[b].flatten()[j]) >= max(i for i, seen in enumerate(history) if j in seen)
+        back += sum(len(after - before) for before, after in pairwise(history))
+        alone = model((images[b] * found.subset[b])[None]).softmax(1)[0, TARGET[b]].detach()
+        close(found.sure[b], alone, "sure")
+    assert back > 0, "no pixel came back: the test proves less than it says"
+    with pytest.raises(sg.BadInput, match="revisit=True is for space='pixels'"):
+        subsets(model, images, TARGET, revisit=True)
+    maps = explained("class", f"sufficient:space=pixels,revisit=true,budget=24,threshold={threshold}")
+    assert maps.shape == (2, 16) and maps.isfinite().all()
 
 
 # -- budgets, stopping, progress ---------------------------------------------------------------------------------------
