@@ -14,7 +14,7 @@ closed their gate to it: g is the first-order effect of that. It finds far small
 
 `revisit=True` (pixels): hidden pixels may come back. Each step adds g/|g| of every pixel, hidden ones too, to what the steps before
 found, and shows the n pixels of the smallest sum, n going from all to one in a hundred by a constant factor. A pixel's g is true for
-small changes only; added up over many sets it leads to subsets far smaller than the walk's, which never takes a step back.
+small changes only; added up over many sets it leads to far smaller subsets than the walk's (docs/evidence/search.md). Not the paper's.
 
 ∂ log p and ∂ p rank alike; the logarithm does not underflow for a class that the model does not see at all. Ties go in raster order.
 Models whose patches cannot be removed (Swin) have the pixels of patches set to zero, g summed over them; a warning says so.
