@@ -304,6 +304,32 @@ def test_recipes_are_checked(change, message):
         make_recipe({"model": {"name": "vit_tiny_patch16_224"}} | change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimiser": {"clip": -1.0}}, r"optimiser.clip: expected a number above 0, got -1.0"),
+        ({"optimiser": {"betas": [0.9]}}, r"optimiser.betas: expected two numbers, got \[0.9\]"),
+        ({"data": {"crop": 0.0}}, r"data.crop: expected a number above 0"),
+        ({"data": {"size": -8}}, r"data.size: expected a number above 0"),
+        ({"data": {"size": SIDE + 1}}, r"data.size: the model does not take pictures of 17x17"),
+        ({"data": {"interpolation": "bicubi"}}, r"bicubic"),
+        ({"augment": {"rand_augment": "strong"}}, r"augment.rand_augment: expected timm's words, .* got 'strong'"),
+        ({"modules": {"tap": {"branch": 3}}}, r"unknown option of modules.tap 'branch'. Did you mean 'branches'"),
+    ],
+)  # fmt: skip
+def test_values_that_only_fail_later_are_refused_by_name(change, message, data, tmp_path):
+    given = content(data)
+    for key, value in change.items():
+        given[key] = given.get(key, {}) | value
+    with pytest.raises(sg.SteadygazeError, match=message):
+        sg.train(make_recipe(given), tmp_path / "run")
+
+
+def test_another_device_is_refused(data, tmp_path):
+    with pytest.raises(sg.BadInput, match="device: expected auto or cpu, got 'cuda:7'"):
+        sg.train(recipe(data), tmp_path / "run", device="cuda:7")
+
+
 def test_recipes_are_read_from_files(tmp_path):
     (tmp_path / "a.toml").write_text("epochs = 3\n[model]\nname = 'x'\n[losses.adl]\nweight = 2\n")
     got = read_recipe(tmp_path / "a.toml", {"data.train": "here", "seed": 4, "losses.adl.tau": 1.5})

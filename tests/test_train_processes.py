@@ -10,6 +10,8 @@ from launching import two_processes
 from safetensors.torch import load_file
 from test_train import MODEL, pictures
 
+import steadygaze as sg
+
 SOURCE = Path(__file__).parents[1] / "src"
 RECIPE = """
 epochs = 2
@@ -35,9 +37,10 @@ crop = "pad"
 """
 
 
-def train(recipe: Path, out: Path, masks: Path, *launch: str) -> subprocess.CompletedProcess:
+def launched(recipe: Path, out: Path, masks: Path) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *launch, "-m", "steadygaze", "train", str(recipe), "--out", str(out), "--set", f"data.masks={masks}"]
+    command = [sys.executable, *two_processes(), "-m", "steadygaze", "train", str(recipe), "--out", str(out)]
+    command += ["--set", f"data.masks={masks}"]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -46,9 +49,8 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
     (data / "masks").rename(tmp_path / "masks")
     arguments = "{ " + ", ".join(f"{k} = {v}" for k, v in MODEL.items()) + " }"
     (tmp_path / "r.toml").write_text(RECIPE.format(arguments=arguments, data=data))
-    one = train(tmp_path / "r.toml", tmp_path / "one", tmp_path / "masks")
-    assert one.returncode == 0, one.stderr[-2000:]
-    two = train(tmp_path / "r.toml", tmp_path / "two", tmp_path / "masks", *two_processes())
+    sg.train(tmp_path / "r.toml", tmp_path / "one", changes={"data.masks": str(tmp_path / "masks")}, device="cpu")
+    two = launched(tmp_path / "r.toml", tmp_path / "two", tmp_path / "masks")
     assert two.returncode == 0, two.stderr[-2000:]
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert a.keys() == b.keys()

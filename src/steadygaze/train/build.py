@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -45,6 +46,8 @@ def build(recipe: Recipe) -> Built:
     outputs = _outputs(model, config)
     names = known if known is not None and len(known) == outputs else names if names is not None and len(names) == outputs else None
     shape = Shape.of(config, recipe.data)
+    if recipe.data.size is not None and tuple(shape.size) != tuple(config["input_size"][1:]):
+        _try(model, shape.size)
     about = {
         "classes": None if names is None or known is names else list(names), **origin, "num_classes": outputs,
         "modules": asdict(recipe.modules), "mean": shape.mean, "std": shape.std, "size": shape.size,
@@ -150,7 +153,8 @@ def _with_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
             try:
                 made[name] = getattr(modules, kind)(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
             except TypeError as error:
-                raise UnknownName(f"option of modules.{name}", _named(error), (), str(error)) from error
+                known = [f.name for f in fields(getattr(modules, kind))]
+                raise UnknownName(f"option of modules.{name}", _named(error), known) from error
     there = {name for name, kind in (("tap", modules.TokenPool), ("cb", modules.ContextBroadcast))
              if any(isinstance(m, kind) for m in modules.inserted(model).values())}  # fmt: skip
     for name in there & set(made):  # the weights that it begins with have brought it
@@ -176,6 +180,15 @@ def _named(error: TypeError) -> str:
     """The argument that a call did not know."""
     text = str(error)
     return text.split("'")[1] if "'" in text else text
+
+
+def _try(model: nn.Module, size: tuple[int, int]) -> None:
+    """Whether the model takes pictures of a size that is not its own."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).eval()(torch.zeros(1, 3, *size))
+    except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers each say it in their way
+        raise BadInput(f"data.size: the model does not take pictures of {size[0]}x{size[1]} ({error}). Leave it out.") from error
 
 
 def _outputs(model: nn.Module, config: dict[str, Any]) -> int:

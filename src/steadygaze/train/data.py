@@ -174,7 +174,11 @@ class Pictures(Dataset):
         if a.rand_augment:
             grey = tuple(min(255, round(255 * m)) for m in self.shape.mean)
             side = min(self.shape.size)
-            steps.append(rand_augment_transform(a.rand_augment, {"translate_const": int(side * 0.45), "img_mean": grey}))
+            try:
+                steps.append(rand_augment_transform(a.rand_augment, {"translate_const": int(side * 0.45), "img_mean": grey}))
+            except (AssertionError, ValueError, KeyError, IndexError) as error:
+                words = f"augment.rand_augment: expected timm's words, such as rand-m9-mstd0.5-inc1, got {a.rand_augment!r}"
+                raise BadInput(words) from error
         return Compose(steps)
 
     @cached_property

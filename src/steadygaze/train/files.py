@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
@@ -32,7 +33,7 @@ def write_beside(path: Path, write: Callable[[Path], None]) -> None:
         with beside.open("rb+") as opened:
             os.fsync(opened.fileno())
         beside.replace(path)
-    except (OSError, RuntimeError, ValueError) as error:  # torch and safetensors tell a full disk in their own ways
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:  # torch and safetensors tell a full disk in their own ways
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         kept = f"; the one before is untouched: {path}" if path.exists() else ""

@@ -45,7 +45,7 @@ class Data:
     size: int | None = None  # the next five: None is the model's own
     mean: list[float] | None = None
     std: list[float] | None = None
-    interpolation: str | None = None
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = None
     crop: float | None = None  # share of the picture that a test crop keeps
     workers: int = 0
 
@@ -224,6 +224,8 @@ def check(recipe: Recipe) -> None:
                 raise BadInput(f"losses.{name}.{f.name}: expected a weight of at least 0, got {value}")
     above: dict[str, Any] = {"epochs": recipe.epochs, "batch": recipe.batch, "accumulate": recipe.accumulate}
     above |= {"log_every": recipe.log_every, "save_every": recipe.save_every, "optimiser.lr": recipe.optimiser.lr}
+    given = {"optimiser.clip": recipe.optimiser.clip, "data.size": recipe.data.size, "data.crop": recipe.data.crop}
+    above |= {key: value for key, value in given.items() if value is not None}
     for key, value in above.items():
         if not value > 0:
             raise BadInput(f"{key}: expected a number above 0, got {value}")
@@ -239,6 +241,10 @@ def check(recipe: Recipe) -> None:
     for key, value in shares.items():
         if not 0 <= value < 1 + (key.startswith("augment")) * 1e-9:
             raise BadInput(f"{key}: expected a share between 0 and 1, got {value}")
+    pairs = {"optimiser.betas": recipe.optimiser.betas, "augment.scale": recipe.augment.scale, "augment.ratio": recipe.augment.ratio}
+    for key, pair in pairs.items():
+        if pair is not None and len(pair) != 2:
+            raise BadInput(f"{key}: expected two numbers, got {pair}")
     if recipe.batch % recipe.accumulate:
         raise BadInput(f"batch {recipe.batch} cannot be done in accumulate = {recipe.accumulate} equal pieces: give a multiple")
     if losses.need_masks:

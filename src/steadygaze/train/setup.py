@@ -17,6 +17,8 @@ def accelerator(recipe: Recipe, device: str) -> Any:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
+    if device not in ("auto", "cpu"):
+        raise BadInput(f"device: expected auto or cpu, got {device!r}. Which GPU: CUDA_VISIBLE_DEVICES=1; several: accelerate launch.")
     cpu = device == "cpu" or not torch.cuda.is_available()
     precision = "no" if recipe.precision == "float32" else recipe.precision
     if cpu and precision == "fp16":
