@@ -29,6 +29,26 @@ class Attention(nn.Module):
         return self.proj(attend(q, k, v, self.num_heads))
 
 
+class _HardSigmoid(torch.autograd.Function):
+    """F.hardsigmoid, which torch differentiates once only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return F.hardsigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * ((x > -3) & (x < 3)) / 6
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return t * ((x > -3) & (x < 3)) / 6
+
+
 class SqueezeExcite(nn.Module):
     """Channels scaled by what their means over the map say."""
 
@@ -37,7 +57,7 @@ class SqueezeExcite(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        gate = (F.relu6(self.fc2(F.relu(self.fc1(x.mean((2, 3))))) + 3) / 6)[:, :, None, None]  # F.hardsigmoid has no second derivative
+        gate = _HardSigmoid.apply(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))[:, :, None, None]
         gate.activation_ = True  # type: ignore[attr-defined]  # for the seam: of a product of two branches, this one is the gate
         return gate * x
 
