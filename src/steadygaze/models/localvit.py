@@ -58,7 +58,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         gate = _HardSigmoid.apply(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))[:, :, None, None]
-        gate.activation_ = True  # type: ignore[attr-defined]  # for the seam: of a product of two branches, this one is the gate
+        gate.activation_ = True  # for the seam: of a product of two branches, this one is the gate
         return gate * x
 
 

@@ -29,6 +29,7 @@ class DiverseSeam(Seam):
         self.tau, self.form = tau, form
         self.record = Record()
         self.similarities: list[Float[Tensor, ""]] = []
+        self.room: dict[Any, Tensor] = {}
 
     def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
@@ -37,7 +38,8 @@ class DiverseSeam(Seam):
         if q.shape[-2] == 1:
             return func(q, k, v, attn_mask=attn_mask, scale=scale)
         with torch._C.DisableTorchFunction():
-            out, similar = _Attend.apply(q, k, v, attn_mask, q.shape[-1] ** -0.5 if scale is None else scale, self.tau, self.form)
+            scale = q.shape[-1] ** -0.5 if scale is None else scale
+            out, similar = _Attend.apply(q, k, v, attn_mask, scale, self.tau, self.form, self.room)
         self.similarities.append(similar)
         return out
 
@@ -64,35 +66,38 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tau: float,
-                form: str) -> tuple[Tensor, Tensor]:  # fmt: skip
+                form: str, room: dict[Any, Tensor]) -> tuple[Tensor, Tensor]:  # fmt: skip
+        level = tau if form == "per_head" else tau * q.shape[1]
         out = v.new_empty(v.shape[0], q.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)  # laid out as the fused kernel does
         found = []
         for b in _spans(q, k):
-            heads = _weights(q, k, mask, scale, b)
+            heads = _weights(q, k, mask, scale, b, _room(room, q, k))
             for h, a in enumerate(heads):
                 out[b, h] = a @ v[b, h]
-            found += [[torch.stack(x) for x in zip(*(_similar(m, tau, form) for m in _joined(heads, form)), strict=True)]]
+            found += [[torch.stack(x) for x in zip(*(_similar(m, level, form) for m in _joined(heads, form)), strict=True)]]
         similar, *kept = (torch.cat(x, dim=1) for x in zip(*found, strict=True))
         ctx.save_for_backward(q, k, v, mask, *kept)
-        ctx.scale, ctx.tau, ctx.form = scale, tau, form
+        ctx.scale, ctx.level, ctx.form, ctx.room = scale, level, form, room
         return out, similar.mean()
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor, g_similar: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, *kept = ctx.saved_tensors
-        weight = g_similar / (q.shape[0] * q.shape[1] * q.shape[2])
+        weight = g_similar / (len(kept[0]) * q.shape[0] * q.shape[2])
         g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
         for b in _spans(q, k):
-            heads = _weights(q, k, mask, ctx.scale, b)
+            room = _room(ctx.room, q, k)
+            heads = _weights(q, k, mask, ctx.scale, b, room)
             some = (x[:, b] for x in kept)
-            slopes = [_slope(m, each, weight, ctx.tau, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
+            slopes = [_slope(m, each, weight, ctx.level, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
             for h, a in enumerate(heads):
                 g_v[b, h] = a.transpose(1, 2) @ g_out[b, h]
-                g = torch.baddbmm(slopes[h % len(slopes)].to(a.dtype), g_out[b, h], v[b, h].transpose(1, 2))
+                g = room[-1, : len(a)]
+                torch.baddbmm(slopes[h % len(slopes)].to(a.dtype), g_out[b, h], v[b, h].transpose(1, 2), out=g)
                 torch.ops.aten._softmax_backward_data.out(g, a, -1, a.dtype, grad_input=g)
                 g_q[b, h] = _product(g, k[b, h], ctx.scale)
                 g_k[b, h] = _product(g.transpose(1, 2), q[b, h], ctx.scale)
-        return g_q, g_k, g_v, None, None, None, None
+        return g_q, g_k, g_v, None, None, None, None, None
 
 
 def _spans(q: Tensor, k: Tensor) -> list[slice]:
@@ -105,37 +110,51 @@ def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, pictures: slice) -> list[Float[Tensor, "b n n"]]:
+def _room(kept: dict[Any, Tensor], q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"]:
+    """Memory for the maps of the heads and one more, used again by every span and layer: fresh memory costs as much as the work in it."""
+    shape = (q.shape[1] + 1, _spans(q, k)[0].stop, q.shape[2], k.shape[2])
+    key = (shape, q.dtype, q.device)
+    if key not in kept:
+        kept[key] = q.new_empty(shape)
+    return kept[key]
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, pictures: slice, room: Tensor) -> list[Float[Tensor, "b n n"]]:
     """A of every head."""
-    heads = [_product(q[pictures, h], k[pictures, h].transpose(1, 2), scale) for h in range(q.shape[1])]
-    if mask is not None:
-        mask = mask.expand(*q.shape[:2], *mask.shape[-2:])[pictures]
-        heads = [x.masked_fill(~m, float("-inf")) if m.dtype == torch.bool else x + m for x, m in zip(heads, mask.unbind(1), strict=True)]
-    return [torch.softmax(logits, -1, out=logits) for logits in heads]
+    heads = []
+    for h in range(q.shape[1]):
+        query, key = q[pictures, h], k[pictures, h].transpose(1, 2)
+        logits = room[h, : len(query)]
+        torch.baddbmm(logits, query, key, beta=0, alpha=scale, out=logits)
+        if mask is not None:
+            m = mask.expand(*q.shape[:2], *mask.shape[-2:])[pictures, h]
+            logits.masked_fill_(~m, float("-inf")) if m.dtype == torch.bool else logits.add_(m)
+        heads.append(torch.softmax(logits, -1, out=logits))
+    return heads
 
 
 def _joined(heads: list[Tensor], form: str) -> list[Float[Tensor, "b n n"]]:
-    """The maps that are compared: of each head, or their mean; they may be changed in place."""
+    """The maps that are compared: of each head, or their sum, whose rows point as those of the mean; they may be changed in place."""
     wide = torch.float32 if heads[0].dtype.itemsize < 4 else heads[0].dtype
-    if form == "per_head":
+    if form == "per_head" or len(heads) == 1:
         return [a.to(wide, copy=True) for a in heads]
-    m = heads[0].to(wide, copy=True)
-    for a in heads[1:]:
+    m = torch.add(heads[0].to(wide), heads[1])
+    for a in heads[2:]:
         m += a
-    return [m.div_(len(heads))]
+    return [m]
 
 
-def _cut_(m: Tensor, tau: float, form: str) -> Tensor:
-    """M where it reaches the threshold, else 0; in place. ≥ t is > the number just below t."""
-    threshold = torch.tensor(tau / m.shape[-1], dtype=m.dtype)
+def _cut_(m: Tensor, level: float, form: str) -> Tensor:
+    """M where it reaches level / N, else 0; in place. ≥ t is > the number just below t."""
+    threshold = torch.tensor(level / m.shape[-1], dtype=m.dtype)
     below = threshold if form == "code" else torch.nextafter(threshold, torch.zeros_like(threshold))
     return F.threshold(m, below.item(), 0.0, inplace=True)
 
 
-def _similar(m: Float[Tensor, "b n n"], tau: float, form: str) -> tuple[Tensor, ...]:
+def _similar(m: Float[Tensor, "b n n"], level: float, form: str) -> tuple[Tensor, ...]:
     """û · mean_i û_i of every map; and for the backward pass û, |m̂|, mean_i û_i and 1/|M̂_i|."""
-    middle = _cut_(m.mean(1), tau, form) if form == "code" else None
-    seen = _cut_(m, tau, form)
+    middle = _cut_(m.mean(1), level, form) if form == "code" else None
+    seen = _cut_(m, level, form)
     middle = seen.mean(1) if middle is None else middle
     inverse = torch.linalg.vector_norm(seen, dim=-1).clamp_min_(EPS).reciprocal_()
     mean = torch.bmm(inverse.unsqueeze(1), seen)[:, 0] / m.shape[1]
@@ -144,11 +163,11 @@ def _similar(m: Float[Tensor, "b n n"], tau: float, form: str) -> tuple[Tensor, 
     return (unit * mean).sum(-1), unit, length, mean, inverse
 
 
-def _slope(m: Float[Tensor, "b n n"], kept: list[Tensor], weight: Tensor, tau: float, form: str) -> Float[Tensor, "b n n"]:
+def _slope(m: Float[Tensor, "b n n"], kept: list[Tensor], weight: Tensor, level: float, form: str) -> Float[Tensor, "b n n"]:
     """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
     unit, length, mean, inverse = kept
     whole = m.mean(1) if form == "code" else None
-    seen = _cut_(m, tau, form)
+    seen = _cut_(m, level, form)
     by_row = inverse * weight
     through_mean = (mean - unit * (unit * mean).sum(-1, keepdim=True)) / length * weight
     shared = through_mean if whole is None else torch.zeros_like(through_mean)
@@ -157,5 +176,5 @@ def _slope(m: Float[Tensor, "b n n"], kept: list[Tensor], weight: Tensor, tau: f
     slope.addcmul_(seen, cosines * (inverse.square() * by_row).unsqueeze(-1), value=-1)
     slope = torch.ops.aten.threshold_backward(slope, seen, 0.0)  # 0 where M̂ is
     if whole is not None:
-        slope.add_((through_mean * (whole > tau / m.shape[-1])).unsqueeze(1))
+        slope.add_((through_mean * (whole > level / m.shape[-1])).unsqueeze(1))
     return slope
