@@ -112,3 +112,12 @@ def test_pictures_without_a_mask_are_counted(masked, tmp_path):
     given = onward(masked, {"name": "vit_tiny_patch16_224", "arguments": MODEL})
     given.data.__dict__["masks"] = str(lacking)
     assert "data.train: 2 pictures have no mask and are left out" in sg.train(given, tmp_path / "run").notes
+
+
+def test_the_command_says_what_the_modules_add(masked, tmp_path):
+    settings = (f"data.train={masked}", "epochs=1", "batch=4", "tensorboard=false")
+    words = ["train", "cifar10-tap", "--out", str(tmp_path / "run"), *(w for setting in settings for w in ("--set", setting))]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "TAP" in told and "in 4 of 4 blocks" in told and "parameters (" in told and "GFLOP an image" in told

@@ -5,8 +5,11 @@ Exit code: 0, all is well; 2, wrong input; 3, the run could not go on (a loss th
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
     main = os.environ.get("RANK", "0") == "0"
     asked = read_recipe(recipe, changes_of(settings) | {"command": command})
     try:
-        with _progress(notes, main) as told:
+        with _progress(notes, main) as told, _told_modules(notes, main):
             got = train(asked, out, told=told, device=device)
     except TrainingStopped as error:
         say(notes, f"error: {error}", "red")
@@ -66,6 +69,21 @@ def changes_of(settings: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[key.strip()] = value
     return found
+
+
+@contextmanager
+def _told_modules(notes: Console, main: bool) -> Iterator[None]:
+    """Say what `modules.insert` logs: which blocks, how many parameters and operations more."""
+    log, handler = logging.getLogger("steadygaze.modules"), logging.Handler()
+    before, handler.emit = log.level, lambda record: say(notes, record.getMessage())  # type: ignore[method-assign]
+    if main:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 class _progress:
