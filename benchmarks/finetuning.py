@@ -7,7 +7,8 @@ DeiT-Tiny is finetuned on 6 pictures of each of 12 breeds by the shipped recipe 
 pictures of the same breeds that it was not trained on ("seen", 4 of each) and of 12 other breeds ("unseen", 8 of each): as they are, with
 their background swapped for an ImageNet picture or removed, and as objects that are moved, turned and resized; and on ImageNet. Every
 control is trained in the same way; its learning rate is the one that tells the 24 breeds apart best on the varied "seen" pictures, random
-seed 0 (accuracy over 1,000 classes would choose the rate that names the trained breeds most often). Then two more seeds. A row: one picture in one setting, right of 1,000 classes and right of the 24 breeds.
+seed 0 (accuracy over 1,000 classes would choose the rate that names the trained breeds most often). Then two more seeds. A row: one
+picture in one setting, right of 1,000 classes and right of the 24 breeds.
 """
 
 import argparse
