@@ -55,7 +55,7 @@ class DiverseSeam(Seam):
         return total / (layers + (1e-6 if self.form == "code" else 0.0))
 
 
-CACHED = 1 << 19  # numbers of A
+CACHED = 1 << 19  # numbers of A that a CPU's cache holds
 
 
 class _Attend(torch.autograd.Function):
