@@ -3,14 +3,15 @@
     python -m benchmarks.search speed --model NAME [--checkpoint FILE] --images FOLDER [--count 3] [--budget 200]
     python -m benchmarks.search sufficient --model NAME [--checkpoint FILE] --images FOLDER [--count 3]
     python -m benchmarks.search names --model NAME [--checkpoint FILE] --images FOLDER [--count 5] [--budget 200]
-    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100 | --revisit]
+    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100 | --summed]
 
 speed: each method on tokens that are removed beside the usual version, which paints the pixels: the same runs, and the fewest that are as
 good. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of insertion and
 deletion AOPC (token removal; higher is better), with the positive perturbation area (patches painted black; lower is better) beside it,
-since the one hides as the first does and the other as the second. sufficient: subsets of patches beside subsets of pixels.
-names: the mean correlation of the maps of any two methods. overinterpretation: for any picture and any class, how many pixels are enough?
-By the paper's walk with so many pixels a step, or by the one in which hidden pixels may come back.
+since the one hides as the first does and the other as the second; ± is the standard error over the pictures.
+sufficient: subsets of patches beside subsets of pixels. names: the mean correlation of the maps of any two methods.
+overinterpretation: for any picture and any class, how many pixels are enough? By the paper's walk with so many pixels a step, or by the
+one that adds its gradients up.
 """
 
 import argparse
@@ -52,8 +53,8 @@ def speed(loaded: Loaded, images: Tensor, budget: int, methods: list[str] | None
     model, labels, unit = loaded.model, *unit_of(loaded, images)
     batch = Batch(images, labels, None, torch.tensor(loaded.mean), torch.tensor(loaded.std))
     print("| method | painted: runs, cost | AOPC, perturbation | removed, the same runs: cost | AOPC, perturbation | gain "
-          "| as good: runs, cost | gain |")  # fmt: skip
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+          "| AOPC, removed − painted | as good: runs, cost | gain |")  # fmt: skip
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     grid = sg.adapt(model).grid
     runs = dict.fromkeys(BUDGETED, budget) | {"occlusion": grid[0] * grid[1] + 1, "pami": regions(*grid)}
     for name in methods or runs:
@@ -62,12 +63,14 @@ def speed(loaded: Loaded, images: Tensor, budget: int, methods: list[str] | None
         taken = [seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks]
         cost = [spent / len(images) / unit for spent, _ in taken]
         found = evaluate(model, batch, torch.stack([att.scores for _, att in taken]), QUALITY, target=labels).values
-        score = {q: found[q].value.mean(1).tolist() for q in QUALITY}
-        aopc = [(x + y) / 2 for x, y in zip(score[QUALITY[0]], score[QUALITY[1]], strict=True)]
-        said = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, score[QUALITY[2]], strict=True)]
+        each = (found[QUALITY[0]].value + found[QUALITY[1]].value) / 2  # (ask, picture)
+        aopc, area = each.mean(1).tolist(), found[QUALITY[2]].value.mean(1).tolist()
+        said = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, area, strict=True)]
+        more = each[1] - each[0]
+        differ = f"{more.mean():+.1f} ± {more.std() / len(more) ** 0.5:.1f}"
         good = [i for i in (1, 2, 3) if aopc[i] >= aopc[0]]
         equal = f"{asks[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x" if good else "not reached | "
-        same = f"{cost[1]:.0f} | {said[1]} | {cost[0] / cost[1]:.1f}x"
+        same = f"{cost[1]:.0f} | {said[1]} | {cost[0] / cost[1]:.1f}x | {differ}"
         print(f"| `{name}` | {total}, {cost[0]:.0f} | {said[0]} | {same} | {equal} |", flush=True)
 
 
@@ -117,7 +120,7 @@ def names(loaded: Loaded, images: Tensor, budget: int) -> None:
     print(f"\nmost alike: {top[0]} and {top[1]}, {pairs[top]:.3f}")
 
 
-def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, revisit: bool = False) -> None:
+def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, summed: bool = False) -> None:
     """Every picture for its predicted class and for classes that have nothing to do with it."""
     images = torch.stack([loaded.preprocess(read_image(f)) for f in files])
     with torch.no_grad():
@@ -129,9 +132,9 @@ def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step
     steps = -(-images.shape[-1] * images.shape[-2] // step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        how: Any = {"revisit": True} if revisit else {"budget": 2 * steps}
+        how: Any = {"summed": True} if summed else {"budget": 2 * steps}
         spent, found = seconds(lambda: subsets(loaded.model, many, target, space="pixels", **how))
-    way = "hidden pixels may come back" if revisit else f"{step} pixels a step"
+    way = "gradients added up" if summed else f"{step} pixels a step"
     print(f"{way}, {found.confidence.shape[1]} steps, {spent:.0f} s, threshold 0.9\n")
     print("| picture | class | whole picture | pixels that are left | sure |\n| --- | --- | --- | --- | --- |")
     share = 100 * found.size / found.subset[0].numel()
@@ -182,7 +185,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--step", type=int, default=100)
-    parser.add_argument("--revisit", action="store_true")
+    parser.add_argument("--summed", action="store_true")
     parser.add_argument("--others", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--methods", nargs="+", help="speed: only these")
@@ -192,7 +195,7 @@ def main() -> None:
     loaded = load_model(args.model, args.checkpoint)
     loaded.model.eval()
     if args.what == "overinterpretation":
-        overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others, args.revisit)
+        overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others, args.summed)
     else:
         images = pictures_of(loaded, args.images, args.count)
         if args.what == "speed":

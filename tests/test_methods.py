@@ -174,7 +174,7 @@ WHOLE_OPTIONS = {
     "scorecam": {"budget", "softmax"},
     "vit_cx": {"budget", "noise", "seed"},
     "atman": {"budget", "suppress", "similar"},
-    "sufficient": {"budget", "threshold", "space", "minimal", "revisit"},
+    "sufficient": {"budget", "threshold", "space", "minimal", "summed"},
 }
 SEARCHED = [info.name for info in sg.methods() if info.family == "black box"]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -224,26 +223,37 @@ def test_sufficient_as_a_map_and_of_pixels() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.999])
-def test_sufficient_pixels_that_come_back(threshold: float) -> None:
+def test_sufficient_pixels_by_gradients_added_up(threshold: float) -> None:
     model, images = case("class")
-    found = subsets(model, images, TARGET, threshold=threshold, space="pixels", revisit=True, budget=24)
-    back = 0
+    found = subsets(model, images, TARGET, threshold=threshold, space="pixels", summed=True, budget=24)
     for b in range(2):
-        confidence, subset, history = search.revisited(model, images[b], int(TARGET[b]), 12, threshold)
+        confidence, subset, history = search.summed(model, images[b], int(TARGET[b]), 12, threshold)
         close(found.confidence[b], torch.tensor(confidence, dtype=torch.float64), "confidence at each step")
         assert found.subset[b].flatten().nonzero()[:, 0].tolist() == subset
-        assert found.left.tolist() == [len(seen) for seen in history]
+        assert found.left.tolist() == [len(left) for left in history]
         assert bool(found.reached[b]) == (max(confidence) >= threshold)
-        for j in range(144):
-            assert int(found.step[b].flatten()[j]) >= max(i for i, seen in enumerate(history) if j in seen)
-        back += sum(len(after - before) for before, after in pairwise(history))
+        for i, left in enumerate(history):
+            assert (found.step[b].flatten() >= i).nonzero()[:, 0].tolist() == left
         alone = model((images[b] * found.subset[b])[None]).softmax(1)[0, TARGET[b]].detach()
         close(found.sure[b], alone, "sure")
-    assert back > 0, "no pixel came back: the test proves less than it says"
-    with pytest.raises(sg.BadInput, match="revisit=True is for space='pixels'"):
-        subsets(model, images, TARGET, revisit=True)
-    maps = explained("class", f"sufficient:space=pixels,revisit=true,budget=24,threshold={threshold}")
+    maps = explained("class", f"sufficient:space=pixels,summed=true,budget=24,threshold={threshold}")
     assert maps.shape == (2, 16) and maps.isfinite().all()
+    plain = subsets(model, images, TARGET, threshold=threshold, space="pixels", budget=24)
+    assert not torch.equal(plain.step, found.step)
+
+
+def test_sufficient_patches_by_gradients_added_up() -> None:
+    """No step is spent on a set that was seen already; the first step is the plain walk's."""
+    model, images = case("class")
+    found = subsets(model, images, TARGET, threshold=0.4, minimal=False, summed=True)
+    assert found.left.tolist() == list(range(16, 0, -1))
+    plain = subsets(model, images, TARGET, threshold=0.4, minimal=False)
+    assert torch.equal(found.step == 0, plain.step == 0) and not torch.equal(found.step, plain.step)
+    for b in range(2):
+        for i in (1, 8, 15):
+            left = (found.step[b].flatten() >= i).nonzero()[:, 0].tolist()
+            assert len(left) == 16 - i
+            close(found.confidence[b, i], torch.tensor(search.f(model, images[b], left, int(TARGET[b])), dtype=torch.float64), "confidence")
 
 
 # -- budgets, stopping, progress ---------------------------------------------------------------------------------------

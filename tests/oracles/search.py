@@ -266,20 +266,21 @@ def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9
     return confidence, subset, history
 
 
-def revisited(model: Any, image: Tensor, c: int, steps: int, threshold: float) -> tuple[list[float], list[int], list[set[int]]]:
-    """(p_c before each step, the subset of pixels, what was seen at each step): hidden pixels may come back."""
+def summed(model: Any, image: Tensor, c: int, steps: int, threshold: float) -> tuple[list[float], list[int], list[list[int]]]:
+    """(p_c before each step, the subset of pixels, what was left at each step), by gradients that are added up."""
     pixels = image.shape[1] * image.shape[2]
-    seen, total, history, confidence = set(range(pixels)), [0.0] * pixels, [], []
+    left, total, history, confidence = list(range(pixels)), [0.0] * pixels, [], []
     for i in range(steps):
-        there = torch.tensor([float(j in seen) for j in range(pixels)], dtype=image.dtype, requires_grad=True)
+        there = torch.tensor([float(j in left) for j in range(pixels)], dtype=image.dtype, requires_grad=True)
         p = model((image * there.view(image.shape[1:]))[None])[0].softmax(0)[c]
         (d,) = torch.autograd.grad(p.log(), there)  # showing a pixel is the other way round than hiding it
-        history.append(seen)
+        history.append(left)
         confidence.append(float(p.detach()))
-        size = float(d.norm())
-        total = [t - float(one) / size for t, one in zip(total, d, strict=True)]
+        size = float(d[left].norm())
+        for j in left:
+            total[j] -= float(d[j]) / size
         n = max(1, round(pixels * 0.01 ** ((i + 1) / steps)))
-        seen = set(sorted(range(pixels), key=lambda j, total=total: total[j])[:n])
+        left = sorted(sorted(left, key=lambda j: total[j])[:n])
     enough = [i for i, p in enumerate(confidence) if p >= threshold]
     best = enough[-1] if enough else max(range(steps), key=lambda i: confidence[i])
-    return confidence, sorted(history[best]), history
+    return confidence, history[best], history

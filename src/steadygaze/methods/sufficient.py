@@ -12,9 +12,9 @@ S are the attention logits, y what an averaging head takes the mean of. A token 
 closed their gate to it: g is the first-order effect of that. It finds far smaller subsets than −⟨x_j, ∂T/∂x_j⟩ of the embedding
 (docs/evidence/search.md).
 
-`revisit=True` (pixels): hidden pixels may come back. Each step adds g/|g| of every pixel, hidden ones too, to what the steps before
-found, and shows the n pixels of the smallest sum, n going from all to one in a hundred by a constant factor. A pixel's g is true for
-small changes only; added up over many sets it leads to far smaller subsets than the walk's (docs/evidence/search.md). Not the paper's.
+`summed=True`: each step adds g/|g| to what the steps before found for the places that are left, and hides those of the largest sum; n,
+the places that are left, goes from all to one in a hundred by a constant factor. One g is true for small changes only; added up over
+many sets it leads to far smaller subsets of pixels than the walk's (docs/evidence/search.md). Not the paper's.
 
 ∂ log p and ∂ p rank alike; the logarithm does not underflow for a class that the model does not see at all. Ties go in raster order.
 Models whose patches cannot be removed (Swin) have the pixels of patches set to zero, g summed over them; a warning says so.
@@ -47,7 +47,7 @@ from steadygaze.vit.view import undisturbed
 
 SPACES = ("patches", "pixels")
 STEPS = {"patches": 49, "pixels": 502}  # 4 of 196 patches, 100 of 224 x 224 pixels a step
-REVISITS, LAST = 100, 0.01  # steps of a walk that takes pixels back, and the share of them that is left at its end
+SUMMED, LAST = 100, 0.01  # steps of a walk that adds up, and the share of the places that is left at its end
 THINNING = 300  # runs of thinning out, about, for the cost that is listed (200 to 700 on DeiT-Tiny)
 
 
@@ -56,7 +56,7 @@ class Sufficient:
     """What was found; places are patches (rows, columns), or pixels.
 
     subset: the places that are enough          sure: p_c of them alone          reached: whether that is the threshold or more
-    step: when a place was hidden (for the last time), counted from 0; the number of steps where it never was
+    step: when a place was hidden, counted from 0; the number of steps where it never was
     confidence: p_c before each step, the first of the whole picture; `left` places were there then
     """
 
@@ -75,7 +75,7 @@ class Sufficient:
 
 
 def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Target = None, *, threshold: float = 0.9,
-            space: str = "patches", budget: int | None = None, minimal: bool = True, revisit: bool = False) -> Sufficient:  # fmt: skip
+            space: str = "patches", budget: int | None = None, minimal: bool = True, summed: bool = False) -> Sufficient:  # fmt: skip
     """Sufficient subsets of every image for its predicted class, or for any class; with the confidence at every step."""
     vit = adapt(model)
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
@@ -85,48 +85,52 @@ def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Ta
             classes = resolve(target, vit.logits(tokens))
         if classes is None or classes.dim() != 1:
             raise BadInput("sufficient: expected a class, or one for each image; a callable or several classes have no confidence")
-        return _find(vit, images, tokens, classes, threshold, space, budget, minimal, revisit)
+        return _find(vit, images, tokens, classes, threshold, space, budget, minimal, summed)
 
 
 @register("sufficient", "whole", cost=2.0 * STEPS["patches"] + THINNING, **BLACK_BOX)
 def sufficient(ask: Any, *, threshold: float = 0.9, space: str = "patches", budget: int | None = None,
-               minimal: bool = True, revisit: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
+               minimal: bool = True, summed: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
     """The fewest patches that make the model sure, by batched gradient SIS: above zero the subset, the rest by when it was hidden."""
     if callable(ask.target):
         raise BadInput("sufficient: a callable target has no confidence that could reach a threshold. Give a class.")
-    found = _find(ask.vit, ask.images, ask.tokens, ask.target, threshold, space, budget, minimal, revisit)
+    found = _find(ask.vit, ask.images, ask.tokens, ask.target, threshold, space, budget, minimal, summed)
     late = (found.step + 1) / (found.confidence.shape[1] + 1)
     scores = torch.where(found.subset, late, late - 1).to(ask.images)
     return scores if space == "patches" else ask.per_patch(scores[:, None], "pixels") / (scores[0].numel() / (ask.grid[0] * ask.grid[1]))
 
 
 def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: float, space: str, budget: int | None,
-          minimal: bool, revisit: bool) -> Sufficient:  # fmt: skip
+          minimal: bool, summed: bool) -> Sufficient:  # fmt: skip
     if space not in SPACES:
         raise UnknownName("space", str(space), SPACES)
     if not 0 < threshold <= 1:
         raise BadInput(f"sufficient: threshold is a confidence in 0..1, got {threshold!r}")
-    if revisit and space != "pixels":
-        raise BadInput("sufficient: revisit=True is for space='pixels'; a patch that was removed has no gradient to come back by")
-    rows, columns = vit.layout(tokens).grid if space == "patches" else images.shape[-2:]
-    places, usual = rows * columns, REVISITS if revisit else STEPS[space]
-    steps = min(budget_of("sufficient", 2 * usual if budget is None else budget, 2) // 2, places)
-    made = (vit, images, tokens, target, (rows, columns))
-    walk = _Revisit(*made, steps, threshold) if revisit else _Walk(*made, -(-places // steps), _way(vit, space))
-    confidence = searched("sufficient", steps if revisit else -(-places // walk.k), 1, walk)
+    grid = vit.layout(tokens).grid if space == "patches" else (images.shape[-2], images.shape[-1])
+    usual = SUMMED if summed else STEPS[space]
+    left = sizes(grid[0] * grid[1], budget_of("sufficient", 2 * usual if budget is None else budget, 2) // 2, summed)
+    walk = _Walk(vit, images, tokens, target, grid, left, _way(vit, space), summed)
+    confidence = searched("sufficient", len(left), 1, walk)
     done = confidence.shape[1]
     enough = confidence >= threshold
     reached = enough.any(1)
     last = torch.where(enough, torch.arange(done, device=images.device), -1).amax(1)
     last = torch.where(reached, last, confidence.argmax(1))
     step = torch.where(walk.step < done, walk.step, done)
-    subset = walk.chosen if isinstance(walk, _Revisit) else step >= last[:, None]
-    left = torch.tensor([walk.left(i) for i in range(done)], device=images.device)
+    subset = step >= last[:, None]
     sure = confidence.gather(1, last[:, None])[:, 0]
     if minimal and space == "patches":
         sure = _prune(walk, subset, sure, torch.where(reached, threshold, sure), float("inf") if budget is None else budget)
-    grid = (rows, columns)
-    return Sufficient(target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, left)
+    there = torch.tensor(left[:done], device=images.device)
+    return Sufficient(target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, there)
+
+
+def sizes(places: int, steps: int, summed: bool) -> list[int]:
+    """How many places are left before each step: as many fewer every time, or (summed) by as large a factor."""
+    if summed:
+        return sorted({max(1, round(places * LAST ** (i / steps))) for i in range(steps)}, reverse=True)
+    k = -(-places // min(steps, places))
+    return list(range(places, 0, -k))
 
 
 def _way(vit: ViT, space: str) -> str:
@@ -139,22 +143,25 @@ def _way(vit: ViT, space: str) -> str:
 
 
 class _Walk:
-    """One step after the other: p_c with what is left, then the k places with the largest g are hidden."""
+    """One step after the other: p_c with what is left, then the places with the largest g (or sum of them) are hidden."""
 
-    def __init__(self, vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, grid: tuple[int, int], k: int, how: str) -> None:
-        self.vit, self.images, self.tokens, self.target, self.grid, self.k, self.how = vit, images, tokens, target, grid, k, how
-        self.step = torch.full((len(images), grid[0] * grid[1]), torch.iinfo(torch.int64).max, device=images.device)
-
-    def left(self, i: int) -> int:
-        """Places that are there before step i."""
-        return self.step.shape[1] - self.k * i
+    def __init__(self, vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, grid: tuple[int, int], sizes: list[int], how: str,
+                 summed: bool) -> None:  # fmt: skip
+        self.vit, self.images, self.tokens, self.target, self.grid, self.how = vit, images, tokens, target, grid, how
+        self.sizes, self.summed = [*sizes, 0], summed
+        self.step = torch.full((len(images), sizes[0]), torch.iinfo(torch.int64).max, device=images.device)
+        self.sum = torch.zeros(self.step.shape, dtype=torch.promote_types(images.dtype, torch.float32), device=images.device)
 
     def __call__(self, part: slice) -> Float[Tensor, "b 1"]:
         seen = self.step >= part.start
         left = seen.nonzero()[:, 1].view(len(seen), -1)  # every image has as many left
         with torch.enable_grad():
             log_p, g = self.gradient(left, seen)
-        worst = g.argsort(dim=1, descending=True, stable=True)[:, : self.k]
+        if self.summed:
+            g = torch.nn.functional.normalize(g.to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
+            self.sum = self.sum.scatter_add(1, left, g)
+            g = self.sum.gather(1, left)
+        worst = g.argsort(dim=1, descending=True, stable=True)[:, : self.sizes[part.start] - self.sizes[part.stop]]
         self.step = self.step.scatter(1, left.gather(1, worst), part.start)
         return log_p.exp()[:, None]
 
@@ -164,46 +171,13 @@ class _Walk:
             run = forward(self.vit, self.vit.select(self.tokens, left), want=Want(attention=True, norm=True))
             log_p = quantity("log_prob", run.logits, self.target)
             return log_p.detach(), closing(run.trace(log_p))
-        log_p, g = self.pixels(seen)
-        if self.how == "fill":  # the mean over a patch's pixels ranks as their sum
-            g = torch.nn.functional.adaptive_avg_pool2d(g[:, None], self.grid)
-        return log_p, g.flatten(1).gather(1, left)
-
-    def pixels(self, seen: Bool[Tensor, "b p"]) -> tuple[Float[Tensor, " b"], Float[Tensor, "b hh ww"]]:
-        """log p_c of the picture with what is seen, and g of every pixel, those that are hidden too."""
         x = (self.images * to_pixels(seen.unflatten(1, self.grid), self.images)).requires_grad_()
         log_p = quantity("log_prob", self.vit(x), self.target)
         (d,) = torch.autograd.grad(log_p.sum(), x)
-        return log_p.detach(), -(self.images * d).sum(1)
-
-
-class _Revisit(_Walk):
-    """The n pixels of the smallest sum of g over all steps so far, n less from step to step; `chosen` is the subset so far."""
-
-    def __init__(self, vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, grid: tuple[int, int], steps: int,
-                 threshold: float) -> None:  # fmt: skip
-        super().__init__(vit, images, tokens, target, grid, 0, "pixels")
-        self.steps, self.threshold = steps, threshold
-        self.seen = torch.ones_like(self.step, dtype=torch.bool)
-        self.chosen, self.best = self.seen, torch.full_like(images[:, 0, 0, 0], -1.0)
-        self.sum = torch.zeros(self.step.shape, dtype=torch.promote_types(images.dtype, torch.float32), device=images.device)
-
-    def left(self, i: int) -> int:
-        return max(1, round(self.step.shape[1] * LAST ** (i / self.steps)))
-
-    def __call__(self, part: slice) -> Float[Tensor, "b 1"]:
-        with torch.enable_grad():
-            log_p, g = self.pixels(self.seen)
-        p = log_p.exp()
-        better = torch.where(self.best >= self.threshold, p >= self.threshold, p > self.best)  # the last that is sure, else the surest
-        self.chosen = torch.where(better[:, None], self.seen, self.chosen)
-        self.best = torch.where(better, p, self.best)
-        self.sum = self.sum + torch.nn.functional.normalize(g.flatten(1).to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
-        shown = self.sum.argsort(dim=1, stable=True)[:, : self.left(part.start + 1)]
-        after = torch.zeros_like(self.seen).scatter(1, shown, True)
-        self.step = torch.where(self.seen & ~after, part.start, torch.where(after, torch.iinfo(torch.int64).max, self.step))
-        self.seen = after
-        return p[:, None]
+        g = -(self.images * d).sum(1)
+        if self.how == "fill":  # the mean over a patch's pixels ranks as their sum
+            g = torch.nn.functional.adaptive_avg_pool2d(g[:, None], self.grid)
+        return log_p.detach(), g.flatten(1).gather(1, left)
 
 
 def closing(trace: Trace) -> Float[Tensor, "b n"]:
