@@ -87,11 +87,14 @@ def sufficient(loaded: Loaded, images: Tensor, budget: int) -> None:
     """Patches by removal, pixels by painting."""
     labels, unit = unit_of(loaded, images)
     print("| places | steps | cost | reached | share of the picture |\n| --- | --- | --- | --- | --- |")
-    for space, minimal in (("patches", False), ("patches", True), ("pixels", False)):
-        how: Any = {"space": space, "minimal": minimal}
+    ways: dict[str, Any] = {
+        "patches": {"minimal": False}, "patches, then pruned": {}, "patches, gradients added up": {"minimal": False, "summed": True},
+        "patches, gradients added up, then pruned": {"summed": True}, "pixels, gradients added up": {"space": "pixels", "summed": True},
+        "pixels": {"space": "pixels"},
+    }  # fmt: skip
+    for name, how in ways.items():
         spent, found = seconds(lambda how=how: subsets(loaded.model, images, labels, **how))
         share = 100 * found.size[found.reached].float() / found.subset[0].numel()
-        name = "patches, then pruned" if minimal else space
         print(f"| {name} | {found.confidence.shape[1]} | {spent / len(images) / unit:.0f} | {int(found.reached.sum())} of {len(images)} "
               f"| {share.mean():.1f} % |", flush=True)  # fmt: skip
 

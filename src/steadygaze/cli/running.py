@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from steadygaze.errors import RowsNotWritten
+from steadygaze.methods.perturbation_runs import manner
 from steadygaze.runs.loop import World, world
 from steadygaze.runs.rows import Rows
 
@@ -47,21 +48,24 @@ def wide(console: Console) -> Console:
 
 @contextmanager
 def progress(total: int, place: World, notes: Console, verb: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left; plain lines now and then where nobody watches a terminal."""
+    """A bar with the time left, and how far a search is; plain lines now and then where nobody watches a terminal."""
     if place.rank:
         yield lambda finished, computed: None
         return
     if not sys.stderr.isatty():
-        yield _plain(total, notes, unit)
+        plain = _Plain(total, notes, unit)
+        with manner(plain.searching):
+            yield plain
         return
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
-               TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
+    columns = (TextColumn(verb), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
+               TimeRemainingColumn(elapsed_when_finished=False), TextColumn("{task.description}"))  # fmt: skip
     with Progress(*columns, console=notes, transient=True, speed_estimate_period=300) as progress:
         task = progress.add_task("", total=total)
         skipped, working = 0, False
 
         def told(finished: int, computed: int) -> None:
             nonlocal skipped, working
+            progress.update(task, description="")
             working = working or bool(computed)
             if working:
                 progress.advance(task, finished)
@@ -69,25 +73,39 @@ def progress(total: int, place: World, notes: Console, verb: str, unit: str) -> 
                 skipped += finished
                 progress.reset(task, total=total, completed=skipped)
 
-        yield told
+        def searching(name: str, done: int, total: int) -> None:
+            progress.update(task, description=f"{name} {done}/{total}" if done < total else "")
+
+        with manner(searching):
+            yield told
 
 
-def _plain(total: int, notes: Console, unit: str) -> Callable[[int, int], None]:
-    began = said = time.monotonic()
-    finished = computed = 0
+class _Plain:
+    """Lines of progress, one in `EVERY` seconds at most."""
 
-    def told(more: int, now: int) -> None:
-        nonlocal finished, computed, said
-        finished, computed = finished + more, computed + now
+    def __init__(self, total: int, notes: Console, unit: str) -> None:
+        self.total, self.notes, self.unit = total, notes, unit
+        self.began = self.said = time.monotonic()
+        self.finished = self.computed = 0
+
+    def __call__(self, finished: int, computed: int) -> None:
+        self.finished, self.computed = self.finished + finished, self.computed + computed
+        if self.finished >= self.total or self.due():
+            spent = self.said - self.began
+            left = (self.total - self.finished) * spent / self.computed if self.computed else 0.0
+            before = f" ({self.finished - self.computed} from before)" if self.finished > self.computed else ""
+            say(self.notes, f"{self.finished}/{self.total} {self.unit}{before}, {duration(left)} left")
+
+    def searching(self, name: str, done: int, total: int) -> None:
+        if self.due():
+            say(self.notes, f"{self.finished}/{self.total} {self.unit}; {name}: {done} of {total} runs")
+
+    def due(self) -> bool:
         clock = time.monotonic()
-        if finished < total and clock - said < EVERY:
-            return
-        said = clock
-        left = (total - finished) * (clock - began) / computed if computed else 0.0
-        before = f" ({finished - computed} from before)" if finished > computed else ""
-        say(notes, f"{finished}/{total} {unit}{before}, {duration(left)} left")
-
-    return told
+        if clock - self.said < EVERY:
+            return False
+        self.said = clock
+        return True
 
 
 def duration(seconds: float) -> str:

@@ -50,6 +50,11 @@ def manner(told: Callable[[str, int, int], None] | None = None, *, partial: bool
         _MANNER.reset(token)
 
 
+def listener() -> Callable[[str, int, int], None]:
+    """Whom searches tell how far they are at the moment; nobody, if nobody asked."""
+    return _MANNER.get().told or (lambda name, done, total: None)
+
+
 class _Bar:
     """A bar on the terminal, from two seconds on."""
 

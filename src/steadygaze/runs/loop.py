@@ -23,7 +23,7 @@ from steadygaze.errors import BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.methods.perturbation_runs import manner
+from steadygaze.methods.perturbation_runs import listener, manner
 from steadygaze.registry import Method
 from steadygaze.runs.plan import Plan
 from steadygaze.runs.rows import Row
@@ -209,7 +209,7 @@ def maps_of(
 ) -> list[tuple[Tensor, list[int]]]:
     """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not
     spoil others."""
-    with warnings.catch_warnings(), manner(lambda *_: None, partial=False):  # a stopped search must not become a row
+    with warnings.catch_warnings(), manner(listener(), partial=False):  # a stopped search must not become a row
         warnings.simplefilter("ignore", DegenerateMap)  # counted, and told at the end
         try:
             many = explain(model, images, target=target, method=list[str | Method](methods), score=score)
