@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 import steadygaze as sg
 from steadygaze.train import files, loop
-from steadygaze.train.data import Pictures, Turns, drawn_from
+from steadygaze.train.batches import Turns
+from steadygaze.train.data import Pictures, drawn_from
 from steadygaze.train.files import TrainingStopped
 from steadygaze.train.reading import make_recipe, read_recipe, shipped
 

@@ -33,7 +33,7 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
     main = os.environ.get("RANK", "0") == "0"
     asked = read_recipe(recipe, changes_of(settings) | {"command": command})
     try:
-        with _progress(notes, main) as told, _told_modules(notes, main):
+        with _progress(notes, main) as told, _told(notes, main):
             got = train(asked, out, told=told, device=device)
     except TrainingStopped as error:
         say(notes, f"error: {error}", "red")
@@ -72,9 +72,9 @@ def changes_of(settings: list[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _told_modules(notes: Console, main: bool) -> Iterator[None]:
-    """Say what `modules.insert` logs: which blocks, how many parameters and operations more."""
-    log, handler = logging.getLogger("steadygaze.modules"), logging.Handler()
+def _told(notes: Console, main: bool) -> Iterator[None]:
+    """Say what is logged: which blocks `modules.insert` changes, and by how many parameters; how far the masks are that are found."""
+    log, handler = logging.getLogger("steadygaze"), logging.Handler()
     before, handler.emit = log.level, lambda record: say(notes, record.getMessage())  # type: ignore[method-assign]
     if main:
         log.addHandler(handler)

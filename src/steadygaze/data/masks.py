@@ -150,11 +150,11 @@ def plain(mask: Image.Image, item: Item) -> Pixels:
     return pixels
 
 
-def read_mask(item: Item, decode: Decode, size: tuple[int, int]) -> Image.Image:
-    """The mask of a picture of `size` (width, height), as 255, 128 and 0."""
+def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -> Image.Image:
+    """The mask of a picture, as 255, 128 and 0; size: the picture's width and height, which the mask must have."""
     assert item.mask is not None
     opened = _open(item.mask)
-    if opened.size != size:
+    if size is not None and opened.size != size:
         raise BadImage(
             f"{item.mask}: the mask is {opened.width}x{opened.height}, its picture {item.path.name} is "
             f"{size[0]}x{size[1]}. "

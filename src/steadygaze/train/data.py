@@ -1,4 +1,4 @@
-"""Pictures for training: found, read, augmented (timm's RandAugment, random erasing, mixup and cutmix), with masks that move along.
+"""Pictures for training: found, read, augmented (timm's RandAugment, random erasing), with masks that move along.
 
 Whatever is drawn at random is drawn from (seed, epoch, picture) or (seed, step): not from a state that a killed run would lose, nor
 from how many processes or workers there are.
@@ -6,14 +6,16 @@ from how many processes or workers there are.
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ from steadygaze.data.masks import OBJECT, Decode, Labelled, find, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.train.recipes import Augment, Data
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 MASK = 0xFFFFFFFF
 TRIES = 10  # crops that are drawn until the object is in one
 
@@ -95,6 +99,28 @@ def find_pictures(data: Data, part: str, classes: Classes, masks: str | None) ->
     if not items:
         raise BadInput(f"data.{part}: no picture of {folder} is left by what the recipe asks for")
     return replace(found, items=items)
+
+
+def check_masks(found: Labelled) -> None:
+    """Every mask is there, decodes and shows an object: said before the first step, not in the middle of a run."""
+    for item in told(found.items, "masks looked at"):
+        if found.decode is not None and item.mask is not None:
+            _check_object(read_mask(item, found.decode), item)
+
+
+def _check_object(mask: Image.Image, item: Item) -> None:
+    if OBJECT not in mask.getextrema():
+        raise BadImage(f"{item.mask}: the mask of {item.name} is background everywhere: nothing to look at. Leave the picture out.")
+
+
+def told(things: Sequence[T], what: str, every: float = 5.0) -> Iterator[T]:
+    """The things, one by one; where they take long, the log says how far it is."""
+    last = time.monotonic()
+    for number, thing in enumerate(things):
+        if time.monotonic() - last > every:
+            last = time.monotonic()
+            log.info("%s: %d of %d", what, number, len(things))
+        yield thing
 
 
 def _span(given: Sequence[int], key: str) -> tuple[int, int]:
@@ -245,72 +271,9 @@ def read_pair(item: Item, decode: Decode | None, made: dict[str, Tensor] | None 
     if decode is None or item.mask is None:
         return picture, None
     mask = read_mask(item, decode, picture.size)
-    if OBJECT not in mask.getextrema():
-        raise BadImage(f"{item.mask}: the mask of {item.name} is background everywhere: nothing to look at. Leave the picture out.")
+    _check_object(mask, item)
     return picture, mask
 
 
 def codes(mask: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(mask, dtype=np.uint8))
-
-
-# -- batches --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Which pictures each process takes at each step. A step's pictures do not depend on how many processes share them."""
-
-    count: int
-    batch: int
-    accumulate: int
-    seed: int
-    rank: int = 0
-    world: int = 1
-
-    def __post_init__(self) -> None:
-        if self.size % (self.accumulate * self.world):
-            raise BadInput(
-                f"a step of {self.size} pictures cannot be shared by {self.world} process(es) in {self.accumulate} piece(s): "
-                "give a multiple, batch or accumulate"
-            )
-
-    @property
-    def size(self) -> int:
-        """Pictures of one step: fewer than `batch` only where there are not so many."""
-        return min(self.batch, self.count)
-
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch; a rest that does not fill a batch is left for another epoch's order."""
-        return self.count // self.size
-
-    def pieces(self, step: int) -> list[list[tuple[int, int]]]:
-        """The (epoch, place) keys of this process at a step, one list for each accumulated piece."""
-        epoch, place = divmod(step, self.steps)
-        order = self._order(epoch)[place * self.size : (place + 1) * self.size]
-        one = self.size // (self.accumulate * self.world)
-        starts = [(piece * self.world + self.rank) * one for piece in range(self.accumulate)]
-        return [[(epoch, int(i)) for i in order[start : start + one]] for start in starts]
-
-    def _order(self, epoch: int) -> np.ndarray:
-        known: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})
-        if epoch not in known:
-            known.clear()
-            known[epoch] = np.random.default_rng(seed_from(self.seed, 0, epoch)).permutation(self.count)
-        return known[epoch]
-
-    def upcoming(self, step: int, stop: int) -> Iterator[list[tuple[int, int]]]:
-        """The keys of every piece from a step on, for a loader."""
-        for number in range(step, stop):
-            yield from self.pieces(number)
-
-
-def mixer(augment: Augment, classes: int, smoothing: float) -> Any:
-    """timm's mixup and cutmix; None where neither is asked for."""
-    if not (augment.mixup or augment.cutmix):
-        return None
-    from timm.data import Mixup
-
-    return Mixup(mixup_alpha=augment.mixup, cutmix_alpha=augment.cutmix, prob=augment.mix_probability, switch_prob=augment.switch,
-                 label_smoothing=smoothing, num_classes=classes)  # fmt: skip

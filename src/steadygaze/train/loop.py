@@ -8,10 +8,11 @@ share them, nor on how many pieces they are accumulated from.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.utils.data import DataLoader
 from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.heatmap import versions
 from steadygaze.train import files
+from steadygaze.train.batches import Turns, mixer
 from steadygaze.train.build import Built, build
-from steadygaze.train.data import Pictures, Turns, drawn_from, find_pictures, mixer
+from steadygaze.train.data import Pictures, check_masks, drawn_from, find_pictures
 from steadygaze.train.files import STATE, Log, TrainingStopped
 from steadygaze.train.learner import Learner
 from steadygaze.train.reading import read_recipe
@@ -134,16 +136,31 @@ class Run:
         found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
         pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
         if needs and made:
-            from steadygaze.train.masks import tokencut_masks
-
-            pictures.made = tokencut_masks(self.built.model, pictures)
+            pictures.made = self._cut(pictures)
         elif needs and train and found.decode is None:
             raise BadInput(f"data.masks: expected masks for {', '.join(recipe.losses.need_masks)}, found none in {masks}")
         elif needs and found.without:
             self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
         elif not needs:
             pictures.decode = None  # index.csv may list masks that nobody asked for
+        if needs and not made:
+            check_masks(found)
         return pictures
+
+    def _cut(self, pictures: Pictures) -> dict[str, Tensor]:
+        """Masks by TokenCut, from the keys of the model that the recipe names, or of this one as it begins."""
+        from steadygaze.train.masks import tokencut_masks
+
+        data, model, shape = self.recipe.data, self.built.model, pictures.shape
+        if data.cut_by:
+            other = load_model(data.cut_by, data.cut_checkpoint, device=self.accelerator.device)
+            model, shape = other.model, replace(shape, size=other.size, mean=other.mean, std=other.std)
+        found = tokencut_masks(model, pictures.items, shape, refined=data.cut_edges == "bilateral", centred=data.cut_centred)
+        covered = statistics.median(float(mask.bool().double().mean()) for mask in found.values())
+        if covered < 0.05:
+            advice = "Take data.cut_by, another model." if data.cut_centred else "Try data.cut_centred = true."
+            self.notes.append(f"TokenCut's masks cover {100 * covered:.1f} % of a picture (median): they may miss the object. {advice}")
+        return found
 
     # -- the run ------------------------------------------------------------------------------------------------------
 

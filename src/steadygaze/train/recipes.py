@@ -36,6 +36,10 @@ class Data:
     test: str | None = None
     masks: str | None = None  # a folder as for `verify`; "tokencut": found without labels by the model itself
     test_masks: str | None = None
+    cut_by: str | None = None  # the model whose keys TokenCut takes, and its weights; None: the one that is trained, as it begins
+    cut_checkpoint: str | None = None
+    cut_centred: bool = False  # without each picture's mean key: needed for models that were trained with labels
+    cut_edges: Literal["patches", "bilateral"] = "patches"  # bilateral: drawn to the picture's edges by the authors' solver
     only: list[str] | None = None  # these classes: indices, synsets or names
     test_only: list[str] | None = None
     classes: list[int] | None = None  # of the classes that are there, in order, those from the first number up to, not with, the second
@@ -257,6 +261,8 @@ def _check_masked(recipe: Recipe) -> None:
     who, augment = ", ".join(recipe.losses.need_masks), recipe.augment
     if recipe.data.masks is None and recipe.data.train:  # a shipped recipe leaves both to the user
         raise BadInput(f"losses.{who}: expected masks. Give data.masks, a folder or 'tokencut'.")
+    if recipe.data.cut_checkpoint and not recipe.data.cut_by:
+        raise BadInput("data.cut_checkpoint: expected data.cut_by, too: the name of the model that these weights belong to")
     moved = [name for name in ("mixup", "cutmix", "erase") if getattr(augment, name)]
     moved += ["rand_augment"] if augment.rand_augment else []
     if moved:
