@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
+from steadygaze.train.reading import make_recipe
 
 STATE = "state.pt"
 
@@ -29,7 +30,10 @@ def write_beside(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make the file beside `path`, then rename it: a kill, or a full disk, leaves the file that was there."""
     beside = path.with_name(f"{path.name}.part")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # safetensors makes files that only their owner can read
         write(beside)
+        beside.chmod(mode)
         with beside.open("rb+") as opened:
             os.fsync(opened.fileno())
         beside.replace(path)
@@ -86,12 +90,20 @@ def begin(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -
         write_text(path, json.dumps({"settings": settings, "about": about}, indent=2, ensure_ascii=False) + "\n")
         return
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = _completed(json.loads(path.read_text(encoding="utf-8"))["settings"])
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{path} cannot be read ({error}): choose another --out") from error
     changed = differences(before, now)
     if changed:
         raise BadInput(f"{folder} holds a run of another recipe: {'; '.join(changed[:6])}. Give the same one to go on, or another --out.")
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that an older version wrote, with the defaults of keys that it did not have."""
+    try:
+        return json.loads(json.dumps(make_recipe(settings).settings))
+    except SteadygazeError:  # it had keys or values that this version has not: what differs is told as it stands there
+        return settings
 
 
 def differences(before: Any, now: Any, where: str = "") -> list[str]:

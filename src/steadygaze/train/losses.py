@@ -53,7 +53,7 @@ def sides(masks: Tensor, images: Tensor, *, reverse: str = "complement") -> tupl
         measured = (masks != BORDER).to(images.dtype)
     else:
         s = masks.to(images.dtype)
-        if float(s.min()) < 0 or float(s.max()) > 1:
+        if not (float(s.min()) >= 0 and float(s.max()) <= 1):  # a mask with a NaN is neither
             raise BadInput(f"masks: expected shares of the object in 0..1, got {float(s.min()):.3g}..{float(s.max()):.3g}")
     empty = (s.flatten(1).sum(1) == 0).nonzero()[:, 0].tolist()
     if empty:
