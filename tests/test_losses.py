@@ -173,7 +173,7 @@ def test_bad_masks_are_refused():
         losses.gradmask(model, images, masks[:, :8, :8], labels)
     with pytest.raises(sg.BadInput, match="got \\[7\\]"):
         losses.rrr(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
-    with pytest.raises(sg.BadInput, match="shares of the object in 0..1, got nan"):
+    with pytest.raises(sg.BadInput, match=r"shares of the object in 0..1, got nan"):
         losses.relevance(model, images, torch.full(masks.shape, float("nan")), labels)
     with pytest.raises(sg.MethodUnavailable, match="cannot be trained"):
         losses.relevance(model, images, masks, labels, method="integrated_gradients")

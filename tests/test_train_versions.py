@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from PIL import Image
+from test_train import data, recipe, same, weights  # noqa: F401
 
 import steadygaze as sg
 from steadygaze.train.painting import mended
-from test_train import data, recipe, same, weights  # noqa: F401
 
 
 def test_rand_augment_trains_at_full_strength(data, tmp_path):  # noqa: F811

@@ -1,4 +1,4 @@
-"""timm's RandAugment on every Pillow: from some version on, Pillow refuses to keep no bit of a colour, which timm asks of it at full strength."""
+"""timm's RandAugment on every Pillow: today's refuses to keep no bit of a colour, which timm asks of it at full strength."""
 
 from __future__ import annotations
 
