@@ -1,6 +1,8 @@
 """The command line, run in this process."""
 
 import json
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import steadygaze.cli as cli
 import steadygaze.cli.explain as command
 from steadygaze.cli import app, split_methods
 from steadygaze.errors import BadInput, BrokenMap
@@ -146,6 +149,17 @@ def test_debug_lets_the_error_through(tmp_path):
     words = ["explain", str(tmp_path), "--model", "embedded", "--debug"]
     with pytest.raises(BadInput, match="found none"):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_warnings_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # comes back as it was
+
+    def warned(prog_name):
+        sys.stderr.write(warnings.formatwarning("the mask diverged", UserWarning, __file__, 7, "code()"))
+
+    monkeypatch.setattr(cli, "app", warned)
+    cli.main()
+    assert capsys.readouterr().err == "warning: the mask diverged\n"
 
 
 def test_model_is_required():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -356,5 +357,6 @@ def split_methods(texts: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Entry of the console script."""
+    """Entry of the console script. Warnings are lines for the user there, without the place in the code."""
+    warnings.formatwarning = lambda message, *where, **more: f"warning: {message}\n"
     app(prog_name="steadygaze")
