@@ -84,20 +84,20 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, g_out: Tensor, g_similar: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, *kept = ctx.saved_tensors
         weight = g_similar / (len(kept[0]) * q.shape[0] * q.shape[2])
-        g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
+        g_q, g_k, g_v = (x.new_empty(x.shape[1], x.shape[0], *x.shape[2:]) for x in (q, k, v))  # a head's lie side by side: no copies
         for b in _spans(q, k):
             room = _room(ctx.room, q, k)
             heads = _weights(q, k, mask, ctx.scale, b, room)
             some = (x[:, b] for x in kept)
             slopes = [_slope(m, each, weight, ctx.level, ctx.form) for m, *each in zip(_joined(heads, ctx.form), *some, strict=True)]
             for h, a in enumerate(heads):
-                g_v[b, h] = a.transpose(1, 2) @ g_out[b, h]
+                torch.bmm(a.transpose(1, 2), g_out[b, h], out=g_v[h, b])
                 g = room[-1, : len(a)]
                 torch.baddbmm(slopes[h % len(slopes)].to(a.dtype), g_out[b, h], v[b, h].transpose(1, 2), out=g)
                 torch.ops.aten._softmax_backward_data.out(g, a, -1, a.dtype, grad_input=g)
-                g_q[b, h] = _product(g, k[b, h], ctx.scale)
-                g_k[b, h] = _product(g.transpose(1, 2), q[b, h], ctx.scale)
-        return g_q, g_k, g_v, None, None, None, None, None
+                _product(g, k[b, h], ctx.scale, out=g_q[h, b])
+                _product(g.transpose(1, 2), q[b, h], ctx.scale, out=g_k[h, b])
+        return g_q.transpose(0, 1), g_k.transpose(0, 1), g_v.transpose(0, 1), None, None, None, None, None
 
 
 def _spans(q: Tensor, k: Tensor) -> list[slice]:
@@ -106,8 +106,8 @@ def _spans(q: Tensor, k: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(q), size)]
 
 
-def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
+def _product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
+    torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
 def _room(kept: dict[Any, Tensor], q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"]:
@@ -153,11 +153,11 @@ def _cut_(m: Tensor, level: float, form: str) -> Tensor:
 
 def _similar(m: Float[Tensor, "b n n"], level: float, form: str) -> tuple[Tensor, ...]:
     """û · mean_i û_i of every map; and for the backward pass û, |m̂|, mean_i û_i and 1/|M̂_i|."""
-    middle = _cut_(m.mean(1), level, form) if form == "code" else None
+    whole = _cut_(m.mean(1), level, form) if form == "code" else None
     seen = _cut_(m, level, form)
-    middle = seen.mean(1) if middle is None else middle
     inverse = torch.linalg.vector_norm(seen, dim=-1).clamp_min_(EPS).reciprocal_()
-    mean = torch.bmm(inverse.unsqueeze(1), seen)[:, 0] / m.shape[1]
+    plain, mean = torch.bmm(torch.stack([torch.ones_like(inverse), inverse], 1).div_(m.shape[1]), seen).unbind(1)
+    middle = plain if whole is None else whole
     length = torch.linalg.vector_norm(middle, dim=-1, keepdim=True).clamp_min_(EPS)
     unit = middle / length
     return (unit * mean).sum(-1), unit, length, mean, inverse
