@@ -1,8 +1,10 @@
-"""What CB, TAP and ADL do to a small ViT trained from scratch: python -m benchmarks.scratch FOLDER (docs/evidence/training.md)
+"""What CB, TAP and ADL do to a small ViT trained from scratch: python -m benchmarks.scratch rows | table (docs/evidence/training.md)
 
-FOLDER holds one run of `steadygaze stress` for each model, named VARIANT-SEED (baseline-0, tap-adl-2, ...): all on the same pictures. The
-first line of the table is the baseline, the others are what changed, with 95 % intervals: pictures and seeds are drawn anew, and a
-picture is compared with itself.
+    rows FOLDER --out FILE.csv.gz     from runs of `steadygaze stress`, one folder for each model, named VARIANT-SEED (baseline-0, ...)
+    table FILE.csv.gz                 prints the table from the rows alone
+
+A row: one picture of one model, and its measures; where a measure has several settings (75 corruptions), their mean. The table's first line
+is the baseline, the others are what changed, with 95 % intervals: pictures and seeds are drawn anew, and a picture is compared with itself.
 """
 
 import argparse
@@ -36,27 +38,45 @@ def by_picture(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
     return 1 - found if metric == "error" else found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    runs: dict[str, dict[int, pd.DataFrame]] = {}
-    for run in sorted(p for p in folder.iterdir() if p.is_dir()):
-        name, _, seed = run.name.rpartition("-")
-        runs.setdefault(name, {})[int(seed)] = sg.Rows.read(run).to_pandas()
+def gather(options: argparse.Namespace) -> None:
+    models = []
+    for run in sorted(p for p in Path(options.folder).iterdir() if p.is_dir()):
+        variant, _, seed = run.name.rpartition("-")
+        rows = sg.Rows.read(run).to_pandas()
+        measures = {title: by_picture(rows, settings, metric) for title, settings, metric, _ in MEASURES}
+        models.append(pd.DataFrame(measures).rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
+    pd.concat(models).round(5).to_csv(options.out, index=False)
+    print(f"{len(models)} models -> {options.out}")
+
+
+def table(options: argparse.Namespace) -> None:
+    rows = pd.read_csv(options.rows).set_index(["variant", "seed", "picture"]).sort_index()
     print("| model | seeds | " + " | ".join(title for title, *_ in MEASURES) + " |\n| --- | ---: |" + " ---: |" * len(MEASURES))
-    for name in [n for n in VARIANTS if n in runs]:
-        seeds = sorted(runs[name].keys() & runs["baseline"].keys())
+    base = rows.loc["baseline"]
+    for name in [n for n in VARIANTS if n in rows.index.levels[0]]:
+        own = rows.loc[name]
+        seeds = sorted(set(own.index.levels[0]) & set(base.index.levels[0]))
         cells = []
-        for _, settings, metric, factor in MEASURES:
-            own = [by_picture(runs[name][s], settings, metric) * factor for s in seeds]
-            base = [by_picture(runs["baseline"][s], settings, metric) * factor for s in seeds]
-            each = np.stack([a if name == "baseline" else a - b.reindex(a.index) for a, b in zip(own, base, strict=True)])
-            digits = 1 if factor == 100 else 3
-            mean, low, high = spread(each)
-            sign = "" if name == "baseline" else "+"
+        for title, _, _, factor in MEASURES:
+            changes = [own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]
+            mean, low, high = spread(factor * np.stack(changes))
+            digits, sign = (1 if factor == 100 else 3), "" if name == "baseline" else "+"
             cells.append(f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
         print(f"| {VARIANTS[name]} | {len(seeds)} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    todo = parser.add_subparsers(required=True)
+    keep = todo.add_parser("rows")
+    keep.add_argument("folder")
+    keep.add_argument("--out", required=True)
+    keep.set_defaults(go=gather)
+    show = todo.add_parser("table")
+    show.add_argument("rows")
+    show.set_defaults(go=table)
+    options = parser.parse_args()
+    options.go(options)
 
 
 if __name__ == "__main__":
