@@ -1,6 +1,7 @@
 """`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of training in one picture."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
+from steadygaze.cli.curves import picture
 from steadygaze.train.reading import make_recipe
 
 
@@ -46,6 +48,20 @@ def test_one_page_before_and_after(runs, tmp_path):
     assert same == rows
 
 
+def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
+    data, before, after = runs
+    asked = ("--corruptions", "fog", "--severities", "3", "--epsilons", "2/255", "--suite", "corruptions,attacks,occlusion")
+    call("card", before, after, "--data", data, "--out", tmp_path, "--show", "2", *asked)
+    page = (tmp_path / "card.html").read_text()
+    parts = {name: text for name, _, text in (piece.partition(">") for piece in page.split('<section id="')[1:])}
+    rows = [re.findall(r'<td[^>]*><span class="[^"]*">([^<]*)', row)[:2] for row in parts['robustness"'].split("<tr>")]
+    for wanted in (["clean", "top-1"], ["fog", "error"], ["fgsm/2", "top-1"], ["pgd/2", "top-1"], ["centre_square/0.5", "top-1"]):
+        assert wanted in rows, wanted  # changed for sure or not
+    assert not any(row and row[0] == "fog/3" for row in rows)
+    shown = re.findall(r'class="soft small code">(\w+)/', parts['maps"'])
+    assert set(shown) == {"bright", "dark"}, "of both classes, not the first ones by name"
+
+
 def test_a_model_alone_needs_data(runs, tmp_path):
     done = CliRunner().invoke(app, ["card", str(runs[1]), str(runs[2]), "--out", str(tmp_path)])
     assert done.exit_code == 2 and "expected --data FOLDER" in done.output
@@ -60,6 +76,12 @@ def test_curves_of_several_runs_in_one_picture(runs, tmp_path):
     assert (tmp_path / "loss.svg").read_text().count("<polyline") == 2
     done = CliRunner().invoke(app, ["curves", str(runs[0]), "--out", str(tmp_path / "x.svg")])
     assert done.exit_code == 2 and "no log.csv" in done.output
+
+
+def test_numbers_beside_an_axis_are_not_cut_off():
+    text = picture({"run": [{"epoch": "1", "lr": "0.001"}, {"epoch": "2", "lr": "0"}]}, [])
+    ticks = re.findall(r'class="tick"[^>]*text-anchor="end">([^<]+)', text)
+    assert ticks == ["0", "2.5e-4", "0.0005", "7.5e-4", "0.001"]
 
 
 def test_recipes_are_listed_and_shown():

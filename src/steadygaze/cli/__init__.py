@@ -64,7 +64,7 @@ def explain(
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="Methods, separated by commas; options as in attixg+plus:pairing=next. Default: gaze."),
+        typer.Option(help=f"Methods, separated by commas; options as in attixg+plus:pairing=next. Default: {DEFAULT}."),
     ] = None,
     target: Annotated[str, typer.Option(help="auto (the predicted class), a class number, or a class name.")] = "auto",
     top: Annotated[int, typer.Option(min=1, help="Explain each of the most probable classes, this many.")] = 1,
@@ -272,7 +272,7 @@ def card(
     corruptions: Annotated[list[str] | None, typer.Option(help="all15 (the default), all19, or names.")] = None,
     severities: Annotated[str | None, typer.Option(help="Of the corruptions. Default: 1,2,3,4,5.")] = None,
     epsilons: Annotated[str | None, typer.Option(help="Of the attacks. Default: 1/255,2/255,8/255.")] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="Whose faithfulness is measured. Default: gaze.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help=f"Whose faithfulness is measured. Default: {DEFAULT}.")] = None,
     metrics: Annotated[list[str] | None, typer.Option(help="As for verify. Default: the four removal scores.")] = None,
     masks: Annotated[Path | None, typer.Option(help="For metrics of localisation, as for verify.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many pictures, spread evenly over the classes.")] = None,

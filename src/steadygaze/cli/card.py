@@ -8,14 +8,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from steadygaze.cli.compare import short_list
-from steadygaze.cli.stress import label
 from steadygaze.cli.verify import progress, say, tell_masking, wide
 from steadygaze.report.card import write_card
+from steadygaze.report.changes import short_list
 from steadygaze.runs.card import Ask, Shift, faithfulness, measured
 from steadygaze.runs.loop import world
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
+from steadygaze.runs.stress_numbers import label
 from steadygaze.runs.table import label as faithful_label
 from steadygaze.runs.table import number
 

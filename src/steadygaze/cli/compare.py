@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from steadygaze.cli.running import say, wide
-from steadygaze.cli.stress import label
+from steadygaze.report.changes import short_list
 from steadygaze.report.compare import write_comparison
-from steadygaze.robustness.corruptions import CORRUPTIONS
-from steadygaze.runs.stress_compare import Change, Comparison, compare
+from steadygaze.runs.stress_compare import Comparison, compare
+from steadygaze.runs.stress_numbers import label
 
 CLASSES = 8  # that lost most, and that gained most
 STYLE = {"better": "green", "worse": "red"}
@@ -42,12 +42,6 @@ def _heading(found: Comparison, console: Console) -> None:
     seeds = f"; {len(found.before)} and {len(found.after)} seeds" if max(len(found.before), len(found.after)) > 1 else ""
     models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
     say(console, f"{models}; {one.pictures} pictures of {one.data}{seeds}", "bold")
-
-
-def short_list(changes: list[Change]) -> list[Change]:
-    """Without each severity, frame and value: what a person reads first; the rest is in the file."""
-    parts = tuple(f"{prefix}{name}/" for prefix in ("", "imagenet-c/") for name in CORRUPTIONS)
-    return [c for c in changes if not c.setting.startswith((*parts, "location/", "rotation/", "size/", "sequence/"))]
 
 
 def _changes(found: Comparison) -> Shown:

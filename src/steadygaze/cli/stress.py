@@ -14,6 +14,7 @@ from steadygaze.runs.loop import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_loop import Pace
+from steadygaze.runs.stress_numbers import label
 from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, stress_run
 
 
@@ -70,15 +71,6 @@ def print_card(card: Card, console: Console) -> None:
             number = card.scores[setting, metric]
             unit = " %" if metric.startswith("mean_error") or metric == "flips" else ""
             say(console, f"{setting} {label(metric)}: {number.text()}{unit} ({number.note})")
-
-
-def label(metric: str) -> str:
-    """A metric's name for people."""
-    known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
-    for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of "), ("knn", "k = ")):
-        if metric.startswith(word):
-            return text + metric.removeprefix(word).replace("_", ", ")
-    return known.get(metric, metric.replace("_", " "))
 
 
 def _table(title: str, *columns: str) -> Shown:

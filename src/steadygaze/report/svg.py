@@ -156,12 +156,21 @@ def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str
     return f'<svg class="bar" viewBox="0 0 96 10" aria-hidden="true">{line}<circle cx="{at[1]}" cy="5" r="2.6"/></svg>'
 
 
+def _number(value: float) -> str:
+    """A number beside an axis, in no more letters than there is room for: 7.5e-4 rather than 0.00075."""
+    text = f"{value:g}"
+    if len(text) <= (LEFT - 7) // LETTER:
+        return text
+    digits, _, power = f"{value:.3e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
 def _axes(frame: Frame, x_label: str, y_label: str, whole: bool) -> str:
     parts = []
     for value in ticks(*frame.y):
         y = frame.py(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text("tick", LEFT - 7, y + 3.5, f"{value:g}", "end"))
+        parts.append(_text("tick", LEFT - 7, y + 3.5, _number(value), "end"))
     across = ticks(*frame.x)
     if whole:
         low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])

@@ -77,3 +77,12 @@ def table_csv(records: Iterable[dict[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()} for record in found)
     return out.getvalue()
+
+
+def label(metric: str) -> str:
+    """A metric's name for people."""
+    known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
+    for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of "), ("knn", "k = ")):
+        if metric.startswith(word):
+            return text + metric.removeprefix(word).replace("_", ", ")
+    return known.get(metric, metric.replace("_", " "))
