@@ -1,6 +1,7 @@
 """`steadygaze diffmask train`, and `--diffmask FILE` in explain, verify and report: progress, exact resume, divergence, warm start."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,29 @@ def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
     assert read_file(cut)[1]["steps"] == 10, "more steps can be asked for"
     with pytest.raises(sg.BadInput, match=r"holds a mask of another training: margin was 0\.1, is now 0\.3"):
         run(data, cut, loaded, steps=12, chosen={"margin": 0.3})
+
+
+def test_resume_is_exact_after_ctrl_c_in_the_middle_of_a_step(data, tmp_path, loaded, monkeypatch) -> None:
+    """By then numbers are drawn and gates have not moved: the step is done before anything is written."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(data, whole, loaded, steps=9, save_every=4).go()
+    real = Trainer._measure
+
+    def measure(self, images, layer):
+        found = real(self, images, layer)
+        if self.steps == 5:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Trainer, "_measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        run(data, cut, loaded, steps=9, save_every=4).go()
+    monkeypatch.setattr(Trainer, "_measure", real)
+    begun = run(data, cut, loaded, steps=9, save_every=4)
+    assert begun.trainer.steps == 6 and signal.getsignal(signal.SIGINT) is handler
+    begun.go()
+    same(whole, cut)
 
 
 def test_pictures_are_all_seen(data, tmp_path, loaded) -> None:

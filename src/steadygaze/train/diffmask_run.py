@@ -5,7 +5,10 @@ seed and s alone. Training that diverges, as the paper warns it may, is seen (`W
 """
 
 import hashlib
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,14 +185,15 @@ class Run:
             while self.trainer.steps < self.steps or self.wrong:
                 if self.wrong and not self._another(told, say):
                     break
-                report = self._step()
+                with unbroken():
+                    report = self._step()
+                    self.wrong = self.watch(report, self.trainer.steps)
                 told(1, 1)
-                self.wrong = self.watch(report, self.trainer.steps)
                 if self.trainer.steps % self.request.save_every == 0 and self.trainer.steps < self.steps and not self.wrong:
                     self.save()
                     say(f"step {self.trainer.steps}: {_words(report)}")
         except KeyboardInterrupt:
-            self.save()
+            self.save(self.wrong)
             raise
 
     def _step(self) -> Report:
@@ -207,6 +211,22 @@ class Run:
         self.trainer, self.watch, self.wrong = self._begun(settings)
         told(-done, 0)
         return True
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Ctrl-C waits until this is done: half of a step, with numbers drawn and nothing moved, could not be gone on from exactly."""
+    if threading.current_thread() is not threading.main_thread():  # interrupts go to the main thread
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _words(report: Report) -> str:
