@@ -41,14 +41,17 @@ def seed_from(*numbers: int) -> int:
 
 
 @contextmanager
-def drawn_from(*numbers: int) -> Iterator[None]:
-    """Everything random inside (python's, numpy's, torch's) follows from these numbers; outside, it goes on as if nothing had been."""
+def drawn_from(*numbers: int, devices: bool = True) -> Iterator[None]:
+    """Everything random inside (python's, numpy's, torch's) follows from these numbers; outside, it goes on as if nothing had been.
+
+    devices: GPUs, too; not for each picture, since torch notes the stack of every such seed until a GPU is used.
+    """
     before = random.getstate(), np.random.get_state()  # noqa: NPY002 - timm draws from the global one
     seed = seed_from(*numbers)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if devices and torch.cuda.is_initialized() else []):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
+        (torch.manual_seed if devices else torch.default_generator.manual_seed)(seed)
         try:
             yield
         finally:
@@ -177,7 +180,7 @@ class Pictures(Dataset):
         if epoch is None:
             image, seen = self.tested(picture, mask)
         else:
-            with drawn_from(self.seed, 1, epoch, place):
+            with drawn_from(self.seed, 1, epoch, place, devices=False):
                 image, seen = self.augmented(picture, mask)
         assert item.label is not None
         return image, item.label, torch.empty(0, dtype=torch.uint8) if seen is None else seen
