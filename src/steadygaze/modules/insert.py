@@ -191,7 +191,7 @@ def _say(model: nn.Module, depth: int, added: Cost) -> None:
         log.info("%s in %d of %d blocks", kind, len(found), depth)
     whole = sum(p.numel() for p in model.parameters())
     log.info(
-        "%+d parameters (%.2f %%), %+.4f GFLOP an image (%+.4f GMAC of convolutions)",
+        "%+d parameters (%.2f %%), %+.4g GFLOP an image (%+.4g GMAC of convolutions)",
         added.parameters, 100 * added.parameters / whole, added.operations / 1e9, added.multiply_adds / 1e9,
     )  # fmt: skip
 
