@@ -8,7 +8,7 @@ from PIL import Image
 from test_train import data, recipe, same, weights  # noqa: F401
 
 import steadygaze as sg
-from steadygaze.train.painting import mended
+from steadygaze.train.painting import rand_augment
 
 
 def test_rand_augment_trains_at_full_strength(data, tmp_path):  # noqa: F811
@@ -17,12 +17,7 @@ def test_rand_augment_trains_at_full_strength(data, tmp_path):  # noqa: F811
 
 
 def test_a_colour_without_bits_is_black():
-    from timm.data.auto_augment import rand_augment_transform
-    from torchvision.transforms import Compose
-
-    whole = Compose([rand_augment_transform("rand-m10-inc1", {})])
-    mended(whole)
-    (op,) = [op for op in whole.transforms[0].ops if op.name == "PosterizeIncreasing"]
+    (op,) = [op for op in rand_augment("rand-m10-inc1", (0.5, 0.5, 0.5), 32).ops if op.name == "PosterizeIncreasing"]
     picture = Image.new("RGB", (2, 2), (255, 130, 70))
     assert op.aug_fn(picture, 0).getpixel((1, 1)) == (0, 0, 0)
     assert op.aug_fn(picture, 1).getpixel((1, 1)) == (128, 128, 0)

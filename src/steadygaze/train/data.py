@@ -27,6 +27,7 @@ from steadygaze.data.folders import Classes, Item
 from steadygaze.data.images import SUFFIXES, read_image
 from steadygaze.data.masks import OBJECT, Decode, Labelled, find, read_mask
 from steadygaze.errors import BadImage, BadInput
+from steadygaze.train.painting import rand_augment
 from steadygaze.train.recipes import Augment, Data
 
 log = logging.getLogger(__name__)
@@ -194,20 +195,13 @@ class Pictures(Dataset):
     @cached_property
     def paint(self) -> Any:
         """What changes pixels: colour jitter, and timm's RandAugment (which moves them too: never with masks)."""
-        from timm.data.auto_augment import rand_augment_transform
         from torchvision.transforms import ColorJitter, Compose
 
         a, steps = self.augment, []
         if a.color_jitter:
             steps.append(ColorJitter(a.color_jitter, a.color_jitter, a.color_jitter))
         if a.rand_augment:
-            grey = tuple(min(255, round(255 * m)) for m in self.shape.mean)
-            side = min(self.shape.size)
-            try:
-                steps.append(rand_augment_transform(a.rand_augment, {"translate_const": int(side * 0.45), "img_mean": grey}))
-            except (AssertionError, ValueError, KeyError, IndexError) as error:
-                words = f"augment.rand_augment: expected timm's words, such as rand-m9-mstd0.5-inc1, got {a.rand_augment!r}"
-                raise BadInput(words) from error
+            steps.append(rand_augment(a.rand_augment, self.shape.mean, min(self.shape.size)))
         return Compose(steps)
 
     @cached_property

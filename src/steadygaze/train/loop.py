@@ -28,7 +28,6 @@ from steadygaze.train.build import Built, build
 from steadygaze.train.data import Pictures, check_masks, drawn_from, find_pictures
 from steadygaze.train.files import STATE, Log, TrainingStopped
 from steadygaze.train.learner import Learner
-from steadygaze.train.painting import mended
 from steadygaze.train.reading import read_recipe
 from steadygaze.train.recipes import Recipe
 from steadygaze.train.setup import accelerator, average, optimiser, schedule
@@ -136,7 +135,6 @@ class Run:
         needs, made = bool(recipe.losses.need_masks), masks == "tokencut"
         found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
         pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
-        mended(pictures.paint)
         if needs and made:
             pictures.made = self._cut(pictures)
         elif needs and train and found.decode is None:
