@@ -1,10 +1,12 @@
 """What CB, TAP and ADL do to a small ViT trained from scratch: python -m benchmarks.scratch rows | table (docs/evidence/training.md)
 
-    rows FOLDER --out FILE.csv.gz     from runs of `steadygaze stress`, one folder for each model, named VARIANT-SEED (baseline-0, ...)
-    table FILE.csv.gz                 prints the table from the rows alone
+    rows STRESS RUNS --out FILE.csv.gz     from runs of `steadygaze stress` and of `steadygaze train`, one folder for each model in both,
+                                           named VARIANT-SEED (baseline-0, ...)
+    table FILE.csv.gz                      prints the table from the rows alone
 
-A row: one picture of one model, and its measures; where a measure has several settings (75 corruptions), their mean. The table's first line
-is the baseline, the others are what changed, with 95 % intervals: pictures and seeds are drawn anew, and a picture is compared with itself.
+A row: one picture of one model, and its measures; where a measure has several settings (75 corruptions), their mean. The first is the
+model's accuracy on all test pictures at the end of its training. The table's first line is the baseline, the others are what changed, with
+95 % intervals: pictures and seeds are drawn anew, and a picture is compared with itself.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from benchmarks.measure import spread
 from steadygaze.robustness import CORRUPTIONS
 
 VARIANTS = {"baseline": "baseline", "cb": "CB", "cb-scaled": "CB_S", "tap": "TAP", "adl": "ADL", "tap-adl": "TAP and ADL"}
+TEST = "top-1 of all, %"
 MEASURES: list[tuple[str, str, str, float]] = [  # title, settings ("corrupted": every corruption), metric, factor
     ("clean top-1, %", "clean", "top1", 100.0),
     ("CIFAR-10-C error, %", "corrupted", "error", 100.0),
@@ -43,24 +46,25 @@ def gather(options: argparse.Namespace) -> None:
     for run in sorted(p for p in Path(options.folder).iterdir() if p.is_dir()):
         variant, _, seed = run.name.rpartition("-")
         rows = sg.Rows.read(run).to_pandas()
-        measures = {title: by_picture(rows, settings, metric) for title, settings, metric, _ in MEASURES}
-        models.append(pd.DataFrame(measures).rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
+        measures = pd.DataFrame({title: factor * by_picture(rows, settings, metric) for title, settings, metric, factor in MEASURES})
+        measures[TEST] = 100 * pd.read_csv(Path(options.runs) / run.name / "log.csv").test_top1.dropna().iloc[-1]
+        models.append(measures.rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
     pd.concat(models).round(5).to_csv(options.out, index=False)
     print(f"{len(models)} models -> {options.out}")
 
 
 def table(options: argparse.Namespace) -> None:
     rows = pd.read_csv(options.rows).set_index(["variant", "seed", "picture"]).sort_index()
-    print("| model | seeds | " + " | ".join(title for title, *_ in MEASURES) + " |\n| --- | ---: |" + " ---: |" * len(MEASURES))
+    titles = [TEST, *(title for title, *_ in MEASURES)]
+    print("| model | seeds | " + " | ".join(titles) + " |\n| --- | ---: |" + " ---: |" * len(titles))
     base = rows.loc["baseline"]
     for name in [n for n in VARIANTS if n in rows.index.levels[0]]:
         own = rows.loc[name]
-        seeds = sorted(set(own.index.levels[0]) & set(base.index.levels[0]))
+        seeds = sorted(set(own.index.get_level_values(0)) & set(base.index.get_level_values(0)))
         cells = []
-        for title, _, _, factor in MEASURES:
-            changes = [own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]
-            mean, low, high = spread(factor * np.stack(changes))
-            digits, sign = (1 if factor == 100 else 3), "" if name == "baseline" else "+"
+        for title in titles:
+            mean, low, high = spread(np.stack([own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]))
+            digits, sign = (1 if title.endswith("%") else 3), "" if name == "baseline" else "+"
             cells.append(f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
         print(f"| {VARIANTS[name]} | {len(seeds)} | " + " | ".join(cells) + " |")
 
@@ -70,6 +74,7 @@ def main() -> None:
     todo = parser.add_subparsers(required=True)
     keep = todo.add_parser("rows")
     keep.add_argument("folder")
+    keep.add_argument("runs")
     keep.add_argument("--out", required=True)
     keep.set_defaults(go=gather)
     show = todo.add_parser("table")
