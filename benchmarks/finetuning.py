@@ -61,7 +61,7 @@ SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "1 picture a breed": {"data.pictures": [0, 1], "epochs": 6 * EPOCHS},
     "4 breeds": {"data.classes": [0, 4], "epochs": 3 * EPOCHS},
 }
-OFTEN = 5  # so many of these with every seed, the others with the first
+OFTEN = 4  # so many of these with every seed, the others with the first
 KINDS = {
     "location": {"values": [(0.1, 0.1), (0.9, 0.3), (0.3, 0.9)]},
     "rotation": {"values": [81, 161, 241]},
