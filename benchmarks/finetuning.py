@@ -3,6 +3,7 @@
     run --checkpoint FILE --pets FOLDER --imagenet FOLDER --out DIR     trains and tests what is not in DIR yet
     table DIR                                                           prints the tables from the rows alone
     masks --checkpoint FILE --pets FOLDER                               how well TokenCut's masks agree with human ones
+    perturbation BEFORE AFTER...                                        two runs of `steadygaze verify` or more: what changed
 
 DeiT-Tiny is finetuned on 6 pictures of each of 12 breeds by the shipped recipe `relevance-deit-tiny-small`, 6 epochs, and tested on
 pictures of the same breeds that it was not trained on ("seen", 4 of each) and of 12 other breeds ("unseen", 8 of each): as they are, with
@@ -271,6 +272,24 @@ def masks(options: argparse.Namespace) -> None:
         print(f"| {keys} | {edges} | {mean:.1f} [{low:.1f}, {high:.1f}] |")
 
 
+# -- perturbation -----------------------------------------------------------------------------------------------------------
+
+
+def perturbation(options: argparse.Namespace) -> None:
+    """The means of the first run, and what changed in the others: picture by picture, 95 % intervals over pictures."""
+    runs = [sg.Rows.read(run).to_pandas().set_index(["method", "metric", "image"]).value.sort_index() for run in options.runs]
+    kinds = sorted({key[:2] for key in runs[0].index})
+    print("| run | " + " | ".join(f"`{method}`, {metric.replace('_', ' ')}" for method, metric in kinds) + " |")
+    print("| --- |" + " ---: |" * len(kinds))
+    for number, (run, found) in enumerate(zip(options.runs, runs, strict=True)):
+        cells = []
+        for kind in kinds:
+            change = found.loc[kind] - (runs[0].loc[kind] if number else 0)
+            mean, low, high = spread(change.to_numpy()[None])
+            cells.append(f"{mean:{'+' if number else ''}.1f} [{low:.1f}, {high:.1f}]")
+        print(f"| {Path(run).name} | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     todo = parser.add_subparsers(required=True)
@@ -288,6 +307,9 @@ def main() -> None:
     check.add_argument("--pets", required=True)
     check.add_argument("--count", type=int, default=120, help="pictures")
     check.set_defaults(go=masks)
+    beside = todo.add_parser("perturbation")
+    beside.add_argument("runs", nargs="+")
+    beside.set_defaults(go=perturbation)
     options = parser.parse_args()
     options.go(options)
 
