@@ -30,7 +30,7 @@ MEASURES: list[tuple[str, str, str, float]] = [  # title, settings ("corrupted":
     ("random patches dropped, right, %", "random_drop", "drop_right", 100.0),
     ("entropy, nats", "clean", "attention_entropy", 1.0),
     ("stability, cosine", "corrupted", "attention_stability", 1.0),
-    ("head diversity", "clean", "attention_diversity", 1.0),
+    ("cosine of two heads", "clean", "attention_diversity", 1.0),
 ]
 
 
