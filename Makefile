@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS ?= dev,hf
+EXTRAS ?= dev,hf,app
 JOBS ?= 2
 OUT ?= steadygaze-demo
 

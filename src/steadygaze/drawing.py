@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from steadygaze.errors import BadInput
@@ -100,6 +100,16 @@ def paint(
     below = (0.55 * below + 0.45 * grey) * 0.88
     alpha = (opacity * _smooth(strength / 0.75))[..., None]
     return _to_image((1 - alpha) * below + alpha * colours)
+
+
+def struck_out(picture: Image.Image, cells: Bool[np.ndarray, "rows columns"]) -> Image.Image:
+    """A picture with some cells of a grid struck out: paper, a breath of what was there, and fine slanting lines."""
+    seen = np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+    height, width, _ = seen.shape
+    y, x = np.mgrid[:height, :width]
+    gone = cells[y * cells.shape[0] // height, x * cells.shape[1] // width]
+    blank = np.where((x + y) % 8 < 1, 0.78, 0.94)[..., None]
+    return _to_image(np.where(gone[..., None], 0.9 * blank + 0.1 * seen, seen))
 
 
 def _smooth(x: np.ndarray) -> np.ndarray:

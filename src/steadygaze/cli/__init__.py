@@ -322,6 +322,28 @@ def demo(
     raise typer.Exit(run(out))
 
 
+@app.command("app")
+def serve(
+    model: Annotated[
+        str,
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+    ] = "embedded",
+    checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
+    diffmask: Annotated[
+        Path | None, typer.Option(help="Gates of `steadygaze diffmask train`, for the method diffmask.")
+    ] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    host: Annotated[str, typer.Option(help="Who may come: 127.0.0.1 is this machine alone, 0.0.0.0 everybody.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """A page to click in: explain a picture, test the explanation on it, take patches away (needs steadygaze[app])."""
+    from steadygaze.cli.app import run
+
+    raise typer.Exit(run(model, checkpoint, num_classes, diffmask, device, host, port, show))
+
+
 @app.command()
 def methods(json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
     """List the explanation methods."""
