@@ -51,7 +51,7 @@ def top(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """See what a vision transformer looks at."""
+    """See what a vision transformer looks at, test whether that explanation is true, and steady its gaze."""
 
 
 @app.command()
@@ -338,7 +338,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """A page to click in: explain a picture, test the explanation on it, take patches away (needs steadygaze[app])."""
+    """A page to click in: explain a picture, test the explanation on it, take patches away (needs the extra: app)."""
     from steadygaze.cli.app import run
 
     raise typer.Exit(run(model, checkpoint, num_classes, diffmask, device, host, port, show))
