@@ -98,7 +98,7 @@ def tell_masking(sections: Sequence[Section], console: Console) -> None:
 
 
 def _ranking(section: Section) -> Shown:
-    title = f"{section.model} on {section.data}, {len(section.images)} pictures; ± half of the 95 % interval"
+    title = f"{section.title}, {len(section.images)} pictures; ± half of the 95 % interval"
     shown = Shown(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("method", no_wrap=True)
     shown.add_column("score", no_wrap=True)

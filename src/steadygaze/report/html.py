@@ -96,7 +96,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
     base = section.line(baseline) if baseline else section.lines[0]
     drawn = [line for line in section.lines if not START.search(line[0])]
     ranks = {line: rank for rank, line in enumerate(drawn)}
-    run = next((run for run in rows.runs if _made(run, section)), rows.runs[0])
+    run = rows.runs[section.run]
     return {
         "section": section,
         "headings": [(metric, label(metric), better(metric)) for metric in section.shown],
@@ -110,12 +110,6 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
         "figures": [figure for figure in (_scatter(section, ranks), _start(section), _agreement(section, run)) if figure],
         "gallery": gallery(section, run) if pictures else None,
     }
-
-
-def _made(run: dict[str, Any], section: Section) -> bool:
-    settings = run["settings"]
-    facts = settings["model"], settings["weights"], settings.get("data", "")
-    return facts == (section.model, section.weights, section.data)
 
 
 def _called(line: Line, section: Section) -> str:

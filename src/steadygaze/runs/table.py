@@ -15,6 +15,7 @@ import numpy as np
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.faithfulness.metric import mean as plain_mean
+from steadygaze.runs.grouping import grouped, told_apart
 from steadygaze.runs.statistics import bootstrap, difference, interval
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Section:
     data: str
     repeats: int
     seed: int
+    run: int = 0  # the first of its runs
+    variant: str = ""  # what tells it from another section of the same model and data
     images: dict[str, int] = field(default_factory=dict)  # name -> place
     values: dict[tuple[str, Line], dict[int, float]] = field(default_factory=dict)
     details: dict[tuple[str, Line], dict[int, Any]] = field(default_factory=dict)
@@ -64,6 +67,11 @@ class Section:
             self.notes[row["metric"]] = row["note"]
         if row.get("flag"):
             self.flags.setdefault(line, set()).add(place)
+
+    @property
+    def title(self) -> str:
+        """The model and the data, and what else tells it from other sections."""
+        return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
 
     @cached_property
     def names(self) -> list[str]:
@@ -219,19 +227,23 @@ class Table:
 
     @classmethod
     def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0) -> Table:
-        sections: dict[tuple[str, str, str], Section] = {}
+        sections: dict[tuple[int, str, str], Section] = {}
+        groups = grouped(rows)
+        home = {number: group for group in groups for number in group}
         for number, row in rows.everything():
             if "unreadable" in row:
                 continue
-            settings = rows.runs[number]["settings"]
-            key = row["model"], row["weights"], settings.get("data", "")
+            first, model, weights = key = home[number][0], row["model"], row["weights"]
             if key not in sections:
-                sections[key] = Section(*key, repeats, seed, ratios=list(settings.get("ratios", [])))
+                settings, variant = rows.runs[first]["settings"], told_apart(rows, home[number], groups)
+                ratios = list(settings.get("ratios", []))
+                sections[key] = Section(model, weights, settings.get("data", ""), repeats, seed, first, variant, ratios=ratios)
             sections[key].add(row)
         return cls(list(sections.values()))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """One dict for each number: model, data, method, score, metric, value, low, high, images, better, note."""
+        """One dict for each number: model, data, method, score, metric, value, low, high, images, better, note,
+        and variant where another section has the same model and data."""
         for section in self.sections:
             for line in section.lines:
                 for metric in section.shown:
@@ -251,6 +263,7 @@ class Table:
                             "flagged": len(section.flags.get(line, ())),
                             "better": better(metric),
                             "note": cell.note,
+                            "variant": section.variant,
                         }
 
     def to_pandas(self) -> pd.DataFrame:
@@ -275,7 +288,7 @@ class Table:
             best = {metric: section.best(metric) for metric in section.shown}
             head = [f"{label(m)}{arrow(m)}" for m in section.shown]
             lines = [
-                f"**{section.model}** ({section.weights}) on {section.data}, {len(section.images)} pictures; 95 % intervals",
+                f"**{section.title}** ({section.weights}), {len(section.images)} pictures; 95 % intervals",
                 "",
                 f"| method | score | {' | '.join(head)} |",
                 f"| --- | --- |{' ---: |' * len(head)}",
