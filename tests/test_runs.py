@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,8 @@ def test_targets(model):
         return sg.verify(model, batches(1), methods=["ixg"], target=target).to_pandas()["value"].tolist()
 
     images, labels = next(batches(1))
-    assert value(None) == value(labels) == value(labels.tolist()) != value(2)
+    assert value(None) == value(labels) == value(labels.tolist()) == value(labels.numpy()) != value(2)
+    assert value(2) == value(np.int64(2)) == value(torch.tensor(2))
     with torch.no_grad():
         assert value("predicted") == value(model(images).argmax(-1))
     for bad in ("best", [0], 9, torch.zeros(3, 2)):
@@ -118,6 +120,9 @@ def test_targets(model):
     [
         ([], ["insertion_accuracy"], "at least one batch"),
         ([torch.zeros(1)], ["insertion_accuracy"], "expected batches"),
+        ((torch.zeros(1, 3, 16, 16), torch.tensor([1])), ["insertion_accuracy"], r"\[\(images, labels\)\]"),
+        ([(torch.zeros(3, 16, 16), 1)], ["insertion_accuracy"], "DataLoader"),
+        ([(torch.zeros(1, 3, 16, 16), ["cat"])], ["insertion_accuracy"], "'list'"),
         ("folder", ["insertion_accuracy"], "steadygaze verify --data"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(1))], ["insertion_accuracy"], "integers"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(2).long())], ["insertion_accuracy"], "integers"),
@@ -133,6 +138,14 @@ def test_targets(model):
 def test_bad_data(model, data, metrics, says):
     with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
         sg.verify(model, data, methods=["ixg"], metrics=metrics)
+
+
+def test_arrays_and_lists_are_data_too(model):
+    images, labels, masks = next(batches(1, masks=True))
+    given = {"methods": ["ixg"], "metrics": ["insertion_aopc", "miou"]}
+    wanted = sg.verify(model, [(images, labels, masks)], **given).to_pandas()
+    for data in ((images, labels.tolist(), masks), (images.numpy(), labels.numpy(), masks.numpy())):
+        assert sg.verify(model, [data], **given).to_pandas().equals(wanted)
 
 
 def test_bad_names(model):
@@ -191,6 +204,19 @@ def test_out_goes_on_where_it_stopped(model, tmp_path, monkeypatch):
     assert frame.equals(whole)
     with pytest.raises(sg.BadInput, match="other settings"):
         sg.verify(model, batches(3), methods=["ixg"], out=tmp_path / "run", seed=1)
+
+
+def test_out_is_not_gone_on_with_by_other_data(model, tmp_path):
+    kwargs = {"methods": ["ixg"], "metrics": ["insertion_aopc", "positive_perturbation"], "out": tmp_path / "run"}
+    normal = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    before = sg.verify(model, batches(2), **kwargs, **normal).to_pandas()
+    (images, labels), *rest = batches(2)
+    for other in (list(batches(2, seed=1)), list(batches(2, size=2)), [(images, (labels + 1) % 5), *rest]):
+        with pytest.raises(sg.BadInput, match="other pictures"):
+            sg.verify(model, other, **kwargs, **normal)
+    with pytest.raises(sg.BadInput, match="mean was"):
+        sg.verify(model, batches(2), **kwargs, mean=[0.4] * 3, std=[0.5] * 3)
+    assert Rows.read(tmp_path / "run").to_pandas().equals(before)
 
 
 def test_a_row_that_is_missing_within_a_batch_comes_back_alone(data, tmp_path):
@@ -381,6 +407,11 @@ def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
 def test_normalisation_is_asked_for(model):
     with pytest.warns(UserWarning, match="mean="):
         sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_perturbation"])
+    with warnings.catch_warnings():  # noise is drawn after the normalisation
+        warnings.simplefilter("error")
+        sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_kl"])
+    with pytest.raises(sg.BadInput, match="both or none"):
+        sg.verify(model, batches(1), methods=["ixg"], mean=[0.5] * 3)
 
 
 def test_plan_says_what_a_run_is(model):

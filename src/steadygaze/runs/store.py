@@ -67,6 +67,7 @@ def _compare(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         shown = "; ".join(f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
+        shown += " (other pictures, or others first)" if "pictures_hash" in changed else ""
         raise BadInput(f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out.")
 
 
