@@ -252,6 +252,17 @@ def test_the_command(data, tmp_path):
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
 
 
+def test_one_is_one_and_few_are_few(data, tmp_path):
+    words = (*FAST, "--data", str(data), "--metrics", "insertion_accuracy,agreement", "--methods")
+    one = cli(*words, "ixg", "--limit", "1", "--out", str(tmp_path / "one"))
+    assert "1 picture, 1 method, 2 metrics" in one and "One picture says nothing of others" in one
+    assert "nan" not in one, "one method alone agrees with nobody"
+    few = cli(*words, "ixg,rollout", "--score", "logit,log_odds", "--limit", "3", "--out", str(tmp_path / "few"))
+    assert "3 pictures, 2 methods, 2 scores each (3 different maps), 2 metrics" in few and "too narrow" in few
+    page = write_report([tmp_path / "few"], pictures=False)[0].read_text()
+    assert "4 ways of explaining" in page and "too narrow" in page and "too narrow" in (tmp_path / "few" / "table.md").read_text()
+
+
 def test_masks_on_the_command_line(data, tmp_path):
     for path in data.rglob("*.png"):
         target = tmp_path / "masks" / path.relative_to(data)

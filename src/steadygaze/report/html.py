@@ -18,7 +18,8 @@ from steadygaze.report import svg
 from steadygaze.report.page import Figure, how, legend
 from steadygaze.report.pictures import gallery
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
+from steadygaze.runs.table import Cell, Line, Section
+from steadygaze.runs.wording import OVERALL, better, caution, counted, label, number, unit
 
 START = re.compile(r"[:,]start=(\d+)")
 KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
@@ -76,6 +77,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
     environment = Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["value"] = number
     environment.filters["soft"] = _soft
+    environment.filters["counted"] = counted
     return environment.get_template(name).render(
         runs=[how(run) for run in runs],
         unreadable=list(rows.unreadable.values()) if rows else [],
@@ -104,6 +106,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
         "first": label(section.shown[0]),
+        "caution": caution(len(section.images)),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
         "rest": max(0, len(drawn) - svg.COLOURS),
         "curves": _curves(section, ranks),
