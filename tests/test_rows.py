@@ -64,6 +64,23 @@ def test_half_a_line_is_dropped(tmp_path, cut):
     assert path.read_text() == whole
 
 
+def test_rows_that_cannot_be_written_are_told(tmp_path, monkeypatch):
+    """As in a folder that may only be read; root may write everywhere, so the calls are made to fail."""
+    folder = filled(tmp_path, [row()])
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, mode="r", *a, **k: real(self, mode, *a, **k) if "+" not in mode else refused())
+    monkeypatch.setattr(os, "truncate", refused)
+    prepare(folder, SETTINGS, {})  # nothing to cut off
+    with (folder / "rows-00000.jsonl").open("ab") as file:
+        file.write(b'{"half')
+    with pytest.raises(RowsNotWritten, match="Permission denied"):
+        prepare(folder, SETTINGS, {})
+
+
 def test_a_file_of_half_a_line_becomes_empty(tmp_path):
     path = tmp_path / "rows-00000.jsonl"
     path.write_text("x" * 100_000)

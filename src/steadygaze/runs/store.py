@@ -80,8 +80,8 @@ def repair(path: Path) -> None:
     """Cut off a last line that was not finished."""
     if path.suffix == ".gz":
         return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
+    with path.open("rb") as file:
+        size = end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)
             file.seek(start)
@@ -90,8 +90,11 @@ def repair(path: Path) -> None:
                 end = start + newline + 1
                 break
             end = start
-        if end < file.seek(0, os.SEEK_END):
-            file.truncate(end)
+    if end < size:
+        try:
+            os.truncate(path, end)
+        except OSError as error:
+            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
 
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
