@@ -14,9 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from steadygaze.cli import app
+from steadygaze.cli import METRIC_NAMES, app
 from steadygaze.faithfulness.evaluate import evaluate
-from steadygaze.faithfulness.metric import Batch
+from steadygaze.faithfulness.metric import METRICS, Batch
 from steadygaze.faithfulness.sanity import agreement
 from steadygaze.report.html import write_report
 from steadygaze.runs import loop, request, store
@@ -250,6 +250,35 @@ def test_the_command(data, tmp_path):
     assert {name.split("/")[0] for name in frame["image"]} == {"airplane", "cat", "truck"}
     assert "24 pictures" not in text
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
+
+
+def test_help_names_every_metric():
+    there = METRIC_NAMES.replace(",", " ").replace(".", " ").split()
+    assert {name.removesuffix("_code") for name in METRICS} == {name for name in there if name in METRICS}
+
+
+def test_what_is_painted_can_be_chosen(data, tmp_path):
+    """The row says what was painted, and a report keeps apart what differs in it."""
+    names = ["positive_perturbation", "negative_perturbation"]
+    loaded = sg.load_model("embedded")
+    demo = sorted((Path(sg.__file__).parent / "assets" / "demo").glob("*.png"))
+    images, labels = torch.stack([loaded.preprocess(Image.open(file)) for file in demo]), torch.tensor([0, 3, 7, 8])
+    maps = sg.explain(loaded.model, images, target=labels, method="ixg").scores[None]
+    batch = Batch(images, labels, mean=torch.tensor(loaded.mean), std=torch.tensor(loaded.std), names=tuple("0123"))
+    values = {}
+    for fill in ("zero", "mean", "blur", "noise"):
+        rows = sg.verify(loaded, [(images, labels)], methods=["ixg"], metrics=names, fill=fill).to_pandas()
+        wanted = evaluate(loaded.model, batch, maps, names, fill=fill).values
+        values[fill] = rows["value"].tolist()
+        assert set(rows["note"]) == {fill}
+        assert values[fill] == pytest.approx([float(wanted[n].value[0, i]) for i in range(4) for n in names])
+    assert len({tuple(v) for v in values.values()}) == 4
+    words = (*FAST, "--data", str(data), "--limit", "2", "--methods", "ixg", "--metrics", names[0], "--out")
+    cli(*words, str(tmp_path / "black"))
+    cli(*words, str(tmp_path / "blur"), "--fill", "blur")
+    assert "fill" not in json.loads((tmp_path / "black" / "run.json").read_text())["settings"], "older runs can be gone on with"
+    assert [s.variant for s in Rows.read(tmp_path / "black", tmp_path / "blur").table().sections] == ["fill as usual", "fill blur"]
+    assert "noise" in cli(*words, str(tmp_path / "bad"), "--fill", "red", code=2)
 
 
 def test_one_is_one_and_few_are_few(data, tmp_path):

@@ -1,7 +1,7 @@
 """Which runs can stand in one table: those whose numbers were measured alike, on the same pictures.
 
 Runs may differ in methods, scores, metrics and how many pictures of one data set were taken. Numbers for another class,
-at other ratios, with another seed or preprocessing, or of other pictures in a folder of the same name are another table.
+at other ratios, with another fill, seed or preprocessing, or of other pictures in a folder of the same name are another table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from steadygaze.runs.store import Key, key_of
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
 
-ALIKE = ("target", "ratios", "seed", "preprocessing")
+ALIKE = ("target", "ratios", "fill", "seed", "preprocessing")
 CLOSE = 1e-2  # rounding differs between machines and batches; pictures differ by more
 Values = dict[Key, float | None]
 
@@ -67,6 +67,8 @@ def told_apart(rows: Rows, group: Sequence[int], others: Sequence[Sequence[int]]
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return "as usual"
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return ", ".join(f"{x:g}" for x in value) if isinstance(value, list) else str(value)

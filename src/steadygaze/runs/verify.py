@@ -31,7 +31,6 @@ from steadygaze.vit.view import undisturbed
 
 Data = Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
 Normal = tuple[Tensor, Tensor]  # mean, std
-BLACK = ("positive_perturbation", "negative_perturbation")  # what is painted depends on the normalisation
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -45,6 +44,7 @@ def verify(
     seed: int = 0,
     *,
     ratios: Sequence[float] | None = None,
+    fill: str = "zero",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     out: str | Path | None = None,
@@ -59,6 +59,8 @@ def verify(
     metrics: names of `steadygaze.faithfulness.metric.METRICS`
     target: the class that is explained and scored: None is the label, "predicted", one class, or one for each picture
     score: which quantity is explained, or several of them; None is each method's own
+    ratios: shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9
+    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or "noise"
     mean, std: the normalisation of the images, for measures that paint pixels; known of timm's models
     out: a folder; rows are then written there as they come, and the same call with the same data goes on where it stopped
     """
@@ -66,7 +68,7 @@ def verify(
     vit = adapt(origin.model if origin else model)
     scores = [score] if isinstance(score, str) else score
     wanted = [methods] if isinstance(methods, (str, Method)) else methods
-    plan = make_plan(vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed)
+    plan = make_plan(vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed, fill=fill)
     where = next(vit.model.parameters())
     normal = _normalisation(vit, origin, mean, std, plan)
     named = origin.name if origin else type(vit.model).__name__
@@ -97,6 +99,7 @@ def settings_of(plan: Plan, identity: dict[str, Any], more: dict[str, Any]) -> d
         "metrics": list(plan.metrics),
         "ratios": list(plan.ratios),
         "seed": plan.seed,
+        **({} if plan.fill == "zero" else {"fill": plan.fill}),
         "versions": {"steadygaze": __version__, **versions()},
     }
 
@@ -143,7 +146,12 @@ def _target_in_words(target: Any) -> str:
 
 def _painting(plan: Plan, normal: Normal) -> dict[str, Any]:
     """The normalisation, of a run whose numbers depend on it."""
-    return {"mean": normal[0].tolist(), "std": normal[1].tolist()} if set(plan.metrics) & set(BLACK) else {}
+    return {"mean": normal[0].tolist(), "std": normal[1].tolist()} if _black(plan) else {}
+
+
+def _black(plan: Plan) -> list[str]:
+    """The measures that paint black, so that the normalisation must be known."""
+    return [name for name in ("positive_perturbation", "negative_perturbation") if name in plan.metrics and plan.fill == "zero"]
 
 
 def _normalisation(vit: ViT, origin: Loaded | None, mean: Any, std: Any, plan: Plan) -> Normal:
@@ -157,8 +165,7 @@ def _normalisation(vit: ViT, origin: Loaded | None, mean: Any, std: Any, plan: P
             mean, std = known["mean"], known["std"]
         else:
             mean, std = IMAGENET
-            painting = [name for name in plan.metrics if name in BLACK]
-            if painting:
+            if painting := _black(plan):
                 warnings.warn(
                     f"{', '.join(painting)}: pixels are painted black before the normalisation, and the model does not say what it is: "
                     "taking ImageNet's mean and std. Give mean= and std= if they are others.",
