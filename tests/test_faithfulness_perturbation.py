@@ -108,3 +108,17 @@ def test_blur_is_scipys():
     for c in range(2):
         expected = gaussian_filter(image[0, c].numpy(), 1.5, mode="mirror", radius=5)
         torch.testing.assert_close(found[0, c], torch.from_numpy(expected), rtol=0, atol=1e-12)
+
+
+def test_half_precision_is_not_rounded_again():
+    """A float16 model's pictures may sum to more than float16 holds, and its probabilities are measured in float32."""
+    model, batch, maps = problem()
+    model, images = model.half(), (batch.images + 200).half()
+    assert torch.isinf(images.sum())
+    half = Batch(images, batch.labels, mean=MEAN, std=STD, names=batch.names)
+    full = Batch(images.double(), batch.labels, mean=MEAN, std=STD, names=batch.names)
+    found = evaluate(model, half, maps.half(), [*CHEFER, *DIFFMASK]).values
+    wanted = evaluate(model.double(), full, maps.half().double(), [*CHEFER, *DIFFMASK]).values
+    for name in ("positive_kl", "negative_kl", "positive_kl_code", "positive_accuracy_code"):
+        assert found[name].value.dtype == torch.float32
+        torch.testing.assert_close(found[name].value.double(), wanted[name].value, rtol=0.05, atol=1e-3)

@@ -133,6 +133,46 @@ def test_runs_of_two_models_stand_side_by_side(run, tmp_path):
     assert text.count("<table>") == 2 and "another" in text
 
 
+def copied(run, folder, rows=lambda row: row, **settings):
+    """A run like `run`, with other settings and rows."""
+    folder.mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "settings": {**facts["settings"], **settings}}))
+    lines = (rows(json.loads(line)) for line in (run / "rows-00000.jsonl").read_text().splitlines())
+    (folder / "rows-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines if row))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "says"),
+    [
+        ({"target": "3"}, lambda row: row, "target 3"),
+        ({"ratios": [0.5]}, lambda row: row, "ratios 0.5"),
+        ({"seed": 4}, lambda row: row, "seed 4"),
+        ({"preprocessing": {"crop_pct": "1.0"}}, lambda row: row, "preprocessing crop_pct 1.0"),
+        ({"weights": "0123"}, lambda row: {**row, "weights": "0123"}, "weights 0123"),
+        ({"pictures_hash": "0123"}, lambda row: {**row, "image": "other/" + row["image"]}, "pictures of other"),
+        ({"pictures_hash": "0123"}, lambda row: {**row, "value": row["value"] + 1}, "pictures of other"),
+    ],
+)
+def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings, rows, says):
+    other = copied(run, tmp_path / "other", rows, **settings)
+    text = write_report([run, other], tmp_path / "both.html", repeats=50, pictures=False)[0].read_text()
+    assert text.count("<table>") == 2 and f"({says})" in text
+    alone, first = (Rows.read(*folders).table(repeats=50).sections[0] for folders in ([run], [run, other]))
+    assert alone.cells == first.cells and not alone.variant
+    assert says in (tmp_path / "table.csv").read_text() and f"({says})" in (tmp_path / "table.md").read_text()
+
+
+def test_more_methods_and_a_smaller_sample_of_the_same_pictures_are_one_table(run, tmp_path):
+    names = sorted({row["image"] for row in Rows.read(run)})
+    rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
+    some = copied(run, tmp_path / "some", rows, pictures_hash="0123")
+    (section,) = Rows.read(run, some).table(repeats=50).sections
+    assert not section.variant and len(section.images) == len(names)
+    assert {cell.images for (_, line), cell in section.cells.items() if line[0] == "alti"} == {4}
+
+
 def test_the_start_layer_is_drawn(run, tmp_path):
     ask = Request(model="embedded", data=run.parent / "data", out=tmp_path / "run", methods=["ixg", "cat"], limit=3,
                   ratios=[0.5], start_layers="0,2,5")  # fmt: skip

@@ -64,6 +64,23 @@ def test_half_a_line_is_dropped(tmp_path, cut):
     assert path.read_text() == whole
 
 
+def test_rows_that_cannot_be_written_are_told(tmp_path, monkeypatch):
+    """As in a folder that may only be read; root may write everywhere, so the calls are made to fail."""
+    folder = filled(tmp_path, [row()])
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, mode="r", *a, **k: real(self, mode, *a, **k) if "+" not in mode else refused())
+    monkeypatch.setattr(os, "truncate", refused)
+    prepare(folder, SETTINGS, {})  # nothing to cut off
+    with (folder / "rows-00000.jsonl").open("ab") as file:
+        file.write(b'{"half')
+    with pytest.raises(RowsNotWritten, match="Permission denied"):
+        prepare(folder, SETTINGS, {})
+
+
 def test_a_file_of_half_a_line_becomes_empty(tmp_path):
     path = tmp_path / "rows-00000.jsonl"
     path.write_text("x" * 100_000)
@@ -170,6 +187,12 @@ def test_intervals_cover():
     _, samples = bootstrap(values, repeats=600, seed=0)
     low, high = interval(samples)
     assert 0.89 < ((low <= 1) & (high >= 1)).mean() < 0.98
+
+
+def test_a_draw_without_a_defined_picture_does_not_undo_the_interval():
+    values = np.array([[np.nan, np.nan, np.nan, 1.0, 2.0], [np.nan] * 5])
+    low, high = interval(bootstrap(values, repeats=2000, seed=0)[1])
+    assert (low[0], high[0]) == (1, 2) and np.isnan([low[1], high[1]]).all()
 
 
 def test_paired_differences_see_more():

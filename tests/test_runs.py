@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from steadygaze.cli import app
+from steadygaze.cli import METRIC_NAMES, app
 from steadygaze.faithfulness.evaluate import evaluate
-from steadygaze.faithfulness.metric import Batch
+from steadygaze.faithfulness.metric import METRICS, Batch
 from steadygaze.faithfulness.sanity import agreement
 from steadygaze.report.html import write_report
 from steadygaze.runs import loop, request, store
@@ -105,7 +106,8 @@ def test_targets(model):
         return sg.verify(model, batches(1), methods=["ixg"], target=target).to_pandas()["value"].tolist()
 
     images, labels = next(batches(1))
-    assert value(None) == value(labels) == value(labels.tolist()) != value(2)
+    assert value(None) == value(labels) == value(labels.tolist()) == value(labels.numpy()) != value(2)
+    assert value(2) == value(np.int64(2)) == value(torch.tensor(2))
     with torch.no_grad():
         assert value("predicted") == value(model(images).argmax(-1))
     for bad in ("best", [0], 9, torch.zeros(3, 2)):
@@ -118,6 +120,9 @@ def test_targets(model):
     [
         ([], ["insertion_accuracy"], "at least one batch"),
         ([torch.zeros(1)], ["insertion_accuracy"], "expected batches"),
+        ((torch.zeros(1, 3, 16, 16), torch.tensor([1])), ["insertion_accuracy"], r"\[\(images, labels\)\]"),
+        ([(torch.zeros(3, 16, 16), 1)], ["insertion_accuracy"], "DataLoader"),
+        ([(torch.zeros(1, 3, 16, 16), ["cat"])], ["insertion_accuracy"], "'list'"),
         ("folder", ["insertion_accuracy"], "steadygaze verify --data"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(1))], ["insertion_accuracy"], "integers"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(2).long())], ["insertion_accuracy"], "integers"),
@@ -133,6 +138,14 @@ def test_targets(model):
 def test_bad_data(model, data, metrics, says):
     with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
         sg.verify(model, data, methods=["ixg"], metrics=metrics)
+
+
+def test_arrays_and_lists_are_data_too(model):
+    images, labels, masks = next(batches(1, masks=True))
+    given = {"methods": ["ixg"], "metrics": ["insertion_aopc", "miou"]}
+    wanted = sg.verify(model, [(images, labels, masks)], **given).to_pandas()
+    for data in ((images, labels.tolist(), masks), (images.numpy(), labels.numpy(), masks.numpy())):
+        assert sg.verify(model, [data], **given).to_pandas().equals(wanted)
 
 
 def test_bad_names(model):
@@ -193,6 +206,19 @@ def test_out_goes_on_where_it_stopped(model, tmp_path, monkeypatch):
         sg.verify(model, batches(3), methods=["ixg"], out=tmp_path / "run", seed=1)
 
 
+def test_out_is_not_gone_on_with_by_other_data(model, tmp_path):
+    kwargs = {"methods": ["ixg"], "metrics": ["insertion_aopc", "positive_perturbation"], "out": tmp_path / "run"}
+    normal = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    before = sg.verify(model, batches(2), **kwargs, **normal).to_pandas()
+    (images, labels), *rest = batches(2)
+    for other in (list(batches(2, seed=1)), list(batches(2, size=2)), [(images, (labels + 1) % 5), *rest]):
+        with pytest.raises(sg.BadInput, match="other pictures"):
+            sg.verify(model, other, **kwargs, **normal)
+    with pytest.raises(sg.BadInput, match="mean was"):
+        sg.verify(model, batches(2), **kwargs, mean=[0.4] * 3, std=[0.5] * 3)
+    assert Rows.read(tmp_path / "run").to_pandas().equals(before)
+
+
 def test_a_row_that_is_missing_within_a_batch_comes_back_alone(data, tmp_path):
     words = (*FAST, "--data", str(data), "--methods", "ixg,rollout", "--limit", "8", "--out")
     cli(*words, str(tmp_path / "whole"))
@@ -224,6 +250,46 @@ def test_the_command(data, tmp_path):
     assert {name.split("/")[0] for name in frame["image"]} == {"airplane", "cat", "truck"}
     assert "24 pictures" not in text
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
+
+
+def test_help_names_every_metric():
+    there = METRIC_NAMES.replace(",", " ").replace(".", " ").split()
+    assert {name.removesuffix("_code") for name in METRICS} == {name for name in there if name in METRICS}
+
+
+def test_what_is_painted_can_be_chosen(data, tmp_path):
+    """The row says what was painted, and a report keeps apart what differs in it."""
+    names = ["positive_perturbation", "negative_perturbation"]
+    loaded = sg.load_model("embedded")
+    demo = sorted((Path(sg.__file__).parent / "assets" / "demo").glob("*.png"))
+    images, labels = torch.stack([loaded.preprocess(Image.open(file)) for file in demo]), torch.tensor([0, 3, 7, 8])
+    maps = sg.explain(loaded.model, images, target=labels, method="ixg").scores[None]
+    batch = Batch(images, labels, mean=torch.tensor(loaded.mean), std=torch.tensor(loaded.std), names=tuple("0123"))
+    values = {}
+    for fill in ("zero", "mean", "blur", "noise"):
+        rows = sg.verify(loaded, [(images, labels)], methods=["ixg"], metrics=names, fill=fill).to_pandas()
+        wanted = evaluate(loaded.model, batch, maps, names, fill=fill).values
+        values[fill] = rows["value"].tolist()
+        assert set(rows["note"]) == {fill}
+        assert values[fill] == pytest.approx([float(wanted[n].value[0, i]) for i in range(4) for n in names])
+    assert len({tuple(v) for v in values.values()}) == 4
+    words = (*FAST, "--data", str(data), "--limit", "2", "--methods", "ixg", "--metrics", names[0], "--out")
+    cli(*words, str(tmp_path / "black"))
+    cli(*words, str(tmp_path / "blur"), "--fill", "blur")
+    assert "fill" not in json.loads((tmp_path / "black" / "run.json").read_text())["settings"], "older runs can be gone on with"
+    assert [s.variant for s in Rows.read(tmp_path / "black", tmp_path / "blur").table().sections] == ["fill as usual", "fill blur"]
+    assert "noise" in cli(*words, str(tmp_path / "bad"), "--fill", "red", code=2)
+
+
+def test_one_is_one_and_few_are_few(data, tmp_path):
+    words = (*FAST, "--data", str(data), "--metrics", "insertion_accuracy,agreement", "--methods")
+    one = cli(*words, "ixg", "--limit", "1", "--out", str(tmp_path / "one"))
+    assert "1 picture, 1 method, 2 metrics" in one and "One picture says nothing of others" in one
+    assert "nan" not in one, "one method alone agrees with nobody"
+    few = cli(*words, "ixg,rollout", "--score", "logit,log_odds", "--limit", "3", "--out", str(tmp_path / "few"))
+    assert "3 pictures, 2 methods, 2 scores each (3 different maps), 2 metrics" in few and "too narrow" in few
+    page = write_report([tmp_path / "few"], pictures=False)[0].read_text()
+    assert "4 ways of explaining" in page and "too narrow" in page and "too narrow" in (tmp_path / "few" / "table.md").read_text()
 
 
 def test_masks_on_the_command_line(data, tmp_path):
@@ -381,6 +447,11 @@ def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
 def test_normalisation_is_asked_for(model):
     with pytest.warns(UserWarning, match="mean="):
         sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_perturbation"])
+    with warnings.catch_warnings():  # noise is drawn after the normalisation
+        warnings.simplefilter("error")
+        sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_kl"])
+    with pytest.raises(sg.BadInput, match="both or none"):
+        sg.verify(model, batches(1), methods=["ixg"], mean=[0.5] * 3)
 
 
 def test_plan_says_what_a_run_is(model):

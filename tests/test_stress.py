@@ -360,6 +360,8 @@ def test_a_cnn_in_memory(tmp_path):
         kept = sg.stress(model, batches(), **how, out=tmp_path / "run")
         assert sorted(map(str, kept)) == sorted(map(str, rows))
     assert len(rows_of(tmp_path / "run")) == len(rows)
+    with pytest.raises(sg.BadInput, match="other pictures"):
+        sg.stress(model, [(images.flip(-1), labels) for images, labels in batches()], **how, out=tmp_path / "run")
     assert len({r["image"] for r in sg.stress(model, batches(), limit=4, corruptions="fog", severities=[1], mean=MEAN, std=STD)}) == 4
     with pytest.raises(sg.MethodUnavailable, match="Leave attention out"):
         sg.stress(model, batches(), suite="attention")

@@ -17,6 +17,13 @@ from steadygaze.registry import DEFAULT
 
 __all__ = ["app", "main"]
 
+METRIC_NAMES = (
+    "Removal: insertion_accuracy, deletion_accuracy, insertion_aopc, deletion_aopc. Pixels: positive_perturbation, negative_perturbation, "
+    "and DiffMask's positive_kl, positive_accuracy, negative_kl, negative_accuracy, each also with _code. With masks: average_precision, "
+    "pixel_accuracy, miou, map_chefer, pointing_game, mask_share, truth_auroc, truth_precision. Sanity: randomisation, class_sensitivity, "
+    "agreement."
+)
+
 
 class Commands(TyperGroup):
     """Prints steadygaze's own errors as one message with exit code 2; `--debug`, anywhere, asks for the traceback."""
@@ -108,7 +115,7 @@ def verify(
         list[str] | None, typer.Option(help="Methods, separated by commas; all: every one the model serves; quick: all but the searches.")
     ] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="Metrics, separated by commas. Default: the four removal scores.")
+        list[str] | None, typer.Option(help=f"Metrics, separated by commas. Default: the four removal scores. {METRIC_NAMES}")
     ] = None,
     score: Annotated[
         list[str] | None,
@@ -121,6 +128,9 @@ def verify(
         str | None, typer.Option(help="all, or 0,3,6: score each method with PLUS begun at each of these layers.")
     ] = None,
     ratios: Annotated[str | None, typer.Option(help="Shares of the patches. Default: 0.1,0.2,...,0.9.")] = None,
+    fill: Annotated[
+        str, typer.Option(help="What positive_ and negative_perturbation paint: zero (black), mean, blur or noise.")
+    ] = "zero",
     target: Annotated[str, typer.Option(help="Class explained: label, predicted, a number or a name.")] = "label",
     workers: Annotated[int, typer.Option(min=0, help="Threads that read pictures ahead.")] = 0,
     diffmask: Annotated[
@@ -136,7 +146,7 @@ def verify(
     request = Request(
         model=model, data=data, out=out, checkpoint=checkpoint, masks=masks, methods=split_methods(methods or [DEFAULT]),
         metrics=words(metrics), scores=words(score) or None, limit=limit, seed=seed, batch=batch,
-        start_layers=start_layers, ratios=numbers(ratios), target=target, workers=workers, num_classes=num_classes,
+        start_layers=start_layers, ratios=numbers(ratios), fill=fill, target=target, workers=workers, num_classes=num_classes,
         device=device, command=command_line(), diffmask=diffmask,
     )  # fmt: skip
     raise typer.Exit(run(request))

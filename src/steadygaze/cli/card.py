@@ -16,8 +16,8 @@ from steadygaze.runs.loop import world
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
 from steadygaze.runs.stress_numbers import label
-from steadygaze.runs.table import label as faithful_label
-from steadygaze.runs.table import number
+from steadygaze.runs.wording import label as faithful_label
+from steadygaze.runs.wording import number
 
 STYLE = {"better": "green", "worse": "red"}
 

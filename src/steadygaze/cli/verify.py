@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from time import monotonic
 
 import torch
@@ -16,7 +17,8 @@ from steadygaze.runs.loop import World
 from steadygaze.runs.plan import passes
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.table import Section, arrow, label, number
+from steadygaze.runs.table import Section
+from steadygaze.runs.wording import arrow, caution, counted, label, number
 from steadygaze.vit import ViT
 
 SHOWN = 40  # lines of the printed table
@@ -41,12 +43,14 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     plan, request = ready.plan, ready.request
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {place.size} processes" if place.size > 1 else ""
-    what = f"{len(plan.columns)} methods with scores{shared}, {len(plan.metrics)} metrics{processes}"
-    say(notes, f"{request.model}: {len(ready.found.items)} pictures, {what}")
+    methods, scores = {column.method.name for column in plan.columns}, {column.score for column in plan.columns}
+    each = f", {len(scores)} scores each" if len(plan.columns) > len(methods) else ""
+    what = f"{counted(len(methods), 'method')}{each}{shared}, {counted(len(plan.metrics), 'metric')}{processes}"
+    say(notes, f"{request.model}: {counted(len(ready.found.items), 'picture')}, {what}")
     if plan.searches and (text := price(ready)):
         say(notes, text, "yellow")
     if ready.found.without:
-        say(notes, f"{ready.found.without} pictures have no mask and are left out", "yellow")
+        say(notes, f"left out for lack of a mask: {counted(ready.found.without, 'picture')}", "yellow")
 
 
 def price(ready: Prepared) -> str:
@@ -79,6 +83,8 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
     sections = rows.table().sections
     for section in sections:
         console.print(_ranking(section))
+        if few := caution(len(section.images)):
+            say(console, few, "yellow")
         if len(section.lines) > SHOWN:
             say(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
     say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
@@ -98,7 +104,7 @@ def tell_masking(sections: Sequence[Section], console: Console) -> None:
 
 
 def _ranking(section: Section) -> Shown:
-    title = f"{section.model} on {section.data}, {len(section.images)} pictures; ± half of the 95 % interval"
+    title = f"{section.title}, {counted(len(section.images), 'picture')}; ± half of the 95 % interval"
     shown = Shown(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("method", no_wrap=True)
     shown.add_column("score", no_wrap=True)
@@ -109,7 +115,10 @@ def _ranking(section: Section) -> Shown:
         cells = []
         for metric in section.shown:
             cell = section.cells.get((metric, line))
-            text = "" if cell is None else f"{number(cell.value, metric)} ±{number((cell.high - cell.low) / 2, metric)}"
+            if cell is None or isnan(cell.value):
+                cells.append("")
+                continue
+            text = f"{number(cell.value, metric)} ±{number((cell.high - cell.low) / 2, metric)}"
             cells.append(f"[bold]{text}[/bold]" if best[metric] == line else text)
         shown.add_row(escape(line[0]), line[1], *cells)
     return shown

@@ -46,6 +46,7 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
     with torch.no_grad(), undisturbed(view.model):
         whole = removal.Whole(view, batch.images)
         _check(whole, maps)
+        maps = removal.wide(maps)
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
         _check_target(target, batch, whole if set(families) - {"localisation", "truth"} else None)
         if "removal" in families:

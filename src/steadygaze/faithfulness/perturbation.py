@@ -25,7 +25,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.localisation import upsample
 from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.faithfulness.removal import Whole
+from steadygaze.faithfulness.removal import Whole, wide
 
 FILLS = ("zero", "mean", "blur", "noise")
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -62,14 +62,14 @@ def diffmask(whole: Whole, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor
     """The four curves of one sign, each (M, B, 29), and their areas."""
     size = (noise.shape[-2], noise.shape[-1])
     counts = [size[0] * size[1] * i // (POINTS - 1) for i in range(1, POINTS - 1)]
-    first, last = whole.logits.log_softmax(-1), whole.vit(noise).log_softmax(-1)  # nothing and everything painted: for all maps
-    answer = first.argmax(-1)
+    nothing, everything = whole.logits, whole.vit(noise)  # painted: for all maps
+    answer = nothing.argmax(-1)
     curves: dict[str, list[Tensor]] = {kind: [] for kind in ("kl", "accuracy", "kl_code", "accuracy_code")}
     for one in maps:
-        between = _run(whole, places(upsample(one, size, "nearest"), sign), noise, counts).log_softmax(-1)
-        log_p = torch.cat([first[:, None], between, last[:, None]], dim=1)  # (B, 29, classes)
+        between = _run(whole, places(upsample(one, size, "nearest"), sign), noise, counts)
+        log_p = wide(torch.cat([nothing[:, None], between, everything[:, None]], dim=1)).log_softmax(-1)  # (B, 29, classes)
         log_c = log_p.gather(-1, answer[:, None, None].expand(-1, POINTS, 1))[..., 0]
-        curves["kl"].append((first.exp()[:, None] * (first[:, None] - log_p)).sum(-1).clamp_min(0))
+        curves["kl"].append((log_p[:, :1].exp() * (log_p[:, :1] - log_p)).sum(-1).clamp_min(0))
         curves["accuracy"].append(100.0 * (log_p.argmax(-1) == answer[:, None]).to(log_p.dtype))
         curves["kl_code"].append(-log_c)
         curves["accuracy_code"].append(log_c.exp())

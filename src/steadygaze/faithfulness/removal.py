@@ -71,7 +71,12 @@ class Whole:
 
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities, at least in float32."""
-    return logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    return wide(logits).softmax(-1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same, at least in float32: what half precision gave is not rounded again."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:

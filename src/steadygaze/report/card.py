@@ -17,7 +17,7 @@ from steadygaze.report.samples import turned_pictures
 from steadygaze.runs.card import Shift
 from steadygaze.runs.stress_compare import Comparison
 from steadygaze.runs.stress_numbers import table_csv
-from steadygaze.runs.table import label, number
+from steadygaze.runs.wording import label, number
 
 TILES = (
     ("clean", "top1", "top-1, clean"), ("corruptions", "mean_error", "error under corruptions"), ("corruptions", "mce", "mCE"),

@@ -18,7 +18,8 @@ from steadygaze.report import svg
 from steadygaze.report.page import Figure, how, legend
 from steadygaze.report.pictures import gallery
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.table import OVERALL, Cell, Line, Section, better, label, number, unit
+from steadygaze.runs.table import Cell, Line, Section
+from steadygaze.runs.wording import OVERALL, better, caution, counted, label, number, unit
 
 START = re.compile(r"[:,]start=(\d+)")
 KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
@@ -76,6 +77,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
     environment = Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["value"] = number
     environment.filters["soft"] = _soft
+    environment.filters["counted"] = counted
     return environment.get_template(name).render(
         runs=[how(run) for run in runs],
         unreadable=list(rows.unreadable.values()) if rows else [],
@@ -96,7 +98,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
     base = section.line(baseline) if baseline else section.lines[0]
     drawn = [line for line in section.lines if not START.search(line[0])]
     ranks = {line: rank for rank, line in enumerate(drawn)}
-    run = next((run for run in rows.runs if _made(run, section)), rows.runs[0])
+    run = rows.runs[section.run]
     return {
         "section": section,
         "headings": [(metric, label(metric), better(metric)) for metric in section.shown],
@@ -104,18 +106,13 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
         "first": label(section.shown[0]),
+        "caution": caution(len(section.images)),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
         "rest": max(0, len(drawn) - svg.COLOURS),
         "curves": _curves(section, ranks),
         "figures": [figure for figure in (_scatter(section, ranks), _start(section), _agreement(section, run)) if figure],
         "gallery": gallery(section, run) if pictures else None,
     }
-
-
-def _made(run: dict[str, Any], section: Section) -> bool:
-    settings = run["settings"]
-    facts = settings["model"], settings["weights"], settings.get("data", "")
-    return facts == (section.model, section.weights, section.data)
 
 
 def _called(line: Line, section: Section) -> str:

@@ -73,6 +73,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("explained class", settings.get("target", "")),
         ("metrics", ", ".join(settings.get("metrics", ()))),
         ("ratios", ", ".join(f"{ratio:g}" for ratio in settings.get("ratios", ()))),
+        ("fill", settings.get("fill", "")),
         ("suite", ", ".join(settings.get("suite", ()))),
         ("shifts", shifts),
         ("neighbours", near),

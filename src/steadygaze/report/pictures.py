@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
-from steadygaze.runs.table import Line, Section, better
+from steadygaze.runs.table import Line, Section
+from steadygaze.runs.wording import better
 
 EACH = 4  # best ones, and as many worst ones
 SIDE = 200  # pixels

@@ -24,7 +24,8 @@ from steadygaze.runs.statistics import difference
 from steadygaze.runs.stress_request import Request as StressRequest
 from steadygaze.runs.stress_request import prepare_stress, stress_run
 from steadygaze.runs.stress_suite import Options
-from steadygaze.runs.table import Line, Section, better, combine_of
+from steadygaze.runs.table import Line, Section, combine_of
+from steadygaze.runs.wording import better
 
 SUITE = ("corruptions", "attacks", "occlusion", "attention")
 Step = Callable[[str, int], Any]  # what is done next, and how many pictures it shows -> a context that is told of them

@@ -147,7 +147,9 @@ def compute(vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[s
     def again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         return explained(model, images, classes, plan)[0]
 
-    found = evaluate(vit, batch, maps, plan.metrics, target=target, seed=plan.seed, ratios=plan.ratios, explain=again)
+    found = evaluate(
+        vit, batch, maps, plan.metrics, target=target, seed=plan.seed, ratios=plan.ratios, fill=plan.fill, explain=again
+    )  # fmt: skip
     numbers = {name: _Numbers(values) for name, values in found.values.items()}
     alike = numbers.get("agreement")
     if alike and alike.detail is not None:

@@ -43,6 +43,7 @@ class Plan:
     metrics: tuple[str, ...]
     ratios: tuple[float, ...]
     seed: int = 0
+    fill: str = "zero"  # what positive_perturbation and negative_perturbation paint
     own_scores: bool = False  # every method explains its own score: one call serves all
 
     @cached_property
@@ -87,8 +88,10 @@ def make_plan(
     ratios: Sequence[float] | None,
     seed: int,
     start_layers: Sequence[int] | None = None,
+    fill: str = "zero",
 ) -> Plan:
     """Check every name, and that the model serves every method, before anything is computed."""
+    from steadygaze.faithfulness.perturbation import FILLS
     from steadygaze.faithfulness.removal import RATIOS, checked
 
     chosen = choose(vit, methods)
@@ -97,6 +100,8 @@ def make_plan(
     for score in scores or ():
         if score not in SCORES:
             raise UnknownName("score", score, SCORES)
+    if fill not in FILLS:
+        raise UnknownName("fill", fill, FILLS)
     names = tuple(dict.fromkeys(metric(name).name for name in metrics))
     if not names:
         raise BadInput("metrics: expected at least one, got none")
@@ -104,7 +109,7 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, m.score) for m in chosen)
-    return Plan(columns, names, checked(ratios or RATIOS), seed, own_scores=not scores)
+    return Plan(columns, names, checked(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:

@@ -58,6 +58,7 @@ class Request(Asked):
     scores: list[str] | None = None
     start_layers: str | None = None
     ratios: list[float] | None = None
+    fill: str = "zero"
     workers: int = 0
     target: str = "label"
     diffmask: Path | None = None
@@ -95,6 +96,7 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
         request.ratios,
         request.seed,
         start_layers(request.start_layers, vit),
+        request.fill,
     )
     found = find(data, request.masks, Classes(loaded.classes, classes), request.limit)
     if plan.needs_masks and found.decode is None:

@@ -6,6 +6,7 @@ often each image was taken, so that one matrix product gives the resampled means
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -94,10 +95,14 @@ def _any(values: np.ndarray, details: np.ndarray | None, combine: Combine) -> Ca
 
 
 def interval(samples: Float[np.ndarray, "r *k"]) -> tuple[np.ndarray, np.ndarray]:
-    """The limits between which the middle 95 % of the resampled numbers lie."""
+    """The limits between which the middle 95 % of the resampled numbers lie; NaN if none is defined.
+
+    A draw may hold no picture for which the number is defined: it counts for nothing.
+    """
     tail = 50 * (1 - LEVEL)
-    with np.errstate(invalid="ignore"):
-        low, high = np.percentile(samples, [tail, 100 - tail], axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN
+        low, high = np.nanpercentile(samples, [tail, 100 - tail], axis=0)
     return low, high
 
 

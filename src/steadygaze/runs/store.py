@@ -67,6 +67,7 @@ def _compare(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
         shown = "; ".join(f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
+        shown += " (other pictures, or others first)" if "pictures_hash" in changed else ""
         raise BadInput(f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out.")
 
 
@@ -79,8 +80,8 @@ def repair(path: Path) -> None:
     """Cut off a last line that was not finished."""
     if path.suffix == ".gz":
         return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
+    with path.open("rb") as file:
+        size = end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)
             file.seek(start)
@@ -89,8 +90,11 @@ def repair(path: Path) -> None:
                 end = start + newline + 1
                 break
             end = start
-        if end < file.seek(0, os.SEEK_END):
-            file.truncate(end)
+    if end < size:
+        try:
+            os.truncate(path, end)
+        except OSError as error:
+            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
 
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()

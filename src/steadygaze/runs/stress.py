@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
-from steadygaze.runs.asked import outputs
+from steadygaze.runs.asked import fingerprint, outputs
 from steadygaze.runs.loop import Told
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.store import Done, Store, prepare
@@ -115,7 +115,10 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
                 side = square_side((images.shape[2], images.shape[3]), suite)
                 plan = make_plan(suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept))
                 judge = Judge(module, vit, plan, mean, std)
-                settings = settings_of(plan, suite, identity, [], plan.notes, {"data": "in memory", "limit": limit})
+            levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+            if not settings:
+                facts = {"data": "in memory", "limit": limit, "pictures_hash": fingerprint((levels, labels))}
+                settings = settings_of(judge.plan, suite, identity, [], judge.plan.notes, facts)
                 if folder is not None:
                     prepare(folder, settings, about(""))
                     store = Store(folder)
@@ -125,8 +128,7 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
             if int(labels.min()) < 0 or int(labels.max()) >= classes:
                 raise BadInput(f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())} in batch {number}")
             pictures = tuple(Picture(str(before + i), (int(label),)) for i, label in enumerate(labels))
-            levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-            memory = {p.name: np.ascontiguousarray(pixels) for p, pixels in zip(pictures, levels, strict=True)}
+            memory = {p.name: np.ascontiguousarray(pixels) for p, pixels in zip(pictures, levels.numpy(), strict=True)}
             given = {p.name: image for p, image in zip(pictures, images, strict=True)}
             maker, one = Maker(seed, memory=memory), [Batch(pictures, judge.plan.conditions)]
             append = gathered.extend if store is None else store.append

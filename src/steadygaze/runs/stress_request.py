@@ -155,10 +155,10 @@ def settings_of(
     return {
         "kind": STRESS,
         **identity,
-        **more,
-        "suite": list(suite.names),
         "pictures": len(own) or None,
         "pictures_hash": digest(f"{p.name}\t{p.right}" for p in own) if own else None,
+        **more,
+        "suite": list(suite.names),
         "conditions": list(conditions) or list(dict.fromkeys(s for c in plan.conditions for s, _ in c.rows)),
         "corruptions": list(options.corruptions) if used else [],
         "severities": list(options.severities) if used else [],

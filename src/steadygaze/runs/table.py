@@ -15,14 +15,15 @@ import numpy as np
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.faithfulness.metric import mean as plain_mean
+from steadygaze.runs.grouping import grouped, told_apart
 from steadygaze.runs.statistics import bootstrap, difference, interval
+from steadygaze.runs.wording import OVERALL, arrow, better, caution, counted, label, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from steadygaze.runs.rows import Rows
 
-OVERALL = "removal_mean"  # mean of an image's removal scores; the ranking is by it
 Line = tuple[str, str]  # method, score
 
 
@@ -46,6 +47,8 @@ class Section:
     data: str
     repeats: int
     seed: int
+    run: int = 0  # the first of its runs
+    variant: str = ""  # what tells it from another section of the same model and data
     images: dict[str, int] = field(default_factory=dict)  # name -> place
     values: dict[tuple[str, Line], dict[int, float]] = field(default_factory=dict)
     details: dict[tuple[str, Line], dict[int, Any]] = field(default_factory=dict)
@@ -64,6 +67,11 @@ class Section:
             self.notes[row["metric"]] = row["note"]
         if row.get("flag"):
             self.flags.setdefault(line, set()).add(place)
+
+    @property
+    def title(self) -> str:
+        """The model and the data, and what else tells it from other sections."""
+        return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
 
     @cached_property
     def names(self) -> list[str]:
@@ -193,24 +201,6 @@ def combine_of(metric: str) -> Any:
     return METRICS[metric].combine if metric in METRICS else plain_mean
 
 
-def better(metric: str) -> str:
-    return METRICS[metric].better if metric in METRICS else "higher"
-
-
-def arrow(metric: str) -> str:
-    """The direction that is better."""
-    return {"higher": " ↑", "lower": " ↓"}.get(better(metric), "")
-
-
-def unit(metric: str) -> str:
-    return METRICS[metric].unit if metric in METRICS else "%"
-
-
-def label(metric: str) -> str:
-    """A metric's name for people."""
-    return "mean of removal scores" if metric == OVERALL else metric.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Table:
     """The ranking of each model and data set."""
@@ -219,19 +209,23 @@ class Table:
 
     @classmethod
     def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0) -> Table:
-        sections: dict[tuple[str, str, str], Section] = {}
-        for number, row in rows.everything():
+        sections: dict[tuple[int, str, str], Section] = {}
+        groups = grouped(rows)
+        home = {run: group for group in groups for run in group}
+        for run, row in rows.everything():
             if "unreadable" in row:
                 continue
-            settings = rows.runs[number]["settings"]
-            key = row["model"], row["weights"], settings.get("data", "")
+            first, model, weights = key = home[run][0], row["model"], row["weights"]
             if key not in sections:
-                sections[key] = Section(*key, repeats, seed, ratios=list(settings.get("ratios", [])))
+                settings, variant = rows.runs[first]["settings"], told_apart(rows, home[run], groups)
+                ratios = list(settings.get("ratios", []))
+                sections[key] = Section(model, weights, settings.get("data", ""), repeats, seed, first, variant, ratios=ratios)
             sections[key].add(row)
         return cls(list(sections.values()))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """One dict for each number: model, data, method, score, metric, value, low, high, images, better, note."""
+        """One dict for each number: model, data, method, score, metric, value, low, high, images, better, note,
+        and variant where another section has the same model and data."""
         for section in self.sections:
             for line in section.lines:
                 for metric in section.shown:
@@ -251,6 +245,7 @@ class Table:
                             "flagged": len(section.flags.get(line, ())),
                             "better": better(metric),
                             "note": cell.note,
+                            "variant": section.variant,
                         }
 
     def to_pandas(self) -> pd.DataFrame:
@@ -275,7 +270,7 @@ class Table:
             best = {metric: section.best(metric) for metric in section.shown}
             head = [f"{label(m)}{arrow(m)}" for m in section.shown]
             lines = [
-                f"**{section.model}** ({section.weights}) on {section.data}, {len(section.images)} pictures; 95 % intervals",
+                f"**{section.title}** ({section.weights}), {counted(len(section.images), 'picture')}; 95 % intervals",
                 "",
                 f"| method | score | {' | '.join(head)} |",
                 f"| --- | --- |{' ---: |' * len(head)}",
@@ -283,6 +278,7 @@ class Table:
             for line in section.lines:
                 cells = [_text(section.cells.get((metric, line)), metric, best[metric] == line) for metric in section.shown]
                 lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
+            lines += ["", few] if (few := caution(len(section.images))) else []
             parts.append("\n".join(lines))
         return "\n\n".join(parts) + "\n"
 
@@ -294,8 +290,3 @@ def _text(cell: Cell | None, metric: str, strong: bool) -> str:
         return ""
     value = number(cell.value, metric)
     return f"{f'**{value}**' if strong else value} [{number(cell.low, metric)}, {number(cell.high, metric)}]"
-
-
-def number(value: float, metric: str) -> str:
-    """As many digits as can mean something: one for percent, three otherwise."""
-    return f"{value:.1f}" if unit(metric) == "%" else f"{value:.3f}"

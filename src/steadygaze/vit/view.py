@@ -195,7 +195,8 @@ class ViT:
             raise BadInput(f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size.")
         if images.shape[0] == 0:
             raise BadInput(f"{expected}, got an empty batch.")
-        if not torch.isfinite(images.sum()):  # one pass: NaN and infinity survive a sum
+        wide = torch.promote_types(images.dtype, torch.float32)  # a float16 sum of sound pixels passes 65504
+        if not torch.isfinite(images.sum(dtype=wide)):  # one pass: NaN and infinity survive a sum
             raise BadInput("the images have NaN or infinite values. Look at the file or the transform they come from.")
         return images
 
