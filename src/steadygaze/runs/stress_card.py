@@ -16,7 +16,7 @@ if all 15 corruptions were run at all 5 severities. Intervals: bootstrap over pi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -76,14 +76,15 @@ class Card:
         self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
 
     @classmethod
-    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, images: set[str] | None = None) -> list[Card]:
+    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, take: Callable[[Row], bool] = lambda row: True) -> list[Card]:
+        """A card of each run; take: which rows count."""
         from steadygaze.runs.rows import STRESS
 
         if rows.kinds != {STRESS}:
             raise BadInput("expected rows of steadygaze stress, got rows of verify: their numbers are in table()")
         cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
         for number, row in rows.everything():
-            if "unreadable" not in row and (images is None or row["image"] in images):
+            if "unreadable" not in row and take(row):
                 cards[number].add(row)
         return cards
 
@@ -110,8 +111,20 @@ class Card:
 
     def names_of(self, population: str) -> list[str]:
         """The pictures of a population, sorted."""
+        return self._names.get(population, [])
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        places: dict[str, set[int]] = {}
+        for (setting, _), column in self._columns.items():
+            places.setdefault(self.population(setting), set()).update(column.places)
         names = list(self._places)
-        return sorted({names[p] for (s, _), c in self._columns.items() if self.population(s) == population for p in c.places})
+        return {population: sorted(names[p] for p in found) for population, found in places.items()}
+
+    def without(self, key: Key) -> set[str]:
+        """The pictures of a setting's population that have no such number."""
+        names = self.names_of(self.population(key[0]))
+        return {names[i] for i in np.flatnonzero(np.isnan(self.values(*key)))}
 
     def values(self, setting: str, metric: str) -> np.ndarray:
         """The value of each picture of the setting's population, in order of name, NaN where there is none."""
