@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -407,6 +408,8 @@ def test_bad_strengths():
     for bad, says in (("8", "8/255"), ([8], "grey levels"), ("8/0", "shares"), ("x", "shares"), ("0", "above 0"), ("-1/255", "0 to 1")):
         with pytest.raises(sg.BadInput, match=says):
             parse_epsilons(bad)
+    assert parse_epsilons([8 / 255, 0.0313725, "8/255"]) == parse_epsilons(8 / 255) == (8 / 255,)  # all are fgsm/8
+    assert parse_severities(3) == (3,)
     with pytest.raises(sg.UnknownName, match="gaussian_noise"):
         Options.of(corruptions="gausian_noise")
     assert Options.of(corruptions="all19").corruptions == CORRUPTIONS and Options.of(corruptions="fog,snow").corruptions == ("snow", "fog")
@@ -459,3 +462,30 @@ def test_a_half_downloaded_folder_is_said(tmp_path):
 def test_prepare_writes_nothing(data, tmp_path):
     ready = prepare_stress(ask(data, tmp_path / "run"))
     assert not (tmp_path / "run").exists() and ready.work(World()) == 4 * 5
+
+
+def eight_bit(mean, std, dtype=torch.float32):
+    pixels = torch.randint(0, 256, (3, 3, 24, 24), generator=torch.Generator().manual_seed(4)) / 255
+    m, s = (torch.tensor(v).view(1, 3, 1, 1) for v in (mean, std))
+    return [(((pixels - m) / s).to(dtype), torch.tensor([0, 1, 2]))]
+
+
+def test_images_normalised_otherwise_are_found_out():
+    """0.5 and 0.5 undone with ImageNet's mean and std stays within [0, 1]: only the grey levels tell."""
+    torch.manual_seed(0)
+    few = {"corruptions": "fog", "severities": [1]}
+    half, imagenet = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(sg.BadInput, match=r"give mean=\[0.5, 0.5, 0.5\], std=\[0.5, 0.5, 0.5\]"):
+        sg.stress(Small(), eight_bit(*half), **few)
+    with pytest.raises(sg.BadInput, match=r"mean=\[0.0, 0.0, 0.0\], std=\[1.0"):
+        sg.stress(Small(), eight_bit((0.0,) * 3, (1.0,) * 3), **few)
+    with pytest.raises(sg.BadInput, match="normalise them as expected"):
+        sg.stress(Small(), eight_bit(*half), mean=imagenet[0], std=imagenet[1], **few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for normal in (half, imagenet):
+            sg.stress(Small(), eight_bit(*normal), mean=normal[0], std=normal[1], **few)
+        assert not sg.stress(Small(), eight_bit(*imagenet), **few).runs[0]["settings"]["notes"]
+    with pytest.warns(UserWarning, match="ImageNet's mean and std are taken"):  # halfway between levels: nothing to be told from
+        rows = sg.stress(Small(), [(x * 0.9, y) for x, y in eight_bit(*imagenet)], **few)
+    assert "Small does not say" in rows.runs[0]["settings"]["notes"][0]
