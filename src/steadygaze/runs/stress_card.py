@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.robustness.calibration import BINS
 from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
@@ -47,13 +48,18 @@ class _Column:
     sums: np.ndarray | None = None
     squares: np.ndarray | None = None
     counts: np.ndarray | None = None
-    note: str = ""
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """What all rows say; where they are of several groups (the styles of ImageNet-R), which."""
+        return f"{len(self.notes)} groups: {some(self.notes)}" if len(self.notes) > 1 else "".join(self.notes)
 
     def add(self, place: int, row: Row) -> None:
         self.places.append(place)
         self.values.append(float("nan") if row["value"] is None else row["value"])
         if row.get("note"):
-            self.note = row["note"]
+            self.notes[row["note"]] = None
         if row.get("detail") and row["metric"] != "top1":
             detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float64)
             if self.sums is None or self.squares is None or self.counts is None:
@@ -73,6 +79,7 @@ class Card:
         self._apart = {"neighbours", *(shift["name"] for shift in run["settings"].get("shifts", ()))}
         self._places: dict[str, int] = {}
         self._columns: dict[Key, _Column] = {}
+        self.unreadable: dict[str, bool] = {}  # False: it could not be read, and can be now
         self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
 
     @classmethod
@@ -84,7 +91,9 @@ class Card:
             raise BadInput("expected rows of steadygaze stress, got rows of verify: their numbers are in table()")
         cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
         for number, row in rows.everything():
-            if "unreadable" not in row and take(row):
+            if "unreadable" in row:
+                cards[number].unreadable[row["image"]] = bool(row["unreadable"])
+            elif take(row):
                 cards[number].add(row)
         return cards
 
@@ -141,6 +150,14 @@ class Card:
             for i, name in enumerate(self.names_of(population)):
                 order[self._places[name]] = i
             found[population] = order
+        return found
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How many pictures have been through each setting, broken answers too."""
+        found: dict[str, int] = {}
+        for (setting, _), column in self._columns.items():
+            found[setting] = min(found.get(setting, len(column.places)), len(column.places))
         return found
 
     @property

@@ -1,8 +1,8 @@
 """Before and after: two models on the same pictures under the same settings.
 
 Every number is after minus before, over the pictures and settings that both have: means over corruptions and the like too. The
-interval is paired (the same draws for both), so one without zero is a real difference. With several seeds a side, each picture counts with its mean over them, and each
-side's own spread from seed to seed is given.
+interval is paired (the same draws for both), so one without zero is a real difference. With several seeds a side, each picture
+counts with its mean over them, and each side's own spread from seed to seed is given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_numbers import better, percent
 from steadygaze.runs.stress_suite import APART
 
-SAME = ("data", "pictures_hash", "shifts", "backgrounds", "neighbours", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device", "versions")
+SAME = (
+    "data", "pictures_hash", "shifts", "backgrounds", "neighbours", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device",
+    "versions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _seeds(sides: Sequence[Rows]) -> list[str]:
     if seeds[0] == seeds[1] or not random:
         return []
     one, two = (", ".join(map(str, side)) for side in seeds)
-    return [f"other seeds before ({one}) than after ({two}): corruptions and whatever else is drawn at random are not the same on both sides"]
+    return [f"other seeds before ({one}) than after ({two}): corruptions and all else that is drawn at random differ between the sides"]
 
 
 def _differences(runs: Sequence[dict[str, Any]]) -> list[str]:
