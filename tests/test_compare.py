@@ -89,6 +89,44 @@ def test_only_what_both_have(pair, tmp_path):
     assert next(c for c in found.changes if c.setting == "clean").before.mean == pytest.approx(tops(one)[_places(one, few)].mean())
 
 
+def test_means_over_corruptions_are_of_the_same_corruptions(tmp_path):
+    """The same model, run under other corruptions and severities: what both have is equal, so nothing may differ."""
+    rows = made_up(COMMON, images=12)
+
+    def part(folder, names, severities):
+        there = {"clean", *(f"{name}/{s}" for name in names for s in severities)}
+        return kept(Rows(rows.runs, [r for r in rows if r["setting"] in there]), folder)
+
+    a, b = part(tmp_path / "a", COMMON[:4], (1, 2, 3)), part(tmp_path / "b", COMMON[2:9], (3, 4))
+    alone = [Rows.read(x).cards(repeats=10)[0].scores["corruptions", "mean_error"].value for x in (a, b)]
+    assert alone[0] != alone[1]
+    found = compare([a], [b], repeats=50)
+    assert all(c.difference == c.low == c.high == 0 for c in found.changes)
+    mean = next(c for c in found.changes if (c.setting, c.metric) == ("corruptions", "mean_error"))
+    assert mean.before.mean == pytest.approx(1 - np.mean([tops(rows, f"{name}/3").mean() for name in COMMON[2:4]]))
+    assert {note.split(":")[0] for note in found.notes} == {"only before", "only after"}
+
+
+def test_a_run_that_is_not_finished_is_paired_picture_by_picture(pair, tmp_path):
+    one, _, a, _ = pair
+    names = sorted({r["image"] for r in one})
+    half = [r for r in one if r["setting"] != "fog/3" or r["image"] in names[:5]]
+    broken = [{**r, "value": None, "flag": "broken logits"} if (r["setting"], r["image"]) == ("snow/1", names[2]) else r for r in half]
+    found = compare([kept(Rows(one.runs, broken), tmp_path / "half")], [a], repeats=50)
+    assert all(c.difference == c.low == c.high == 0 for c in found.changes)
+    images = {c.setting: c.images for c in found.changes if c.metric == "top1"}
+    assert (images["fog/3"], images["snow/1"], images["fog/2"]) == (5, 11, 12)
+    assert any("fog/3 7, snow/1 1" in note for note in found.notes)
+
+
+def test_other_seeds_are_told(pair, tmp_path):
+    one, _, a, _ = pair
+    facts = {**one.runs[0], "settings": {**one.runs[0]["settings"], "seed": 9, "suite": ["corruptions"]}}
+    other = kept(Rows([facts], list(one)), tmp_path / "other")
+    assert any(note.startswith("other seeds before (0) than after (9)") for note in compare([a], [other], repeats=20).notes)
+    assert not compare([a, other], [other, a], repeats=20).notes
+
+
 def _places(one, few):
     names = sorted({r["image"] for r in one})
     return [names.index(name) for name in sorted({r["image"] for r in few})]

@@ -14,6 +14,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 
 from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import COMMON
 from steadygaze.robustness.shifts import READERS, Shift, read_shift, shift_scores, top_right
 
 INFO = ImageNetInfo()
@@ -265,6 +266,18 @@ def test_imagenet_c(tmp_path: Path, picture: bytes) -> None:
         read_shift("imagenet-c", tmp_path, corruptions=("snow",))
     with pytest.raises(UnknownName, match="fog"):
         read_shift("imagenet-c", tmp_path, corruptions=("fogg",))
+
+
+def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_for(tmp_path: Path, picture: bytes) -> None:
+    names = [f"extra/saturate/{s}" for s in range(1, 6)] + [f"{kind}/{s}" for kind in COMMON for s in range(1, 6)]
+    plant(tmp_path, [f"{name}/{SYNSETS[7]}/ILSVRC2012_val_00000001.JPEG" for name in names], picture)
+    common = read_shift("imagenet-c", tmp_path, partial=True)
+    assert {i.group.split(":")[0] for i in common.items} == set(COMMON)
+    assert common.left_out == {"corruptions not asked for": ("saturate",)}
+    begin = "gaussian_noise:1, gaussian_noise:2, gaussian_noise:3, gaussian_noise:4, gaussian_noise:5, shot_noise:1 and 69 more: "
+    assert common.notes == (begin + "1 of 1000 class folders", begin + "1 of 50000 pictures")
+    some = read_shift("imagenet-c", tmp_path, corruptions=("fog", "saturate"), severities=(2, 5), partial=True)
+    assert {i.group for i in some.items} == {"fog:2", "fog:5", "saturate:2", "saturate:5"}
 
 
 def test_every_picture_of_a_shift_can_be_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,7 +298,7 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
     for i, synset in enumerate(synsets[:3]):
         (tmp_path / "r" / synset).mkdir(parents=True)
         for n in range(2):
-            Image.fromarray(np.full((40, 40, 3), 40 * i + n, np.uint8)).save(tmp_path / "r" / synset / f"art_{n}.jpg")
+            Image.fromarray(np.full((40, 40, 3), 40 * i + n, np.uint8)).save(tmp_path / "r" / synset / f"{('art', 'toy')[i % 2]}_{n}.jpg")
     for severity in range(1, 6):
         for i, synset in enumerate(imagenet_synsets()[:2]):
             folder = tmp_path / "c" / "weather" / "fog" / str(severity) / synset
@@ -312,12 +313,15 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
     rows = sg.stress(thousand(), tmp_path / "clean", suite=suite, partial=True)
     frame = rows.to_pandas()
     assert {"top1_of_200", "top5_of_200"} <= set(frame[frame["setting"] == "imagenet-r"]["metric"])
-    assert (frame[frame["setting"] == "imagenet-r"]["note"] == "art").all()
+    assert set(frame[frame["setting"] == "imagenet-r"]["note"]) == {"art", "toy"}
     assert set(frame["setting"]) == {"clean", "imagenet-r", *(f"imagenet-c/fog/{s}" for s in range(1, 6))}
     assert (frame[frame["setting"] == "imagenet-c/fog/3"].groupby("metric").size() == 2).all()
     card = rows.cards(repeats=20)[0]
     assert card.numbers["imagenet-r", "top1"].images == 6 and "published" in card.scores["imagenet-c", "mean_error"].note
+    assert card.numbers["imagenet-r", "top1"].note == "2 groups: art, toy"
     assert any("3 of 200" in note for note in rows.runs[0]["settings"]["notes"])
+    few = sg.stress(thousand(), None, suite=suite[1:], corruptions="fog", severities="2,4", partial=True)
+    assert {row["setting"] for row in few} == {"imagenet-c/fog/2", "imagenet-c/fog/4"}
     with pytest.raises(sg.BadInput, match="they do not map"):
         sg.stress(sg.load_model("embedded"), data, suite=suite, partial=True)
 
@@ -409,6 +413,8 @@ def test_bad_strengths():
     for bad, says in (("8", "8/255"), ([8], "grey levels"), ("8/0", "shares"), ("x", "shares"), ("0", "above 0"), ("-1/255", "0 to 1")):
         with pytest.raises(sg.BadInput, match=says):
             parse_epsilons(bad)
+    assert parse_epsilons([8 / 255, 0.0313725, "8/255"]) == parse_epsilons(8 / 255) == (8 / 255,)  # all are fgsm/8
+    assert parse_severities(3) == (3,)
     with pytest.raises(sg.UnknownName, match="gaussian_noise"):
         Options.of(corruptions="gausian_noise")
     assert Options.of(corruptions="all19").corruptions == CORRUPTIONS and Options.of(corruptions="fog,snow").corruptions == ("snow", "fog")
@@ -461,3 +467,30 @@ def test_a_half_downloaded_folder_is_said(tmp_path):
 def test_prepare_writes_nothing(data, tmp_path):
     ready = prepare_stress(ask(data, tmp_path / "run"))
     assert not (tmp_path / "run").exists() and ready.work(World()) == 4 * 5
+
+
+def eight_bit(mean, std, dtype=torch.float32):
+    pixels = torch.randint(0, 256, (3, 3, 24, 24), generator=torch.Generator().manual_seed(4)) / 255
+    m, s = (torch.tensor(v).view(1, 3, 1, 1) for v in (mean, std))
+    return [(((pixels - m) / s).to(dtype), torch.tensor([0, 1, 2]))]
+
+
+def test_images_normalised_otherwise_are_found_out():
+    """0.5 and 0.5 undone with ImageNet's mean and std stays within [0, 1]: only the grey levels tell."""
+    torch.manual_seed(0)
+    few = {"corruptions": "fog", "severities": [1]}
+    half, imagenet = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(sg.BadInput, match=r"give mean=\[0.5, 0.5, 0.5\], std=\[0.5, 0.5, 0.5\]"):
+        sg.stress(Small(), eight_bit(*half), **few)
+    with pytest.raises(sg.BadInput, match=r"mean=\[0.0, 0.0, 0.0\], std=\[1.0"):
+        sg.stress(Small(), eight_bit((0.0,) * 3, (1.0,) * 3), **few)
+    with pytest.raises(sg.BadInput, match="normalise them as expected"):
+        sg.stress(Small(), eight_bit(*half), mean=imagenet[0], std=imagenet[1], **few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for normal in (half, imagenet):
+            sg.stress(Small(), eight_bit(*normal), mean=normal[0], std=normal[1], **few)
+        assert not sg.stress(Small(), eight_bit(*imagenet), **few).runs[0]["settings"]["notes"]
+    with pytest.warns(UserWarning, match="ImageNet's mean and std are taken"):  # halfway between levels: nothing to be told from
+        rows = sg.stress(Small(), [(x * 0.9, y) for x, y in eight_bit(*imagenet)], **few)
+    assert "Small does not say" in rows.runs[0]["settings"]["notes"][0]

@@ -120,3 +120,21 @@ def test_the_closing_tables(data, tmp_path):
     for words in ("clean", "fgsm/8", "pgd/8", "centre_square/0.5", "top-1 at 5", "random drop", "salient drop by gaze", "entropy",
                   "stability", "ECE", "1 of the 15 common corruptions, severities 1, 5", "3 pictures"):  # fmt: skip
         assert words in done.output, words
+
+
+def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
+    """As a kill leaves it; a picture that cannot be read is no lack."""
+    whole = run.folders[0]
+    lines = (whole / "rows-00000.jsonl").read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])["image"]
+    for name, take, also in (("killed", lambda r: r["setting"] != "fog/3" or r["image"] == first, []),
+                             ("unreadable", lambda r: r["image"] != first, [{"image": first, "unreadable": f"{first}: no such file"}]),
+                             ("whole", lambda r: True, [])):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text((whole / "run.json").read_text())
+        kept = [line for line in lines if take(json.loads(line))]
+        (tmp_path / name / "rows-00000.jsonl").write_text("".join([*kept, *(json.dumps(row) + "\n" for row in also)]))
+        write_report([tmp_path / name], pictures=False, repeats=20)
+        for file in ("report.html", "table.md"):
+            text = (tmp_path / name / file).read_text()
+            assert ("Not finished: 1 of" in text and "(fog/3)" in text) == (name == "killed"), (name, file)

@@ -176,7 +176,7 @@ def stress(
     limit: Annotated[
         int | None, typer.Option(min=1, help="So many pictures of each set, spread evenly over the classes.")
     ] = None,
-    corruptions: Annotated[list[str] | None, typer.Option(help="all15 (the default), all19, or names.")] = None,
+    corruptions: Annotated[list[str] | None, typer.Option(help="all15 (the default), all19, or names; of shift:imagenet-c too.")] = None,
     severities: Annotated[str | None, typer.Option(help="Of the corruptions. Default: 1,2,3,4,5.")] = None,
     epsilons: Annotated[
         str | None, typer.Option(help="Of the attacks, shares of the full scale. Default: 1/255,2/255,8/255.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.report import svg
 from steadygaze.report.bars import Bar, bars, grid
@@ -18,6 +19,7 @@ from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.synthetic import PLACES
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.stress_card import Card
+from steadygaze.runs.stress_done import unfinished
 from steadygaze.runs.stress_numbers import Number, better, percent, table_csv
 
 KINDS = {
@@ -49,7 +51,7 @@ def write_stress(rows: Rows, out: str | Path | None = None, *, pictures: bool = 
     if not all(card.keys for card in cards):
         raise BadInput(f"{', '.join(map(str, rows.folders))}: no row yet. Let steadygaze stress run first.")
     parts = [part for i, card in enumerate(cards) for part in _parts(card, i if len(cards) > 1 else None, pictures)]
-    leads = [_lead(card) for card in cards]
+    leads = [text for card in cards for text in (_lead(card), _unfinished(card)) if text]
     page = rendered("card.html", rows.runs, rows, title="How does the model hold up?", about=cards[0].model, leads=leads, parts=parts)
     path = rows.folders[0] / "report.html" if out is None else Path(out)
     records = [record for card in cards for record in card.records()]
@@ -60,6 +62,14 @@ def write_stress(rows: Rows, out: str | Path | None = None, *, pictures: bool = 
 def _lead(card: Card) -> str:
     settings = len({s for s, _ in card.keys} - {"clean"})
     return f"{card.model} under {settings} settings{f', on {card.pictures} pictures of {card.data}' if card.pictures else ''}."
+
+
+def _unfinished(card: Card) -> str:
+    found = unfinished(card)
+    if not found:
+        return ""
+    words = f"Not finished: {len(found)} of {len(card.run['settings']['conditions'])} settings lack pictures ({some(found)})"
+    return f"{words}. Their numbers may be of other pictures than the rest; the same steadygaze stress command goes on."
 
 
 def _parts(card: Card, number: int | None, pictures: bool) -> list[Part]:
@@ -276,6 +286,8 @@ def _everything(card: Card, tail: str, mark: str) -> Part:
 
 def _markdown(card: Card) -> str:
     lines = [f"**{card.model}** ({card.weights}) on {card.data}, {card.pictures} pictures; 95 % intervals", ""]
+    if words := _unfinished(card):
+        lines += [words, ""]
     lines += ["| setting | metric | value | 95 % interval | pictures | note |", "| --- | --- | ---: | --- | ---: | --- |"]
     for (setting, metric), n in card.numbers.items():
         scale = 100 if percent(metric) else 1

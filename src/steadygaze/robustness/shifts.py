@@ -232,8 +232,10 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     return _from_folders(what, root, {n: (known[n],) for n in there}, expected, partial=partial, group=lambda p: groups.get(p.stem, ""))
 
 
-def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, partial: bool = False) -> Shift:
-    """The published ImageNet-C: 15 corruptions (or the 19, if asked for) of 50,000 pictures at 5 severities."""
+def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severities: Sequence[int] = SEVERITIES,
+               partial: bool = False) -> Shift:  # fmt: skip
+    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities. Corruptions that are there
+    but not asked for are left out, and named."""
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -241,19 +243,24 @@ def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, partial
     root = folder(root, what, "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...")
     places = {name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()}
     there = [name for name in corruptions if name in places]
-    notes = [complete(what, root, "corruption", corruptions, there, partial=partial)]
+    missing = complete(what, root, "corruption", corruptions, there, partial=partial)
+    levels = [str(severity) for severity in severities]
     synsets = {s: (i,) for i, s in enumerate(imagenet_synsets())}
     items: list[Shifted] = []
+    lacks: dict[str, list[str]] = {}
     for name in there:
-        have = [s for s in map(str, SEVERITIES) if (places[name] / s).is_dir()]
-        note = complete(what, places[name], "severity folder", map(str, SEVERITIES), have, partial=partial)
-        notes.append(note and f"{name}: {note}")
+        have = [s for s in levels if (places[name] / s).is_dir()]
+        if note := complete(what, places[name], "severity folder", levels, have, partial=partial):
+            lacks.setdefault(note, []).append(name)
         for severity in have:
             group = f"{name}:{severity}"
             part = _from_folders(what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root)
             items += part.items
-            notes += [f"{group}: {note}" for note in part.notes]
-    return Shift(what, items, ready=True, notes=tuple(note for note in notes if note))
+            for note in part.notes:
+                lacks.setdefault(note, []).append(group)
+    notes = ([missing] if missing else []) + [f"{some(groups)}: {note}" for note, groups in lacks.items()]
+    beyond = tuple(name for name in places if name not in corruptions)
+    return Shift(what, items, ready=True, left_out={"corruptions not asked for": beyond} if beyond else {}, notes=tuple(notes))
 
 
 def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: int, *, partial: bool,

@@ -3,6 +3,7 @@ meanwhile; in memory, or into a folder of rows that can be gone on with."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.asked import fingerprint, outputs
+from steadygaze.runs.levels import fits
 from steadygaze.runs.loop import Told
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.store import Done, Store, prepare
@@ -37,8 +39,8 @@ def stress(
     suite: str | Sequence[str] = ("corruptions",),
     *,
     corruptions: str | Sequence[str] | None = None,
-    severities: str | Sequence[int] | None = None,
-    epsilons: str | Sequence[float] | None = None,
+    severities: str | int | Sequence[int] | None = None,
+    epsilons: str | float | Sequence[float] | None = None,
     pgd_steps: int = 10,
     salient: str = DEFAULT,
     limit: int | None = None,
@@ -65,7 +67,8 @@ def stress(
     salient: the method by which `salient_drop` drops tokens
     masks, backgrounds: folders for `synthetic`                 partial: take shifts and sets that are downloaded in part
     bank: so many pictures that neighbours are looked for among, spread evenly over the classes
-    mean, std: the normalisation of images in memory; known of timm's models
+    mean, std: the normalisation of images in memory; known of timm's models, otherwise ImageNet's is taken, with a warning where the
+        images do not bear it out
     workers: processes that make pictures ahead                 out: a folder for the rows; the same call goes on there
     """
     options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons, pgd_steps=pgd_steps, salient=salient)
@@ -98,7 +101,7 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
     vit = view(module, suite)
     named = origin.name if origin else type(module).__name__
     identity = origin.identity if origin else {"model": named, "weights": weights_hash(module)}
-    mean, std = _normalisation(module, origin, mean, std)
+    mean, std, known = _normalisation(module, origin, mean, std)
     judge: Judge | None = None
     folder, gathered = None if out is None else Path(out), []  # type: ignore[var-annotated]
     settings: dict[str, Any] = {}
@@ -117,8 +120,9 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
                 judge = Judge(module, vit, plan, mean, std)
             levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
             if not settings:
+                notes = [*judge.plan.notes, *_doubt(images, (mean, std), known, named)]
                 facts = {"data": "in memory", "limit": limit, "pictures_hash": fingerprint((levels, labels))}
-                settings = settings_of(judge.plan, suite, identity, [], judge.plan.notes, facts)
+                settings = settings_of(judge.plan, suite, identity, [], notes, facts)
                 if folder is not None:
                     prepare(folder, settings, about(""))
                     store = Store(folder)
@@ -155,13 +159,23 @@ def _checked(data: Any) -> Iterable[tuple[Tensor, Tensor]]:
         yield images, labels
 
 
-def _normalisation(module: nn.Module, origin: Loaded | None, mean: Any, std: Any) -> tuple[Sequence[float], Sequence[float]]:
-    """Given, or known of the model; a wrong guess is found out when pixels leave their range."""
+def _normalisation(module: nn.Module, origin: Loaded | None, mean: Any, std: Any) -> tuple[Sequence[float], Sequence[float], bool]:
+    """Mean and std, given or of the model, and whether they are known: otherwise they are ImageNet's."""
     if mean is not None and std is not None:
-        return tuple(mean), tuple(std)
+        return tuple(mean), tuple(std), True
     if mean is not None or std is not None:
         raise BadInput("mean, std: expected both or none")
     if origin is not None:
-        return origin.mean, origin.std
-    known = getattr(module, "pretrained_cfg", None) or {}
-    return (known["mean"], known["std"]) if "mean" in known and "std" in known else IMAGENET
+        return origin.mean, origin.std, True
+    told = getattr(module, "pretrained_cfg", None) or {}
+    return (told["mean"], told["std"], True) if "mean" in told and "std" in told else (*IMAGENET, False)
+
+
+def _doubt(images: Tensor, normal: tuple[Sequence[float], Sequence[float]], known: bool, model: str) -> list[str]:
+    """What is said of a normalisation that is neither known nor seen in the images; a wrong one is an error."""
+    pixels_of(images, *normal)
+    if fits(images, normal) or known:
+        return []
+    note = f"{model} does not say how its images are normalised: ImageNet's mean and std are taken. Give mean= and std= if they are others"
+    warnings.warn(note, stacklevel=4)
+    return [note]

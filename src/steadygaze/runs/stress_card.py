@@ -16,13 +16,14 @@ if all 15 corruptions were run at all 5 severities. Intervals: bootstrap over pi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.robustness.calibration import BINS
 from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
@@ -47,13 +48,18 @@ class _Column:
     sums: np.ndarray | None = None
     squares: np.ndarray | None = None
     counts: np.ndarray | None = None
-    note: str = ""
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """What all rows say; where they are of several groups (the styles of ImageNet-R), which."""
+        return f"{len(self.notes)} groups: {some(self.notes)}" if len(self.notes) > 1 else "".join(self.notes)
 
     def add(self, place: int, row: Row) -> None:
         self.places.append(place)
         self.values.append(float("nan") if row["value"] is None else row["value"])
         if row.get("note"):
-            self.note = row["note"]
+            self.notes[row["note"]] = None
         if row.get("detail") and row["metric"] != "top1":
             detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float64)
             if self.sums is None or self.squares is None or self.counts is None:
@@ -73,17 +79,21 @@ class Card:
         self._apart = {"neighbours", *(shift["name"] for shift in run["settings"].get("shifts", ()))}
         self._places: dict[str, int] = {}
         self._columns: dict[Key, _Column] = {}
+        self.unreadable: dict[str, bool] = {}  # False: it could not be read, and can be now
         self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
 
     @classmethod
-    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, images: set[str] | None = None) -> list[Card]:
+    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, take: Callable[[Row], bool] = lambda row: True) -> list[Card]:
+        """A card of each run; take: which rows count."""
         from steadygaze.runs.rows import STRESS
 
         if rows.kinds != {STRESS}:
             raise BadInput("expected rows of steadygaze stress, got rows of verify: their numbers are in table()")
         cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
         for number, row in rows.everything():
-            if "unreadable" not in row and (images is None or row["image"] in images):
+            if "unreadable" in row:
+                cards[number].unreadable[row["image"]] = bool(row["unreadable"])
+            elif take(row):
                 cards[number].add(row)
         return cards
 
@@ -110,8 +120,20 @@ class Card:
 
     def names_of(self, population: str) -> list[str]:
         """The pictures of a population, sorted."""
+        return self._names.get(population, [])
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        places: dict[str, set[int]] = {}
+        for (setting, _), column in self._columns.items():
+            places.setdefault(self.population(setting), set()).update(column.places)
         names = list(self._places)
-        return sorted({names[p] for (s, _), c in self._columns.items() if self.population(s) == population for p in c.places})
+        return {population: sorted(names[p] for p in found) for population, found in places.items()}
+
+    def without(self, key: Key) -> set[str]:
+        """The pictures of a setting's population that have no such number."""
+        names = self.names_of(self.population(key[0]))
+        return {names[i] for i in np.flatnonzero(np.isnan(self.values(*key)))}
 
     def values(self, setting: str, metric: str) -> np.ndarray:
         """The value of each picture of the setting's population, in order of name, NaN where there is none."""
@@ -128,6 +150,14 @@ class Card:
             for i, name in enumerate(self.names_of(population)):
                 order[self._places[name]] = i
             found[population] = order
+        return found
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How many pictures have been through each setting, broken answers too."""
+        found: dict[str, int] = {}
+        for (setting, _), column in self._columns.items():
+            found[setting] = min(found.get(setting, len(column.places)), len(column.places))
         return found
 
     @property

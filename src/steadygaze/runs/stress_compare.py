@@ -1,8 +1,8 @@
 """Before and after: two models on the same pictures under the same settings.
 
-Every number is after minus before, over the pictures that both have; the interval is paired (the same draws for both), so
-one without zero is a real difference. With several seeds a side, each picture counts with its mean over them, and each
-side's own spread from seed to seed is given.
+Every number is after minus before, over the pictures and settings that both have: means over corruptions and the like too. The
+interval is paired (the same draws for both), so one without zero is a real difference. With several seeds a side, each picture
+counts with its mean over them, and each side's own spread from seed to seed is given.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.by_class import ClassChange, Spread, class_changes, mcnemar, over_seeds, turned
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.statistics import interval
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_numbers import better, percent
+from steadygaze.runs.stress_suite import APART
 
-SAME = ("data", "pictures_hash", "neighbours", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device", "versions")
+SAME = (
+    "data", "pictures_hash", "shifts", "backgrounds", "neighbours", "batch", "shares", "pgd_steps", "salient", "preprocessing", "device",
+    "versions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def compare(before: Sequence[str | Path], after: Sequence[str | Path], *, settin
             seed: int = 0) -> Comparison:  # fmt: skip
     """Compare the runs of two models, one folder or one for each seed a side."""
     sides = [_rows(before), _rows(after)]
-    notes = _differences([run for side in sides for run in side.runs])
+    notes = [*_differences([run for side in sides for run in side.runs]), *_seeds(sides)]
     names = [_images(side) for side in sides]
     common = set.intersection(*(images for side in names for images in side))
     if not common:
@@ -95,15 +100,12 @@ def compare(before: Sequence[str | Path], after: Sequence[str | Path], *, settin
         for images, folder in zip(side, folders, strict=True):
             if len(images) > len(common):
                 notes.append(f"{folder}: {len(images) - len(common)} of its {len(images)} pictures are not in all runs, and are left out")
-    cards = [Card.of(side, repeats=repeats, seed=seed, images=common) for side in sides]
+    cards, left = _paired(sides, common, repeats, seed)
+    notes += left
     _same_labels(cards)
     shared = [key for key in cards[0][0].numbers if all(key in card.numbers for side in cards for card in side)]
     if not shared:
         raise BadInput(f"{_called(before)} and {_called(after)} have no setting in common")
-    alone = [sorted({k[0] for card in side for k in card.measured} - {k[0] for k in shared}) for side in cards]
-    for missing, which in zip(alone, ("before", "after"), strict=True):
-        if missing:
-            notes.append(f"only {which}: {', '.join(missing[:6])}{f' and {len(missing) - 6} more' if len(missing) > 6 else ''}")
     changes = [_change(cards, key) for key in shared]
     if (setting, "top1") not in shared:
         raise UnknownName("setting", setting, [s for s, m in shared if m == "top1"], "It must have been run of both models.")
@@ -140,6 +142,41 @@ def _images(rows: Rows) -> list[set[str]]:
     if not all(found):
         raise BadInput(f"{_called(rows.folders)}: a run has no row yet. Let steadygaze stress run first.")
     return found
+
+
+def _paired(sides: Sequence[Rows], common: set[str], repeats: int, seed: int) -> tuple[list[list[Card]], list[str]]:
+    """The cards of both sides, of what every run has measured of every picture alone, and what had to be left out for it."""
+    cards = [Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides]
+    every = [card for side in cards for card in side]
+    shared = set.intersection(*(set(card.keys) for card in every))
+    lost = {key: found for key in shared if (found := set().union(*(card.without(key) for card in every)))}
+    notes = []
+    for side, which in zip(cards, ("before", "after"), strict=True):
+        alone = sorted({setting for card in side for setting, _ in card.keys} - {setting for setting, _ in shared})
+        if alone:
+            notes.append(f"only {which}: {some(alone)}")
+    if lost:
+        most = {setting: max(len(found) for key, found in lost.items() if key[0] == setting) for setting, _ in lost}
+        each = some(f"{setting} {count}" for setting, count in sorted(most.items()))
+        notes.append(f"pictures that some run lacks, and that are left out: {each}. A run that is not finished, or numbers that are NaN?")
+    if not lost and all(set(card.keys) == shared for card in every):
+        return cards, notes
+
+    def both(row: Row) -> bool:
+        key = row["setting"], row["metric"]
+        return row["image"] in common and key in shared and row["image"] not in lost.get(key, ())
+
+    return [Card.of(side, repeats=repeats, seed=seed, take=both) for side in sides], notes
+
+
+def _seeds(sides: Sequence[Rows]) -> list[str]:
+    """What is drawn at random is the same before and after only with the same seeds."""
+    seeds = [sorted(run["settings"]["seed"] for run in side.runs) for side in sides]
+    random = any(set(run["settings"].get("suite", ())) - set(APART) for side in sides for run in side.runs)
+    if seeds[0] == seeds[1] or not random:
+        return []
+    one, two = (", ".join(map(str, side)) for side in seeds)
+    return [f"other seeds before ({one}) than after ({two}): corruptions and all else that is drawn at random differ between the sides"]
 
 
 def _differences(runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -193,7 +193,7 @@ def _notes(data: Path | None, found: Labelled, shifts: Sequence[Shift], near: Se
     """What is missing or left out."""
     for shift in shifts:
         yield from (f"{shift.name}: {note}" for note in shift.notes)
-        yield from (f"{shift.name}: {len(which)} left out: {why}" for why, which in shift.left_out.items())
+        yield from (f"{shift.name}: {len(which)} left out: {why} ({some(which)})" for why, which in shift.left_out.items())
     for one in near:
         yield from (f"{one.name}: {note}" for note in one.source.notes)
     empty = [] if data is None else _empty(data, found)
@@ -235,8 +235,10 @@ def _backgrounds(folder: Path | None, suite: Suite) -> tuple[Item, ...]:
 
 
 def _shift(name: str, folder: Path, request: Request) -> Shift:
+    options = request.options
+    asked = {"corruptions": options.corruptions, "severities": options.severities} if name == "imagenet-c" else {}
     try:
-        return read_shift(name, folder, partial=request.partial)
+        return read_shift(name, folder, partial=request.partial, **asked)
     except BadInput as error:
         raise BadInput(str(error).replace("partial=True", "--partial (partial=True)")) from error
 

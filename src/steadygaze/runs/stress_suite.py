@@ -110,9 +110,16 @@ def parse_corruptions(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in CORRUPTIONS if name in chosen)
 
 
-def parse_severities(given: str | Iterable[Any]) -> tuple[int, ...]:
+def _words(given: str | float | Iterable[Any]) -> list[Any]:
+    """What stands between commas, one number, or the numbers of a list."""
+    if isinstance(given, str):
+        return [word.strip() for word in given.split(",") if word.strip()]
+    return [given] if isinstance(given, int | float) else list(given)
+
+
+def parse_severities(given: str | int | Iterable[Any]) -> tuple[int, ...]:
     """Whole numbers from 1 to 5, rising."""
-    words = [w.strip() for w in given.split(",") if w.strip()] if isinstance(given, str) else list(given)
+    words = _words(given)
     found = set()
     for word in words:
         if isinstance(word, bool) or str(word) not in map(str, SEVERITIES):
@@ -123,24 +130,24 @@ def parse_severities(given: str | Iterable[Any]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def parse_epsilons(given: str | Iterable[Any]) -> tuple[float, ...]:
+def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
     """Shares of the full scale: 8/255 or 0.031, not 8.
 
     >>> [round(255 * e) for e in parse_epsilons("8/255,1/255")]
     [1, 8]
     """
-    words = [w.strip() for w in given.split(",") if w.strip()] if isinstance(given, str) else list(given)
-    found = set()
+    words = _words(given)
+    found: dict[str, float] = {}  # by the name of its setting: 8/255 and 0.0313725 are one
     for word in words:
         try:
             above, _, below = str(word).partition("/")
             value = float(above) / float(below or 1)
         except (ValueError, ZeroDivisionError) as error:
             raise BadInput(f"epsilons: expected shares such as 8/255, got {word!r}") from error
-        found.add(budget("epsilon", value))
-    if not found or 0.0 in found:
+        found.setdefault(level(budget("epsilon", value)), value)
+    if not found or level(0) in found:
         raise BadInput("epsilons: expected shares of the full scale above 0, such as 1/255,8/255; 0 is the clean picture")
-    return tuple(sorted(found))
+    return tuple(sorted(found.values()))
 
 
 @dataclass(frozen=True)
