@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -319,6 +320,7 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: insert(plain("timm class")), BadInput, "something to insert"),
         (lambda: insert(plain("timm class"), tap=CB()), BadInput, "tap: expected"),
         (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), BadInput, "from 0 to"),
+        (lambda: insert(timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()), BadInput, "drops 75%"),
         (lambda: insert(plain("transformers SigLIP"), cb=CB("gate")), BadInput, "class token"),
         (lambda: insert(plain("timm registers, mean"), cb=CB("hybrid")), BadInput, "class token"),
         (lambda: insert(plain("Swin"), cb=CB("gate")), BadInput, "class token"),
