@@ -47,7 +47,7 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
             say(notes, f"note: {note}", "yellow")
         if got.top1 is not None:
             say(console, f"top-1 on the test pictures: {100 * got.top1:.2f} %", "bold")
-        say(console, f"wrote {got.weights}")
+        say(console, f"wrote {got.weights}" if got.steps else f"the run had ended before; its weights are {got.weights}")
     return 0
 
 
