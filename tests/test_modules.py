@@ -263,6 +263,13 @@ def test_what_was_learnt_stays_and_mode_device_and_dtype_are_the_blocks() -> Non
         assert len(inserted(twin)) == len(better.blocks) and not inserted(remove(twin))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of tracing
+def test_a_model_with_modules_can_be_traced() -> None:
+    model = insert(tiny("class").eval(), tap=TAP(), cb=CB("scaled", init=0.5))
+    images = torch.randn(2, *sg.adapt(model).plan.input_size, dtype=torch.float64)
+    assert torch.allclose(torch.jit.trace(model, images)(images), model(images))
+
+
 @pytest.mark.parametrize(
     ("allocation", "blocks"),
     [("all", [0, 1, 2]), ("shallow", [0, 1]), ("deep", [2]), ((1,), [1]), ([0, -1], [0, 2]), (range(2), [0, 1])],
