@@ -229,9 +229,11 @@ def test_the_best_of_nothing_is_said_to_be_the_last(data, tmp_path):
     assert any("data.test is not given: the last weights are kept" in note for note in got.notes) and got.top1 is None
 
 
-def test_a_rate_that_is_never_reached_is_said(data, tmp_path):
-    got = sg.train(recipe(data, epochs=1, schedule={"warmup_epochs": 5}), tmp_path)
-    assert any("1 epochs end within the 5 of schedule.warmup_epochs" in note for note in got.notes)
+def test_what_is_to_be_noted_is_said_before_the_first_step(data, tmp_path, caplog):
+    said = []
+    got = sg.train(recipe(data, epochs=1, schedule={"warmup_epochs": 5}), tmp_path, told=lambda report: said.append(list(caplog.messages)))
+    note = "1 epochs end within the 5 of schedule.warmup_epochs: the learning rate of the recipe is never reached"
+    assert got.notes == [note] and f"note: {note}" in said[0]
 
 
 def test_a_run_that_had_ended_says_so(data, tmp_path):

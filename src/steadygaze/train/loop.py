@@ -7,6 +7,7 @@ share them, nor on how many pieces they are accumulated from.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 import time
@@ -36,6 +37,7 @@ from steadygaze.train.testing import evaluate
 from steadygaze.vit.checkpoint import fit, read_weights
 from steadygaze.vit.load import load_model
 
+log = logging.getLogger(__name__)
 Told = Callable[["Report"], None]
 WEIGHTS = "model.safetensors"
 
@@ -186,6 +188,8 @@ class Run:
             columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", "test_top1", "seconds"]
             self.log = Log(self.out, columns, self.step, recipe.tensorboard)
             self.notes += [self.log.note] if self.log.note else []
+            for note in self.notes:  # before the first step: a run may take days
+                log.warning("note: %s", note)
         began, first = time.monotonic() - self.spent, self.step
         self.wrapped.train()
         for pieces in self._batches():
