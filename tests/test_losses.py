@@ -143,6 +143,29 @@ def test_one_pass_gives_map_and_logits():
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("loss", [losses.relevance, losses.gradmask, losses.rrr])
+def test_the_value_alone_needs_no_graph(loss):
+    model, given = tiny(), batch()
+    wanted = loss(model, *given)
+    with torch.no_grad():
+        found = loss(model, *given)
+    assert {k: v.item() for k, v in found.items()} == {k: v.item() for k, v in wanted.items()}
+    assert not any(v.requires_grad for v in found.values())
+    with torch.inference_mode(), pytest.raises(sg.BadInput, match=r"torch.inference_mode\(\) forbids"):
+        loss(model, *given)
+
+
+@pytest.mark.parametrize("loss", [losses.relevance, losses.gradmask, losses.rrr])
+@pytest.mark.parametrize(("labels", "message"), [([0, 1, 9], "class 9 is out of range"), ([0, 1], "for a batch of 3")])
+def test_labels_that_do_not_fit_are_refused(loss, labels, message):
+    images, masks, _ = batch()
+    with pytest.raises(sg.BadInput, match=message):
+        loss(tiny(), images, masks, torch.tensor(labels))
+    if loss is losses.relevance:
+        with pytest.raises(sg.BadInput, match=message):
+            loss(tiny(), images, masks, torch.tensor(labels), explained="predicted", confidence="label")
+
+
 def test_label_or_own_prediction():
     model, (images, masks, _) = tiny(), batch()
     labels = (model(images).argmax(-1) + 1) % 5
@@ -266,6 +289,12 @@ def test_adl_of_uniform_and_of_random_attention():
     one_column = torch.full((1, 1, 4, 4), 0.02, dtype=torch.float64)
     one_column[..., 0] = 0.94
     assert losses.adl([one_column]).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("given", [None, [], [[1.0]], torch.rand(1, 1, 3, 3), [torch.rand(1, 3, 3)], (a for a in ())], ids=str)
+def test_adl_of_something_else(given):
+    with pytest.raises(sg.BadInput, match="adl: expected"):
+        losses.adl(given)
 
 
 @pytest.mark.parametrize("form", ["paper", "code", "per_head"])

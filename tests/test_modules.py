@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -262,6 +263,13 @@ def test_what_was_learnt_stays_and_mode_device_and_dtype_are_the_blocks() -> Non
         assert len(inserted(twin)) == len(better.blocks) and not inserted(remove(twin))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of tracing
+def test_a_model_with_modules_can_be_traced() -> None:
+    model = insert(tiny("class").eval(), tap=TAP(), cb=CB("scaled", init=0.5))
+    images = torch.randn(2, *sg.adapt(model).plan.input_size, dtype=torch.float64)
+    assert torch.allclose(torch.jit.trace(model, images)(images), model(images))
+
+
 @pytest.mark.parametrize(
     ("allocation", "blocks"),
     [("all", [0, 1, 2]), ("shallow", [0, 1]), ("deep", [2]), ((1,), [1]), ([0, -1], [0, 2]), (range(2), [0, 1])],
@@ -319,6 +327,7 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: insert(plain("timm class")), BadInput, "something to insert"),
         (lambda: insert(plain("timm class"), tap=CB()), BadInput, "tap: expected"),
         (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), BadInput, "from 0 to"),
+        (lambda: insert(timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()), BadInput, "drops 75%"),
         (lambda: insert(plain("transformers SigLIP"), cb=CB("gate")), BadInput, "class token"),
         (lambda: insert(plain("timm registers, mean"), cb=CB("hybrid")), BadInput, "class token"),
         (lambda: insert(plain("Swin"), cb=CB("gate")), BadInput, "class token"),

@@ -12,11 +12,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import steadygaze as sg
+from steadygaze.data.masks import Labelled
 from steadygaze.train import files, loop
 from steadygaze.train.batches import Turns
-from steadygaze.train.data import Pictures, drawn_from
+from steadygaze.train.data import Pictures, Shape, drawn_from
 from steadygaze.train.files import TrainingStopped
 from steadygaze.train.reading import make_recipe, read_recipe, shipped
+from steadygaze.train.recipes import Augment
 
 SIDE, CLASSES = 16, ("bright", "dark")
 MODEL = {"img_size": SIDE, "patch_size": 8, "embed_dim": 8, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
@@ -155,16 +157,11 @@ def test_adl_beside_relevance_is_adl_alone(masked):
 
 def test_distillation_token_is_taught(data, tmp_path):
     teacher = sg.train(recipe(data, epochs=1), tmp_path / "teacher")
-    losses = {"cross_entropy": {"weight": 0.5}, "distillation": {"teacher": "deit_tiny_distilled_patch16_224"}}
+    losses = {"cross_entropy": {"weight": 0.5}, "distillation": {"teacher": str(teacher.folder)}}
     given = content(data, epochs=1, losses=losses)
     given["model"] = {"name": "deit_tiny_distilled_patch16_224", "arguments": MODEL}
     asked = make_recipe(given)
-    real = loop.load_model
-    try:
-        loop.load_model = lambda *a, **k: type("Loaded", (), {"model": teacher.model})  # type: ignore[assignment]
-        got = sg.train(asked, tmp_path / "student")
-    finally:
-        loop.load_model = real
+    got = sg.train(asked, tmp_path / "student")
     assert float(got.log[-1]["distillation"]) > 0
     moved = loop.build(asked).model.head_dist.weight
     assert not torch.equal(moved, got.model.head_dist.weight)
@@ -220,6 +217,40 @@ def test_the_best_epoch_is_kept(data, tmp_path):
     images, labels, _ = zip(*(test[None, i] for i in range(len(test))), strict=True)
     found = torch.nn.functional.cross_entropy(model(torch.stack(images)), torch.tensor(labels)).item()
     assert found == pytest.approx(min(losses), rel=1e-4)
+    assert losses.index(min(losses)) < len(losses) - 1, "the last epoch is the best one: the test proves nothing"
+    assert same(weights(tmp_path), got.model.state_dict()), "the model that is given back is the one that was kept"
+    assert got.top1 == float([row["test_top1"] for row in got.log if row["test_loss"]][losses.index(min(losses))])
+
+
+def test_the_best_of_nothing_is_said_to_be_the_last(data, tmp_path):
+    given = content(data, keep="best", epochs=1)
+    del given["data"]["test"]
+    got = sg.train(make_recipe(given), tmp_path / "a")
+    assert any("data.test is not given: the last weights are kept" in note for note in got.notes) and got.top1 is None
+
+
+def test_what_is_to_be_noted_is_said_before_the_first_step(data, tmp_path, caplog):
+    said = []
+    got = sg.train(recipe(data, epochs=1, schedule={"warmup_epochs": 5}), tmp_path, told=lambda report: said.append(list(caplog.messages)))
+    note = "1 epochs end within the 5 of schedule.warmup_epochs: the learning rate of the recipe is never reached"
+    assert got.notes == [note] and f"note: {note}" in said[0]
+
+
+def test_a_run_that_had_ended_says_so(data, tmp_path):
+    from typer.testing import CliRunner
+
+    from steadygaze.cli import app
+
+    first = sg.train(recipe(data, epochs=1), tmp_path / "run")
+    before = (tmp_path / "run/model.safetensors").read_bytes()
+    assert first.steps == 3 and sg.train(recipe(data, epochs=1), tmp_path / "run").steps == 0
+    lines = ["epochs = 1", "batch = 4", "log_every = 1", "tensorboard = false", "[model]", 'name = "vit_tiny_patch16_224"']
+    lines += [f"arguments = {{ {', '.join(f'{k} = {v}' for k, v in MODEL.items())} }}", "[data]", f'train = "{data}"', f'test = "{data}"']
+    lines += ["[augment]", 'crop = "pad"', "pad = 2", "[optimiser]", "lr = 0.01"]
+    (tmp_path / "r.toml").write_text("\n".join(lines))
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0 and "the run had ended before" in done.output and "wrote" not in done.output
+    assert (tmp_path / "run/model.safetensors").read_bytes() == before
 
 
 # -- data -------------------------------------------------------------------------------------------------------------------
@@ -243,6 +274,21 @@ def test_masks_move_with_their_pictures(tmp_path):
         assert all(torch.equal(image[0] > 0.5, mask == 255) and (mask == 255).any() for image, _, mask in views)
         if crop != "none":
             assert len({tuple(mask.flatten().tolist()) for *_, mask in views}) > 2, "crops differ from epoch to epoch"
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 48), (48, 33)])
+def test_test_pictures_are_what_the_loaded_model_will_see(size):
+    """Also those of models that are not square: nothing is padded."""
+    from timm.data import create_transform
+
+    shape = Shape(size, (0.5,) * 3, (0.25,) * 3, "bicubic", 0.9)
+    own = create_transform((3, *size), is_training=False, interpolation="bicubic", mean=shape.mean, std=shape.std, crop_pct=0.9)
+    for width, height in ((50, 50), (80, 40), (31, 77)):
+        pixels = np.random.default_rng(0).integers(60, 255, (height, width, 3), dtype=np.uint8)
+        mask = Image.fromarray(np.where(pixels[..., 0] > 128, 255, 0).astype(np.uint8))
+        found = Pictures(Labelled([]), shape, Augment(), 0).tested(Image.fromarray(pixels), mask)
+        assert torch.equal(found[0], own(Image.fromarray(pixels)))
+        assert set(found[1].unique().tolist()) == {0, 255}, "a mask is never mixed"
 
 
 def test_a_step_is_the_same_pictures_for_any_number_of_processes():
@@ -316,6 +362,18 @@ def test_recipes_are_checked(change, message):
         ({"data": {"interpolation": "bicubi"}}, r"bicubic"),
         ({"augment": {"rand_augment": "strong"}}, r"augment.rand_augment: expected timm's words, .* got 'strong'"),
         ({"modules": {"tap": {"branch": 3}}}, r"unknown option of modules.tap 'branch'. Did you mean 'branches'"),
+        ({"data": {"crop": 2.0}}, r"data.crop: expected a share between 0 and 1, got 2.0"),
+        ({"data": {"mean": [0.5]}}, r"data.mean: expected three numbers, of red, green and blue, got \[0.5\]"),
+        ({"data": {"std": [0.2, 0.0, 0.2]}}, r"data.std\[1\]: expected a number above 0, got 0.0"),
+        ({"augment": {"pad": -3}}, r"augment.pad: expected a number of at least 0, got -3"),
+        ({"augment": {"crop": "resize", "resize": SIDE - 1}}, r"augment.resize: expected at least the size of the pictures, 16, got 15"),
+        ({"augment": {"scale": [1.0, 0.5]}}, r"augment.scale: expected \[least, most\], both above 0, got \[1.0, 0.5\]"),
+        ({"augment": {"mix_probability": 3.0}}, r"augment.mix_probability: expected a share"),
+        ({"schedule": {"name": "step", "every": 0}}, r"schedule.every: expected a number above 0"),
+        ({"model": {"num_classes": 0}}, r"model.num_classes: expected a number above 0"),
+        ({"model": {"num_classes": 5}}, r"got 'bright': the 5 classes of this model have no names"),
+        ({"model": {"arguments": MODEL | {"depth": -1}}}, r"model.arguments: vit_tiny_patch16_224 cannot be made with .*-1"),
+        ({"model": {"name": "vit_tiny_patch16_22"}}, r"is no model of timm \(did you mean 'vit_tiny_patch16_224'\?\)"),
     ],
 )  # fmt: skip
 def test_values_that_only_fail_later_are_refused_by_name(change, message, data, tmp_path):
@@ -340,6 +398,12 @@ def test_recipes_are_read_from_files(tmp_path):
         read_recipe(tmp_path / "b.toml")
     with pytest.raises(sg.UnknownName, match="unknown recipe"):
         read_recipe("nothing-like-that")
+
+
+def test_a_recipe_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "latin.toml").write_bytes("about = 'caf\xe9'".encode("latin-1"))
+    with pytest.raises(sg.BadInput, match=r"latin.toml is no TOML that can be read"):
+        read_recipe(tmp_path / "latin.toml")
 
 
 def test_masks_without_pictures_and_without_objects(masked, tmp_path):

@@ -116,6 +116,18 @@ def test_an_empty_mask_is_named_before_the_first_step(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
+    data = pictures(tmp_path / "data")
+    for number, file in enumerate(sorted(data.rglob("*.png"))):
+        mask = tmp_path / "masks" / file.relative_to(data)
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 16) if number == 3 else (16, 16), 255, np.uint8)).save(mask)
+    given = content(data, losses={"relevance": {}}, epochs=1)
+    given["data"]["masks"] = str(tmp_path / "masks")
+    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its picture 3\.png is 16x16"):
+        loop.Run(make_recipe(given), tmp_path / "run")
+
+
 def test_what_takes_long_is_told(caplog):
     with caplog.at_level("INFO", logger="steadygaze"):
         assert list(told([1, 2, 3], "things", every=0.0)) == [1, 2, 3]

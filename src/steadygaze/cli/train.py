@@ -43,11 +43,9 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
             say(notes, f"stopped; the same command goes on from the last checkpoint ({out})")
         return 130
     if main:
-        for note in got.notes:
-            say(notes, f"note: {note}", "yellow")
         if got.top1 is not None:
             say(console, f"top-1 on the test pictures: {100 * got.top1:.2f} %", "bold")
-        say(console, f"wrote {got.weights}")
+        say(console, f"wrote {got.weights}" if got.steps else f"the run had ended before; its weights are {got.weights}")
     return 0
 
 
@@ -73,9 +71,13 @@ def changes_of(settings: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _told(notes: Console, main: bool) -> Iterator[None]:
-    """Say what is logged: which blocks `modules.insert` changes, and by how many parameters; how far the masks are that are found."""
+    """Say what is logged: notes; which blocks `modules.insert` changes, by how many parameters; how far the masks are that are found."""
     log, handler = logging.getLogger("steadygaze"), logging.Handler()
-    before, handler.emit = log.level, lambda record: say(notes, record.getMessage())  # type: ignore[method-assign]
+
+    def emit(record: logging.LogRecord) -> None:
+        say(notes, record.getMessage(), "yellow" if record.levelno >= logging.WARNING else None)
+
+    before, handler.emit = log.level, emit  # type: ignore[method-assign]
     if main:
         log.addHandler(handler)
         log.setLevel(logging.INFO)

@@ -53,7 +53,7 @@ class Classes:
                 raise BadInput(f"class {text} is out of range: the model has classes 0..{self.count - 1}")
             return int(text)
         if not self._named:
-            raise BadInput(f"expected a class index or a synset, got {text!r}: the classes of this model have no names")
+            raise BadInput(f"expected a class index or a synset, got {text!r}: the {self.count} classes of this model have no names")
         for known in (self._named, self._parts):
             found = known.get(_plain(text), set())
             if len(found) > 1:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from steadygaze.errors import BadImage, BadInput
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+
+LYING = (5, 6, 7, 8)  # orientations of EXIF that exchange width and height
 
 
 def below(folder: Path) -> Iterator[Path]:
@@ -47,11 +50,24 @@ def read_image(path: str | Path) -> Image.Image:
 
     A file that is missing, truncated or no picture raises `BadImage` with its name.
     """
+    with _opened(path) as opened:
+        opened.load()
+        return to_rgb(ImageOps.exif_transpose(opened))
+
+
+def size_of(path: str | Path) -> tuple[int, int]:
+    """Width and height of the picture that `read_image` would give; its pixels are not decoded."""
+    with _opened(path) as opened:
+        width, height = opened.size
+        return (height, width) if opened.getexif().get(ExifTags.Base.Orientation, 1) in LYING else (width, height)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    """The file opened by PIL; whatever is wrong with it becomes `BadImage`."""
     try:
         with Image.open(path) as opened:
-            opened.load()
-            picture = ImageOps.exif_transpose(opened)
-            return to_rgb(picture)
+            yield opened
     except FileNotFoundError as error:
         raise BadImage(f"{path}: no such file") from error
     except Image.DecompressionBombError as error:

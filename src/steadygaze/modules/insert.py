@@ -37,6 +37,7 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     made, vit, grids = _prepared(model)
     depth = len(vit.blocks)
     if tap is not None:
+        _check_whole(made)
         for i in chosen_blocks(tap.allocation, depth):  # type: ignore[arg-type]
             _pool(vit, i, grids[i], tap)
     if cb is not None:
@@ -153,6 +154,17 @@ def _pool(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
         embedding = embedding_of(vit.model)
         if embedding is not None:
             embedding.register_forward_pre_hook(pool.check_images)
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Patches that are dropped in training leave no grid to pool on; a quarter of 14x14 would even pass for 7x7."""
+    for name, module in model.named_modules():
+        share = getattr(module, "prob", 0.0) if type(module).__name__.startswith("PatchDropout") else 0.0
+        if share > 0:
+            raise BadInput(
+                f"TAP pools each patch with its neighbours, and this model drops {share:.0%} of them in training ({name}). "
+                "Make it without patch_drop_rate."
+            )
 
 
 def _broadcast(vit: ViT, index: int, branch: str, spec: CB) -> None:

@@ -78,7 +78,10 @@ class TokenPool(Inserted):
 
     def grid_of(self, patches: int) -> tuple[int, int]:
         """The grid of that many patches: the model's own, or one of the same shape."""
-        (h, w), scale = self.grid, (patches / (self.grid[0] * self.grid[1])) ** 0.5
+        h, w = self.grid
+        if patches == h * w:  # also where a tracer made the number a tensor
+            return h, w
+        scale = (patches / (h * w)) ** 0.5
         scaled = (round(h * scale), round(w * scale))
         if scaled[0] * scaled[1] != patches or scaled[0] * w != scaled[1] * h:
             raise BadInput(

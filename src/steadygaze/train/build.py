@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -48,6 +49,8 @@ def build(recipe: Recipe) -> Built:
     shape = Shape.of(config, recipe.data)
     if recipe.data.size is not None and tuple(shape.size) != tuple(config["input_size"][1:]):
         _try(model, shape.size)
+    if recipe.augment.crop == "resize" and recipe.augment.resize < max(shape.size):
+        raise BadInput(f"augment.resize: expected at least the size of the pictures, {max(shape.size)}, got {recipe.augment.resize}")
     about = {
         "classes": None if names is None or known is names else list(names), **origin, "num_classes": outputs,
         "modules": asdict(recipe.modules), "mean": shape.mean, "std": shape.std, "size": shape.size,
@@ -77,7 +80,9 @@ def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dic
     trained = told is not None and told["model"] == asked.name and asked.arguments in ({}, told["arguments"])
     if not _is_timm(asked.name) or (trained and not asked.new_head):
         if asked.new_head or (asked.arguments and not trained):
-            raise BadInput(f"model.arguments, model.new_head: {asked.name!r} is no model of timm, and only those are made anew")
+            near = get_close_matches(asked.name, timm.list_models(), n=1, cutoff=0.5)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadInput(f"model.arguments, model.new_head: {asked.name!r} is no model of timm{meant}, and only those are made anew")
         return _loaded(recipe)
     if asked.pretrained and asked.checkpoint:
         raise BadInput("model.pretrained, model.checkpoint: expected one of them, got both")
@@ -92,7 +97,7 @@ def _made(recipe: Recipe, names: tuple[str, ...] | None) -> tuple[nn.Module, dic
     try:
         width = {} if count is None else {"num_classes": count}
         model = timm.create_model(asked.name, pretrained=asked.pretrained, **width, **asked.arguments)
-    except (TypeError, AssertionError) as error:
+    except (TypeError, AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
         raise BadInput(f"model.arguments: {asked.name} cannot be made with {asked.arguments} ({error})") from error
     except OSError as error:
         raise BadCheckpoint(f"the weights of {asked.name} could not be fetched ({error}). Give model.checkpoint, a file.") from error

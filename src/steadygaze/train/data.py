@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from steadygaze.data.folders import Classes, Item
-from steadygaze.data.images import SUFFIXES, read_image
+from steadygaze.data.images import SUFFIXES, read_image, size_of
 from steadygaze.data.masks import OBJECT, Decode, Labelled, find, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.train.painting import rand_augment
@@ -106,10 +106,10 @@ def find_pictures(data: Data, part: str, classes: Classes, masks: str | None) ->
 
 
 def check_masks(found: Labelled) -> None:
-    """Every mask is there, decodes and shows an object: said before the first step, not in the middle of a run."""
+    """Every mask is there, decodes, has its picture's size and shows an object: said before the first step, not in the middle of a run."""
     for item in told(found.items, "masks looked at"):
         if found.decode is not None and item.mask is not None:
-            _check_object(read_mask(item, found.decode), item)
+            _check_object(read_mask(item, found.decode, size_of(item.path)), item)
 
 
 def _check_object(mask: Image.Image, item: Item) -> None:
@@ -251,8 +251,13 @@ class Pictures(Dataset):
         height, width = self.shape.size
         if picture.size == (width, height) and self.shape.crop == 1:
             return picture
-        side = int(min(height, width) / self.shape.crop)
-        return F.center_crop(F.resize(picture, [side], self.how(nearest)), [height, width])
+        sides = [int(height / self.shape.crop), int(width / self.shape.crop)]
+        if height == width:
+            return F.center_crop(F.resize(picture, sides[:1], self.how(nearest)), [height, width])
+        from timm.data.transforms import ResizeKeepRatio
+
+        resized = ResizeKeepRatio(sides, interpolation="nearest" if nearest else "bilinear")  # as timm does it, whatever the model's own
+        return F.center_crop(resized(picture), [height, width])
 
     def how(self, nearest: bool) -> Any:
         from torchvision.transforms import InterpolationMode

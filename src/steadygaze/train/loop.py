@@ -7,6 +7,7 @@ share them, nor on how many pieces they are accumulated from.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 import time
@@ -31,10 +32,12 @@ from steadygaze.train.learner import Learner
 from steadygaze.train.reading import read_recipe
 from steadygaze.train.recipes import Recipe
 from steadygaze.train.setup import accelerator, average, optimiser, schedule
+from steadygaze.train.teacher import teacher_of
 from steadygaze.train.testing import evaluate
-from steadygaze.vit.checkpoint import fit
+from steadygaze.vit.checkpoint import fit, read_weights
 from steadygaze.vit.load import load_model
 
+log = logging.getLogger(__name__)
 Told = Callable[["Report"], None]
 WEIGHTS = "model.safetensors"
 
@@ -54,7 +57,8 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What came out. `weights` is the file for `load_model(name, checkpoint=...)` and for `--checkpoint`."""
+    """What came out. `weights` is the file for `load_model(name, checkpoint=...)` and for `--checkpoint`; `model` has these weights.
+    steps: that this call took; 0 where the run had ended before."""
 
     folder: Path
     weights: Path
@@ -62,11 +66,16 @@ class Trained:
     recipe: Recipe
     log: list[dict[str, str]]
     notes: list[str] = field(default_factory=list)
+    steps: int = 0
 
     @property
     def top1(self) -> float | None:
-        """On the test pictures, of the weights that were kept last."""
-        return next((float(row["test_top1"]) for row in reversed(self.log) if row.get("test_top1")), None)
+        """On the test pictures, of the weights that were kept: the last ones, or those of the best epoch."""
+        rows = [row for row in self.log if row.get("test_top1")]
+        if not rows:
+            return None
+        kept = min(rows, key=lambda row: float(row["test_loss"])) if self.recipe.keep == "best" else rows[-1]
+        return float(kept["test_top1"])
 
 
 def train(
@@ -104,10 +113,15 @@ class Run:
         self.turns = Turns(len(self.data), recipe.batch, recipe.accumulate, recipe.seed, place.process_index, place.num_processes)
         if self.turns.size < recipe.batch:
             self.notes.append(f"only {self.turns.size} pictures: a step takes them all, not {recipe.batch}")
+        if recipe.keep == "best" and self.test is None:
+            self.notes.append("keep = 'best' is of the test pictures, and data.test is not given: the last weights are kept")
+        if recipe.schedule.name != "none" and recipe.schedule.warmup_epochs >= recipe.epochs:
+            few = f"{recipe.epochs} epochs end within the {recipe.schedule.warmup_epochs:g} of schedule.warmup_epochs"
+            self.notes.append(f"{few}: the learning rate of the recipe is never reached")
         self.steps = recipe.epochs * self.turns.steps
         model = self.built.model.to(place.device)
         d = recipe.losses.distillation
-        teacher = load_model(d.teacher, d.checkpoint, device=place.device).model if d else None
+        teacher = teacher_of(d, self.built.shape, self.built.about["num_classes"], place.device) if d else None
         self.learner = Learner(model, recipe.losses, teacher, recipe.accumulate * place.num_processes)
         smoothing = recipe.losses.cross_entropy.smoothing if recipe.losses.cross_entropy else 0.0
         self.mixer = mixer(recipe.augment, self.built.about["num_classes"], smoothing)
@@ -174,7 +188,9 @@ class Run:
             columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", "test_top1", "seconds"]
             self.log = Log(self.out, columns, self.step, recipe.tensorboard)
             self.notes += [self.log.note] if self.log.note else []
-        began = time.monotonic() - self.spent
+            for note in self.notes:  # before the first step: a run may take days
+                log.warning("note: %s", note)
+        began, first = time.monotonic() - self.spent, self.step
         self.wrapped.train()
         for pieces in self._batches():
             values = self._one_step(pieces)
@@ -186,7 +202,10 @@ class Run:
             if self.step == stop_after:
                 break
         self.model.eval()
-        return Trained(self.out, self.out / WEIGHTS, self.kept, recipe, files.read_log(self.out), self.notes)
+        written = self.out / WEIGHTS
+        if recipe.keep == "best" and written.is_file():
+            fit(self.kept, read_weights(written), str(written))  # not those of the last epoch
+        return Trained(self.out, written, self.kept, recipe, files.read_log(self.out), self.notes, self.step - first)
 
     def _batches(self) -> Any:
         """This process's pieces of every step that is left."""
@@ -243,7 +262,7 @@ class Run:
         improved, size = False, max(1, self.turns.size // (recipe.accumulate * self.accelerator.num_processes))
         if epoch_over and self.test is not None and (ended or (recipe.test_every and round(epoch) % recipe.test_every == 0)):
             row |= evaluate(self.kept, self.learner, self.test, self.accelerator, size, (recipe.seed, 4, self.step))
-            improved = row["test_loss"] < self.best
+            improved = row["test_loss"] < self.best or not (self.out / WEIGHTS).exists()  # also where no loss is a number
             self.best = min(self.best, row["test_loss"])
         if row:
             if self.log is not None:

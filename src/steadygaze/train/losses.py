@@ -10,7 +10,8 @@
 Masks are (B, H, W): 255 object, 128 border (left out), 0 background; or booleans; or shares of the object in 0..1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.registry import Method
+from steadygaze.target import resolve
 from steadygaze.trace import Seam, Want
 from steadygaze.train.maps import joined, live_map
 from steadygaze.vit import ViT
@@ -109,11 +111,11 @@ def relevance_pass(
     if not temperature > 0:
         raise BadInput(f"relevance: temperature must be above 0, got {temperature}")
     s, rest, measured = sides(masks, images, reverse=reverse)
-    found, logits = live_map(model, images, labels if explained == "label" else None, method, second_order=second_order)
+    with differentiable("relevance"):
+        found, logits = live_map(model, images, labels if explained == "label" else None, method, second_order=second_order)
     r = stretched(found, (images.shape[-2], images.shape[-1]))
     y = joined(logits)
-    sought = labels if confidence == "label" else y.detach().argmax(-1)
-    assert sought is not None
+    sought = labels_of(labels, y) if confidence == "label" else y.detach().argmax(-1)
     count = measured.sum()
     terms = {
         "background": (r * rest).pow(2).sum() / count,
@@ -121,6 +123,23 @@ def relevance_pass(
         "confidence": F.cross_entropy(y / temperature, sought),
     }
     return terms, logits
+
+
+@contextmanager
+def differentiable(who: str) -> Iterator[None]:
+    """Gradients inside a loss are taken also where none is asked for, so that torch.no_grad() gives its value."""
+    if torch.is_inference_mode_enabled():
+        raise BadInput(f"{who}: it takes gradients inside, which torch.inference_mode() forbids. Use torch.no_grad() for its value.")
+    with torch.enable_grad():
+        yield
+
+
+def labels_of(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"]:
+    """The labels, one for each image; others are refused."""
+    found = None if labels is None else resolve(labels, logits)
+    if found is None or found.dim() != 1:
+        raise BadInput(f"labels: expected one class for each of {len(logits)} images, got {labels!r}")
+    return found
 
 
 def stretched(found: Float[Tensor, "b gh gw"], size: tuple[int, int]) -> Float[Tensor, "b h w"]:
@@ -162,11 +181,13 @@ def picture_gradient(name: str, model: Any, images: Tensor, masks: Tensor, label
     pixels = images.detach().requires_grad_()
     seam = Seam(want=Want(hidden=False, attention=form == "formula"))  # double backward: not through the fused kernel
     seam.lenient = True
-    with seam:
-        logits = outputs_of(model(pixels))
-    y = joined(logits)
-    quantity = y.gather(1, labels[:, None]).sum() if name == "gradmask" else (y.softmax(-1) + 1e-11).log().sum()
-    (g,) = torch.autograd.grad(quantity, pixels, retain_graph=True, create_graph=form == "formula")
+    with differentiable(name):
+        with seam:
+            logits = outputs_of(model(pixels))
+        y = joined(logits)
+        labels = labels_of(labels, y)
+        quantity = y.gather(1, labels[:, None]).sum() if name == "gradmask" else (y.softmax(-1) + 1e-11).log().sum()
+        (g,) = torch.autograd.grad(quantity, pixels, retain_graph=True, create_graph=form == "formula")
     squares = (g * rest[:, None]).pow(2).sum()
     background = squares / (measured.sum() * images.shape[1]) if name == "gradmask" else squares
     return {"background": background, "classification": F.cross_entropy(y, labels)}, logits
@@ -191,13 +212,14 @@ def adl(attentions: Sequence[Float[Tensor, "b h n n"]], *, tau: float = 2.0,
     >>> round(adl([torch.tensor([[[[0.9, 0.1], [0.9, 0.1]]]])], tau=1.0).item(), 6)
     1.0
     """
-    if isinstance(attentions, Tensor) or not len(attentions):
-        got = f"one tensor {tuple(attentions.shape)}" if isinstance(attentions, Tensor) else "none"
+    if not isinstance(attentions, Sequence) or not attentions:
+        got = f"one tensor {tuple(attentions.shape)}" if isinstance(attentions, Tensor) else "none" if not attentions else repr(attentions)
         raise BadInput(f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}")
     check_adl(tau, form)
     for a in attentions:
-        if a.dim() != 4:
-            raise BadInput(f"adl: expected attentions of shape (B, H, N, N), got {tuple(a.shape)}")
+        if not isinstance(a, Tensor) or a.dim() != 4:
+            got = str(tuple(a.shape)) if isinstance(a, Tensor) else f"a {type(a).__name__}"
+            raise BadInput(f"adl: expected tensors of shape (B, H, N, N), got {got}")
     total = torch.stack([similarity(a.flatten(0, 1) if form == "per_head" else a.mean(1), tau, form) for a in attentions]).sum()
     return total / (len(attentions) + (1e-6 if form == "code" else 0.0))
 

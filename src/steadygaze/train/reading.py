@@ -20,16 +20,12 @@ from steadygaze.train.recipes import Recipe
 def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of a TOML file, or of a shipped recipe's name; `changes` such as {"data.train": "FOLDER", "seed": 1}."""
     path = Path(source)
-    if not path.is_file():
-        known = shipped()
-        if str(source) not in known:
-            raise UnknownName("recipe", str(source), known, "It is neither a file nor a recipe of `steadygaze train --list`.")
-        text = known[str(source)]
-    else:
-        text = path.read_text(encoding="utf-8")
+    known = {} if path.is_file() else shipped()
+    if not path.is_file() and str(source) not in known:
+        raise UnknownName("recipe", str(source), known, "It is neither a file nor a recipe of `steadygaze train --list`.")
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(known.get(str(source)) or path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise BadInput(f"{source} is no TOML that can be read ({error})") from error
     return make_recipe(content, changes)
 

@@ -228,7 +228,10 @@ def check(recipe: Recipe) -> None:
                 raise BadInput(f"losses.{name}.{f.name}: expected a weight of at least 0, got {value}")
     above: dict[str, Any] = {"epochs": recipe.epochs, "batch": recipe.batch, "accumulate": recipe.accumulate}
     above |= {"log_every": recipe.log_every, "save_every": recipe.save_every, "optimiser.lr": recipe.optimiser.lr}
+    above |= {"schedule.every": recipe.schedule.every, "schedule.rate": recipe.schedule.rate, "augment.resize": recipe.augment.resize}
     given = {"optimiser.clip": recipe.optimiser.clip, "data.size": recipe.data.size, "data.crop": recipe.data.crop}
+    given |= {"model.num_classes": recipe.model.num_classes}
+    given |= {f"data.std[{i}]": value for i, value in enumerate(recipe.data.std or ())}
     above |= {key: value for key, value in given.items() if value is not None}
     for key, value in above.items():
         if not value > 0:
@@ -236,19 +239,27 @@ def check(recipe: Recipe) -> None:
     least: dict[str, Any] = {"optimiser.weight_decay": recipe.optimiser.weight_decay, "data.workers": recipe.data.workers}
     least |= {"seed": recipe.seed, "test_every": recipe.test_every, "augment.mixup": recipe.augment.mixup}
     least |= {"augment.cutmix": recipe.augment.cutmix, "schedule.warmup_epochs": recipe.schedule.warmup_epochs}
+    least |= {"augment.pad": recipe.augment.pad, "augment.color_jitter": recipe.augment.color_jitter}
     for key, value in least.items():
         if not value >= 0:
             raise BadInput(f"{key}: expected a number of at least 0, got {value}")
     shares = {"augment.flip": recipe.augment.flip, "augment.erase": recipe.augment.erase, "ema.decay": recipe.ema.decay}
+    shares |= {"augment.mix_probability": recipe.augment.mix_probability, "augment.switch": recipe.augment.switch}
+    shares |= {} if recipe.data.crop is None else {"data.crop": recipe.data.crop}
     if losses.cross_entropy is not None:
         shares["losses.cross_entropy.smoothing"] = losses.cross_entropy.smoothing
     for key, value in shares.items():
-        if not 0 <= value < 1 + (key.startswith("augment")) * 1e-9:
+        if not 0 <= value < 1 + key.startswith(("augment", "data")) * 1e-9:
             raise BadInput(f"{key}: expected a share between 0 and 1, got {value}")
     pairs = {"optimiser.betas": recipe.optimiser.betas, "augment.scale": recipe.augment.scale, "augment.ratio": recipe.augment.ratio}
     for key, pair in pairs.items():
         if pair is not None and len(pair) != 2:
             raise BadInput(f"{key}: expected two numbers, got {pair}")
+        if pair is not None and key.startswith("augment") and not 0 < pair[0] <= pair[1]:
+            raise BadInput(f"{key}: expected [least, most], both above 0, got {pair}")
+    for key, colours in (("data.mean", recipe.data.mean), ("data.std", recipe.data.std)):
+        if colours is not None and len(colours) != 3:
+            raise BadInput(f"{key}: expected three numbers, of red, green and blue, got {colours}")
     if recipe.batch % recipe.accumulate:
         raise BadInput(f"batch {recipe.batch} cannot be done in accumulate = {recipe.accumulate} equal pieces: give a multiple")
     if losses.need_masks:
