@@ -218,6 +218,25 @@ def test_lookahead_and_warmup() -> None:
         assert torch.allclose(cold, a, atol=1e-6)
 
 
+def test_gates_may_begin_open() -> None:
+    """u = β for every patch, so the answer is untouched; drawn weights close patches by chance where hidden states are large."""
+    model, ends = tiny(), {}
+    with torch.no_grad():
+        model.patch_embed.proj.weight.mul_(8)
+    images = pictures(model, 8)
+    for begin in ("open", "drawn"):
+        made, _ = trainer(model, Settings(begin=begin, warmup=1, gate_rate=1e-2), images)
+        ends[begin] = made.judge(images)
+        before = [p.detach().clone() for p in made.mask.parameters()]
+        for _ in range(25):
+            made.step(images)
+        moved = [not torch.equal(a, b) for a, b in zip(before, made.mask.parameters(), strict=True)]
+        assert all(moved), "no weight is out of reach of training"
+    chance = (1 / (1 + np.exp(-8 - 0.2 * np.log(5)))) ** 5  # of five gates
+    assert abs(ends["open"].l0 - chance) < 1e-6 and ends["open"].kl < 1e-3 and ends["open"].accuracy == 1
+    assert ends["drawn"].l0 < 0.9
+
+
 def test_layers_are_drawn() -> None:
     model = tiny()
     for kind in ("uniform", "weighted"):
@@ -276,7 +295,7 @@ def test_settings() -> None:
     assert (paper.stretch, paper.shift, paper.margin, paper.dual_start, paper.dual_limit) == (15, 8, 0.1, 20, 200)
     assert (paper.gate_rate, paper.baseline_rate, paper.dual_rate, paper.warmup, paper.batch) == (2e-5, 1e-3, 0.3, 1200, 16)
     assert (paper.sync_every, paper.sync_share, paper.temperature, paper.left, paper.right) == (6, 0.5, 0.2, -0.2, 1.0)
-    for wrong in ({"dual": "descent"}, {"l0": "l1"}, {"target": 3}, {"left": 0.1}):
+    for wrong in ({"dual": "descent"}, {"l0": "l1"}, {"target": 3}, {"left": 0.1}, {"gate_rate": -1e-3}, {"dual_rate": float("nan")}):
         with pytest.raises(sg.SteadygazeError):
             Settings(**wrong)
     with pytest.raises(sg.UnknownName, match="preset"):

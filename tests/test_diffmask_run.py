@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.methods.masking import read_file
+from steadygaze.methods.masking import read_file, write
 from steadygaze.train import diffmask_run
-from steadygaze.train.diffmask import Trainer, Watch
+from steadygaze.train.diffmask import Settings, Trainer, Watch
 from steadygaze.train.diffmask_run import Request, Run
 
 FAST = {"batch": 2, "warmup": 1, "gate_rate": 1e-3}
@@ -166,6 +166,41 @@ def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, shift,
         sg.explain(loaded.model, torch.zeros(1, 3, 32, 32), method=sg.method("diffmask", file=str(tmp_path / "c")))
 
 
+def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
+    """Gates keep some share of the patches before they have learnt anything: the share at the end means little without it."""
+    out = tmp_path / "m"
+    words = ("diffmask", "train", *WORDS, "--data", data, "--out", out)
+    told = cli(*words).replace("\n", " ")
+    fresh = run(data, tmp_path / "n", loaded, steps=2)
+    first = fresh.trainer.judge(fresh.album.take(fresh.album.files))
+    line = f"(before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)"
+    assert line in told and 0.2 < first.l0 < 0.9
+    assert line in cli(*words, "--steps", 4).replace("\n", " "), "also after a resume"
+    mask, facts, tensors = read_file(out)
+    del facts["began"]  # as older versions wrote it
+    for place in (facts["settings"], facts["identity"]["asked"]):
+        del place["begin"]
+    write(out, mask, facts, tensors)
+    told = cli(*words, "--steps", 5)
+    assert "5 steps" in told.replace("\n", " ") and "before training" not in told
+
+
+def test_too_short_a_training_of_open_gates_is_no_success(data, tmp_path, loaded) -> None:
+    """Until some have closed, the mask says nothing; that is no divergence, and another seed would not help."""
+    out = tmp_path / "m"
+    words = ("diffmask", "train", *WORDS, "--begin", "open", "--data", data, "--out", out)
+    told = cli(*words, "--restarts", 2, code=1).replace("\n", " ")
+    assert "not trained yet: the masks are still all on, as they began. Go on with more --steps" in told and "diverged" not in told
+    facts = read_file(out)[1]
+    assert facts["attempt"] == 0 and facts["steps"] == 2 and facts["early"] and not facts["stopped"]
+    with pytest.warns(UserWarning, match="m is not trained yet: the masks are still all on. It explains nothing"):
+        sg.explain(loaded.model, torch.zeros(1, 3, 32, 32), method=sg.method("diffmask", file=str(out)))
+    cli(*words, "--steps", 3, code=1)
+    assert read_file(out)[1]["steps"] == 3, "it goes on"
+    slow, fast = (diffmask_run.grace(Settings(gate_rate=rate, warmup=100, begin="open")) for rate in (2e-5, 1e-2))
+    assert (slow, fast) == (20_200, 1000), "slow gates have more time to close before all on is a divergence"
+
+
 def test_unreadable_pictures(data, tmp_path) -> None:
     folder = tmp_path / "some"
     folder.mkdir()
@@ -184,6 +219,9 @@ def test_wrong_words(data, tmp_path) -> None:
     refused("unknown l0 'l1'", "--l0", "l1")
     refused("unknown class 'dragon'", "--target", "dragon")
     refused("no such file", "--warm-start", tmp_path / "none")
+    refused("gate_rate: expected a rate of 0 or more, got -1.0", "--gate-rate", "-1")
+    (tmp_path / "folder").mkdir()
+    refused("folder is a folder", "--out", tmp_path / "folder")
     (tmp_path / "file").write_text("")
     assert cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "file" / "m", code=3)
 

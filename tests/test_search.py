@@ -304,6 +304,22 @@ def test_a_stopped_search_is_the_map_of_a_smaller_budget(name: str, monkeypatch:
         assert torch.allclose(partial, explained("class", sg.method(name, budget=6)), atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["rise:budget=2", "pami:budget=1", "vit_cx:budget=1", "occlusion:budget=2"])
+def test_a_patch_that_no_run_has_held_yet_is_neither_for_nor_against(method: str) -> None:
+    """It has what the runs say on average, so a small budget does not rank it last; and a batch is still its images."""
+    model, images = case("class")
+    got = explained("class", method)
+    assert got.shape == (2, 16) and (method.startswith("occlusion") or got.min() > 0)
+    for b in range(2):
+        alone = sg.explain(model, images[b : b + 1], target=TARGET[b : b + 1], method=method).scores.flatten(1)
+        close(got[b : b + 1], alone, method)
+    if method == "rise:budget=2":
+        sets = search.halves(model, images[0], 2, 0)
+        never = [j for j in range(16) if not any(j in keep for keep in sets)]
+        mean = sum(search.f(model, images[0], keep, int(TARGET[0])) for keep in sets) / 2
+        assert never and torch.allclose(got[0, never], torch.tensor(mean, dtype=torch.float64), atol=1e-9)
+
+
 def test_searches_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, int, int]] = []
     monkeypatch.setattr(runs, "rounds", lambda ask: 4)

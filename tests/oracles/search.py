@@ -63,13 +63,15 @@ def occlusion(model: Any, image: Tensor, c: int, hide: str = "remove") -> Tensor
 
 
 def rise(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
-    total, count = torch.zeros(2, patches(model), dtype=torch.float64)
-    for keep in halves(model, image, budget, seed):
-        p = f(model, image, keep, c, hide)
-        for j in keep:
-            total[j] += p
-            count[j] += 1
-    return total / count.clamp(min=1)
+    """A patch that was in no half has the mean of them."""
+    answers, sets = [], [keep for keep in halves(model, image, budget, seed) if keep]
+    for keep in sets:
+        answers.append(f(model, image, keep, c, hide))
+    scores = []
+    for j in range(patches(model)):
+        own = [p for p, keep in zip(answers, sets, strict=True) if j in keep] or answers
+        scores.append(sum(own) / len(own))
+    return torch.tensor(scores, dtype=torch.float64)
 
 
 def lime(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:

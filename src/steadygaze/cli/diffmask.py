@@ -1,7 +1,7 @@
 """`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside the command.
 
-Exit code: 0, all is well; 1, the masks diverged, or pictures could not be read; 2, wrong input; 3, the file could not be written; 130,
-stopped by hand.
+Exit code: 0, all is well; 1, the masks diverged or have not begun to close, or pictures could not be read; 2, wrong input; 3, the file
+could not be written; 130, stopped by hand.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def train(
     layers: Annotated[str | None, typer.Option(help="uniform or weighted: how the last gate of a step is drawn.")] = None,
     slow: Annotated[str | None, typer.Option(help="start, or first_sync as in its code: Lookahead's slow weights.")] = None,
     kl: Annotated[str | None, typer.Option(help="all: keep the whole distribution; class: keep one class.")] = None,
+    begin: Annotated[str | None, typer.Option(help="drawn: random first weights; open: all patches kept at first.")] = None,
     target: Annotated[str | None, typer.Option(help="That class, by number or name. Default: the predicted one.")] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Begin from a mask of the same widths.")] = None,
     restarts: Annotated[int, typer.Option(min=0, help="Begin anew so often if the masks go all on or all off.")] = 0,
@@ -58,7 +59,7 @@ def train(
     chosen = {
         "batch": batch, "seed": seed, "gate_rate": gate_rate, "baseline_rate": baseline_rate, "dual_rate": dual_rate, "warmup": warmup,
         "dual_start": dual_start, "margin": margin, "stretch": stretch, "shift": shift, "dual": dual, "l0": l0, "tokens": tokens,
-        "layers": layers, "slow": slow, "kl": kl or ("class" if target is not None else None),
+        "layers": layers, "slow": slow, "begin": begin, "kl": kl or ("class" if target is not None else None),
     }  # fmt: skip
     presets = tuple(word.strip() for text in preset or () for word in text.split(",") if word.strip())
     raise typer.Exit(
@@ -93,15 +94,18 @@ def run(**asked: Any) -> int:
     except KeyboardInterrupt:
         say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
         return 130
-    found = ended.found
+    found, first = ended.found, ended.began
     say(
         console,
         f"{request.out}: {ended.steps} steps; all gates together keep {100 * found.l0:.1f} % of the patches, "
-        f"KL {found.kl:.3f}, same answer for {100 * found.accuracy:.1f} %",
+        f"KL {found.kl:.3f}, same answer for {100 * found.accuracy:.1f} %"
+        + (f" (before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)" if first else ""),
     )
     for why in ended.unreadable[:20]:
         say(console, f"not used: {why}", "red")
-    if ended.wrong:
+    if ended.early:
+        say(console, f"not trained yet: {ended.wrong}, as they began. Go on with more --steps, or begin anew with a higher --gate-rate", "red")
+    elif ended.wrong:
         say(console, f"diverged: {ended.wrong}. Try --restarts 3, --restart-with stretch, another --seed or other rates (with a new --out)",
             "red")  # fmt: skip
     return 1 if ended.wrong or ended.unreadable else 0

@@ -76,6 +76,12 @@ class Gate(nn.Module):
         self.first, self.second = weight_norm(nn.Linear(width, inner)), weight_norm(nn.Linear(inner, 1))
         self.stretch, self.shift = stretch, nn.Parameter(torch.tensor(float(shift)))
 
+    @torch.no_grad()
+    def open(self) -> None:
+        """u = β for every token: the weight-normed w₂ keeps its direction and has length 0, c₂ is 0."""
+        self.second.parametrizations.weight.original0.zero_()
+        self.second.bias.zero_()
+
     def forward(self, x: Tensor) -> Tensor:
         return self.stretch * self.second(self.first(x).tanh()).tanh().squeeze(-1) + self.shift
 
@@ -180,7 +186,8 @@ def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Ten
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise BadCheckpoint(f"expected a mask that `steadygaze diffmask train --out FILE` wrote, got {path}: no such file")
+        why = f"{path} is a folder" if Path(path).is_dir() else f"{path}: no such file"
+        raise BadCheckpoint(f"expected a mask that `steadygaze diffmask train --out FILE` wrote, got {why}")
     try:
         with safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get(META)
@@ -252,7 +259,8 @@ def diffmask(ask: Any, *, file: Any = None, read: str = "expected") -> Float[Ten
     """Vision DiffMask: what learnt gates keep of each patch (file: the trained gates; read: "expected" E[z], or "probability")."""
     mask, facts = load(file, ask.vit)
     if facts.get("diverged"):
-        warn(f"the mask {file} diverged in training: {facts['diverged']}. It explains nothing.", stacklevel=2)
+        how = "is not trained yet" if facts.get("early") else "diverged in training"
+        warn(f"the mask {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
     only = facts.get("settings", {}).get("target")
     if only is not None and (callable(ask.target) or bool((ask.target != only).any())):
         raise MethodUnavailable(f"diffmask: {file} was trained for class {only} alone. Give target={only} (--target {only}).")

@@ -53,6 +53,13 @@ def of_those_done(found: Float[Tensor, "b r"], order: list[int], n: int) -> Floa
     return scores
 
 
+def held_mean(f: Float[Tensor, "b m"], z: Float[Tensor, "b m p"]) -> Float[Tensor, "b p"]:
+    """Σ_m f_m z_mj / Σ_m z_mj. A patch that no run has held yet gets the mean of the runs that held any: a zero would say "against"."""
+    held, some = z.sum(1), (z > 0).any(2).to(f)
+    scores = torch.einsum("bm,bmp->bp", f, z) / held.clamp_min(torch.finfo(f.dtype).tiny)
+    return torch.where(held > 0, scores, ((f * some).sum(1) / some.sum(1).clamp_min(1))[:, None])
+
+
 @register("occlusion", "whole", cost=PATCHES + 1.0, **BLACK_BOX)
 def occlusion(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """How much the class loses when one patch is left out (budget: none is every patch)."""
@@ -70,8 +77,7 @@ def rise(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     """Mean answer over random halves of the picture that hold the patch (RISE)."""
     keep = uniform(ask, seed, budget_of("rise", budget), _patches(ask)) < 0.5
     f = measured(ask, "rise", keep, hide)
-    z = keep[:, : f.shape[1]].to(f)
-    return on_grid(ask, torch.einsum("bm,bmp->bp", f, z) / z.sum(1).clamp_min(1))
+    return on_grid(ask, held_mean(f, keep[:, : f.shape[1]].to(f)))
 
 
 @register("lime", "whole", cost=1000.0, **BLACK_BOX)
@@ -124,10 +130,7 @@ def pami(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Te
     regions = torch.stack([cell for side in sides(height, width) for cell in cells(height, width, side)]).flatten(1)
     regions = regions[: budget_of("pami", budget, 1, len(regions))]
     f = measured(ask, "pami", regions.expand(len(ask.images), -1, -1), hide)
-    z = regions[: f.shape[1]].to(f)
-    held = z.sum(0)
-    scores = f @ z / held.clamp_min(1)
-    return on_grid(ask, torch.where(held > 0, scores, f.mean(1, keepdim=True)))
+    return on_grid(ask, held_mean(f, regions[: f.shape[1]].to(f).expand(len(f), -1, -1)))
 
 
 def sides(height: int, width: int) -> list[int]:

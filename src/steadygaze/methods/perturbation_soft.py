@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.methods.attention import global_attention
-from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, of_those_done, on_grid, spread_order
+from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, held_mean, of_those_done, on_grid, spread_order
 from steadygaze.methods.perturbation_runs import budget_of, generators, searched, values, whole_rounds
 from steadygaze.registry import register
 from steadygaze.trace.seam import Seam
@@ -94,9 +94,7 @@ def vit_cx(ask: Any, *, budget: int | None = None, noise: float = 0.1, seed: int
     longest = max(len(masks) for masks in each)
     masks = torch.stack([F.pad(m, (0, 0, 0, 0, 0, longest - len(m))) for m in each])  # no mask: no weight in either sum
     f = soft(ask, "vit_cx", masks, budget_of("vit_cx", budget, 1, longest), hidden)
-    masks = masks[:, : f.shape[1]].to(f)
-    held = masks.sum(1)
-    return torch.einsum("bm,bmhw->bhw", f, masks) / held.clamp_min(torch.finfo(f.dtype).tiny)
+    return held_mean(f, masks[:, : f.shape[1]].to(f).flatten(2)).unflatten(1, masks.shape[-2:])
 
 
 def clustered(maps: Float[Tensor, "k h w"]) -> Float[Tensor, "clusters h w"]:

@@ -12,6 +12,10 @@ pass to its tokens alone. Options where paper and code differ, the paper's first
 | layers | uniform, weighted      | how l is drawn; weighted: 0.1 for layers that are right (> 0.75) and sparse (L0 < 0.1) by now |
 | slow   | start, first_sync      | where Lookahead's slow weights come from; "first_sync" makes the first sync do nothing        |
 | kl     | all, class             | over the whole distribution, or of one class against the rest: `target`, or the predicted one |
+| begin  | drawn, open            | the layers' own first weights, or every gate at u = β: all patches kept                       |
+
+Drawn weights close patches by chance where hidden states are large (a third of DeiT-Tiny's), and where z is 0 the divergence has no gradient:
+compare what is kept at the end with what was at the beginning. Open gates take longer until the first one closes.
 """
 
 from collections.abc import Mapping
@@ -30,7 +34,7 @@ from steadygaze.vit import ViT
 from steadygaze.vit.view import undisturbed
 
 CHOICES = {"dual": ("ascent", "reference"), "l0": ("norm", "log"), "tokens": ("patches", "all"), "layers": ("uniform", "weighted"),
-           "slow": ("start", "first_sync"), "kl": ("all", "class")}  # fmt: skip
+           "slow": ("start", "first_sync"), "kl": ("all", "class"), "begin": ("drawn", "open")}  # fmt: skip
 SETTLED, AFTER, RARELY, MEMORY = (0.75, 0.1), 100, 0.1, 0.9  # of layers="weighted": accuracy and L0, steps, weight, running mean
 MINIMUM = (0.02, 0.98)  # masks that keep less are all off, more: all on
 PRESETS: dict[str, dict[str, Any]] = {
@@ -66,6 +70,7 @@ class Settings:
     layers: str = "uniform"
     slow: str = "start"
     kl: str = "all"
+    begin: str = "drawn"
     target: int | None = None  # of kl="class"; None: the class that the model says
 
     def __post_init__(self) -> None:
@@ -74,6 +79,9 @@ class Settings:
                 raise UnknownName(name, str(getattr(self, name)), known)
         if self.target is not None and self.kl != "class":
             raise BadInput(f"target={self.target} belongs to a mask for one class: give kl='class' (--kl class) too")
+        for name in ("gate_rate", "baseline_rate", "dual_rate"):
+            if not getattr(self, name) >= 0:
+                raise BadInput(f"{name}: expected a rate of 0 or more, got {getattr(self, name)}")
         if not self.left < 0 < self.right or not self.temperature > 0:
             raise BadInput(f"expected left < 0 < right and temperature > 0, got {self.left}, {self.right}, {self.temperature}")
 
@@ -126,6 +134,9 @@ class Trainer:
         self.mask = DiffMask(settings.shape(widths), settings.seed)
         if warm is not None:
             self.mask.load_state_dict(warm.state_dict())
+        elif settings.begin == "open":
+            for gate in self.mask.gates:
+                gate.open()  # type: ignore[operator]
         self.mask.to(parameter.device, parameter.dtype)
         start = torch.tensor(settings.dual_start, dtype=parameter.dtype, device=parameter.device)
         self.duals = [start.clone().requires_grad_() for _ in widths]
@@ -262,7 +273,7 @@ def restarted(settings: Settings, how: str) -> Settings:
 
 class Watch:
     """Sees masks that are all on, all off or not finite for `patience` steps on end; "all on" counts only after `grace` steps,
-    since every mask begins so."""
+    since masks may begin so."""
 
     def __init__(self, grace: int, patience: int = 500) -> None:
         self.grace, self.patience, self.kind, self.count = grace, patience, "", 0

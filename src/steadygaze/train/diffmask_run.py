@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Outcome:
     attempt: int
     found: Report
     wrong: str
+    early: bool  # wrong, because no gate has closed yet
+    began: Report | None  # the same of the gates before the first step; None: the file does not say
     unreadable: tuple[str, ...] = ()
 
 
@@ -116,12 +118,13 @@ class Run:
         self.warm = None if request.warm_start is None else self._warm(request.warm_start)
         self.identity = self._identity()
         self.attempt = 0
+        self.began: Report | None = None
         self.trainer, self.watch, self.wrong = self._begun(self.asked)
         if request.out.exists():
             self._resume()
 
     def _begun(self, settings: Settings) -> tuple[Trainer, Watch, str]:
-        return Trainer(self.vit, settings, self.widths, self.warm), Watch(grace=max(2 * settings.warmup, 1000)), ""
+        return Trainer(self.vit, settings, self.widths, self.warm), Watch(grace(settings)), ""
 
     def _warm(self, path: Path) -> DiffMask:
         mask = read_file(path)[0]
@@ -144,7 +147,8 @@ class Run:
         mask, facts, tensors = read_file(out)
         before = facts.get("identity", {})
         flat = {**before, **before.get("asked", {})}, {**self.identity, **self.identity["asked"]}
-        changed = [key for key in flat[1] if key != "asked" and flat[0].get(key) != flat[1][key]]
+        later = {"begin"} - set(flat[0])  # an option that the version which began the run did not have; it is of the first step alone
+        changed = [key for key in flat[1] if key != "asked" and key not in later and flat[0].get(key) != flat[1][key]]
         if changed:
             told = "; ".join(f"{key} was {flat[0].get(key)}, is now {flat[1][key]}" for key in changed)
             raise BadInput(f"{out} holds a mask of another training: {told}. Give the same to go on with it, or another --out.")
@@ -153,12 +157,14 @@ class Run:
         self.trainer.restore(mask, facts, tensors)
         self.watch.kind, self.watch.count = facts["watch"]
         self.wrong = facts["diverged"] if facts.get("stopped") else ""
+        self.began = Report(*facts["began"]) if facts.get("began") else None
 
-    def save(self, wrong: str = "") -> None:
+    def save(self, wrong: str = "", early: bool = False) -> None:
         """Write mask and state."""
         facts, tensors = self.trainer.state()
         facts |= {"identity": self.identity, "attempt": self.attempt, "watch": [self.watch.kind, self.watch.count]}
-        facts |= {"diverged": wrong, "stopped": bool(self.wrong)}  # stopped: it diverged on the way; at the end it may still go on
+        facts["began"] = list(astuple(self.began)) if self.began else None
+        facts |= {"diverged": wrong, "early": early, "stopped": bool(self.wrong)}  # stopped: it diverged on the way; at the end it may still go on
         try:
             write(self.request.out, self.trainer.mask, facts, tensors)
         except OSError as error:
@@ -169,22 +175,25 @@ class Run:
         told(min(self.trainer.steps, self.steps), 0)
         judged = self.album.take(self.album.files[:: max(1, len(self.album.files) // JUDGED)][:JUDGED]).to(self.device)
         while True:
-            self._train(told, say)
+            self._train(told, say, judged)
             found = self.trainer.judge(judged)
             state = "off" if found.l0 < MINIMUM[0] else "on" if found.l0 > MINIMUM[1] else ""
-            wrong = self.wrong or (f"the masks are all {state}" if state else "")
-            if self.wrong or not wrong or self.attempt >= self.request.restarts:
+            early = not self.wrong and state == "on" and self.trainer.settings.begin == "open" and self.trainer.steps <= self.watch.grace
+            wrong = self.wrong or (f"the masks are {'still ' * early}all {state}" if state else "")
+            if self.wrong or not wrong or early or self.attempt >= self.request.restarts:
                 break
             self.wrong = wrong
-        self.save(wrong)
-        return Outcome(self.trainer.steps, self.attempt, found, wrong, tuple(self.album.unreadable.values()))
+        self.save(wrong, early)
+        return Outcome(self.trainer.steps, self.attempt, found, wrong, early, self.began, tuple(self.album.unreadable.values()))
 
-    def _train(self, told: Told, say: Say) -> None:
+    def _train(self, told: Told, say: Say, judged: Tensor) -> None:
         """The steps that are left, and new tries after a divergence. Stopped by hand, it saves first."""
         try:
             while self.trainer.steps < self.steps or self.wrong:
                 if self.wrong and not self._another(told, say):
                     break
+                if not self.trainer.steps:
+                    self.began = self.trainer.judge(judged)
                 with unbroken():
                     report = self._step()
                     self.wrong = self.watch(report, self.trainer.steps)
@@ -211,6 +220,12 @@ class Run:
         self.trainer, self.watch, self.wrong = self._begun(settings)
         told(-done, 0)
         return True
+
+
+def grace(settings: Settings) -> int:
+    """Steps after which masks that are all on have had time enough to close: Adam moves a gate by about its rate a step."""
+    slow = 0.4 / max(settings.gate_rate, 1e-9) if settings.begin == "open" else 0.0
+    return round(max(2 * settings.warmup + slow, 1000))
 
 
 @contextmanager
