@@ -247,6 +247,20 @@ def test_clip_of_transformers_for_images_and_text() -> None:
         sg.adapt(both)
 
 
+def test_one_logit_says_yes_or_no() -> None:
+    """The same as two classes, the second of which always has logit 0."""
+    one, two = tiny("class", num_classes=1), tiny("class", num_classes=2)
+    heads = {f"head.{name}": torch.cat([t, torch.zeros_like(t)]) for name, t in one.head.state_dict().items()}
+    two.load_state_dict(one.state_dict() | heads)
+    images = pictures(one)
+    for score in ("log_odds", "log_prob", "prob", "contrast"):
+        for method in ("cat", "occlusion:budget=20", "gaze_removal"):
+            found, expected = (sg.explain(m, images, target=0, method=method, score=score).scores for m in (one, two))
+            assert found.any() and torch.allclose(found, expected, atol=1e-12), (score, method)
+    a, b = (sg.explain(m, images, target=0) for m in (one, two))
+    assert a.probability(1) == pytest.approx(b.probability(1)) and a.probability(1) < 1
+
+
 def test_outputs_without_logits() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=12,

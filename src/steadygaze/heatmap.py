@@ -24,6 +24,7 @@ from torch import Tensor
 
 from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
 from steadygaze.errors import BadInput
+from steadygaze.target import chances
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
@@ -152,11 +153,11 @@ class Attribution:
         return place
 
     def probability(self, index: Index = 0) -> float | None:
-        """The model's softmax probability of the class that this map explains; None for a callable target."""
+        """The model's probability of the class that this map explains; None for a callable target."""
         if self.target is None:
             return None
         place = self._place(index)
-        return self.logits[place[0]].detach().double().softmax(-1)[self.target[place]].item()
+        return chances(self.logits[place[0]].detach().double())[self.target[place]].item()
 
     def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
         """Class and probability in words, as in "tabby cat 62 %"; "" for a callable target."""

@@ -28,6 +28,7 @@ from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent,
 from steadygaze.methods import parse
 from steadygaze.methods.masking import with_gates
 from steadygaze.methods.perturbation_runs import manner
+from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
 
@@ -206,15 +207,15 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
 
 def ranked(logits: Tensor, classes: tuple[str, ...] | None, count: int) -> list[dict[str, Any]]:
     """The most probable classes of one picture."""
-    best = logits.double().softmax(-1).topk(min(count, logits.shape[-1]))
+    best = chances(logits.double()).topk(min(count, logits.shape[-1]))
     return [_class(int(c), float(p), classes) for p, c in zip(best.values, best.indices, strict=True)]
 
 
 def described(attribution: Attribution, row: int, classes: tuple[str, ...] | None) -> list[dict[str, Any]]:
     """The classes that were explained for one picture."""
     assert attribution.target is not None
-    chances = attribution.logits[row].double().softmax(-1)
-    return [_class(int(c), float(chances[c]), classes) for c in attribution.target[row].reshape(-1)]
+    shares = chances(attribution.logits[row].double())
+    return [_class(int(c), float(shares[c]), classes) for c in attribution.target[row].reshape(-1)]
 
 
 def _class(index: int, probability: float, classes: tuple[str, ...] | None) -> dict[str, Any]:
