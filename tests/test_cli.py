@@ -209,3 +209,4 @@ def test_names_of_files_that_share_a_stem():
     names = command.unique_names(files)
     assert len(set(names.values())) == 5
     assert [names[file] for file in files[:2]] == ["1", "b-1"] and names[files[-1]] == "2-3"
+    assert set(command.unique_names([Path("x/cat.jpg"), Path("x/CAT.JPG")]).values()) == {"cat", "x-CAT"}  # one file on some disks

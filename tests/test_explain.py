@@ -25,7 +25,7 @@ def test_another_name_of_a_base_method_takes_an_aggregator(model: nn.Module) -> 
     gae, genatt = (sg.explain(model, images, method=f"{name}+plus") for name in ("gae", "genatt"))
     assert torch.equal(gae.scores, genatt.scores)
     assert gae.method == "gae+plus"
-    with pytest.raises(sg.UnknownName, match=r"alias of 'ixg\+plus'"):
+    with pytest.raises(sg.BadInput, match=r"alias of 'ixg\+plus'"):
         sg.method("cat+plus")
 
 

@@ -176,6 +176,28 @@ def test_save_refuses_other_counts(tmp_path, maps, picture):
         maps.save(tmp_path, [picture])
     with pytest.raises(BadInput, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
+    for names in (["one", "one"], ["one", "folder/two"]):  # one file would replace the other; a folder is not made
+        with pytest.raises(BadInput, match="another file name for each image"):
+            maps.save(tmp_path, names=names)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="got a file"):
+        maps.save(tmp_path / "file")
+
+
+def test_images_of_an_attribution(maps, picture):
+    first, last = maps.with_pictures([picture, picture])
+    assert len(first) == len(last) == 1 and torch.equal(last.scores, maps.scores[1:]) and torch.equal(last.logits, maps.logits[1:])
+    assert last.title() == maps.title(1) and len(last.pictures) == 1
+    assert torch.equal(maps[-1].target, maps.target[1:]) and len(maps[:1]) == 1 and torch.equal(maps[np.int64(0)].scores, maps.scores[:1])
+    with pytest.raises(IndexError, match="into 2 images, got 2"):
+        maps[2]
+    no_class = Attribution(maps.scores, None, maps.logits, "gaze", "callable")
+    assert no_class[0].target is None
+
+
+def test_percentile_out_of_range(maps, picture):
+    with pytest.raises(BadInput, match=r"percentile: expected a number in 0\.\.100, got 101"):
+        maps.overlay(picture, percentile=101)
 
 
 def test_file_names_of_methods_with_options():

@@ -1,5 +1,6 @@
 """Models by name, file and folder; nothing is downloaded."""
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -150,6 +151,16 @@ def test_the_embedded_model():
     assert torch.allclose(image[:, 5, 5], expected, atol=1e-5)
     assert loaded.model(image[None]).shape == (1, 10)
     assert loaded.class_index("ship") == loaded.classes.index("ship")
+
+
+def test_a_name_that_two_classes_share():
+    classes = ("crane", "crane", "polecat, fitch", "skunk, polecat", "missile", "shell, missile")
+    loaded = dataclasses.replace(load_model("embedded"), classes=classes)
+    with pytest.raises(BadInput, match=r"'Crane' is the name of 2 classes of embedded: 0 \(crane\), 1 \(crane\). Give the number"):
+        loaded.class_index("Crane")
+    with pytest.raises(BadInput, match=r"2 \(polecat, fitch\), 3 \(skunk, polecat\)"):
+        loaded.class_index("polecat")
+    assert loaded.class_index("missile") == 4 and loaded.class_index("shell") == 5  # a whole name goes before a part of one
 
 
 def test_the_embedded_model_knows_an_airplane_and_a_ship():

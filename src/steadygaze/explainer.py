@@ -18,7 +18,8 @@ from steadygaze.registry import DEFAULT, Method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import remember, undisturbed
+from steadygaze.vit.quiet import exactly, undisturbed
+from steadygaze.vit.view import remember
 
 Named = str | Method
 
@@ -45,11 +46,16 @@ def explain(model: Any, images: Any, target: Any = None, method: Any = DEFAULT,
         raise UnknownName("score", str(score), SCORES)
     if score is not None and callable(target):
         raise BadInput(f"score={score!r}: a callable target is the whole quantity already. Leave score out.")
+    if not vit.plan.classes and not callable(target):
+        raise BadInput(
+            f"target: this {vit.plan.kind} has no classifier, so there is no class to explain. Give it one, or a callable target: features "
+            f"(B, D) -> (B,), such as their similarity to a text's embedding."
+        )
     for m in chosen:
         why = unavailable(m, vit)
         if why:
             raise MethodUnavailable(f"{m.name}: {why}")
-    with torch.inference_mode(False), undisturbed(vit.model):
+    with exactly(vit.model), undisturbed(vit.model):
         results = _explain(vit, _prepared(vit, images), target, chosen, score)
     return {name: results[m.name] for name, m in asked.items()} if several else results[chosen[0].name]
 
@@ -67,6 +73,12 @@ def _chosen(method: Any) -> dict[str, Method]:
 def unavailable(method: Method, vit: ViT) -> str:
     """Why `vit` cannot serve `method`; empty if it can."""
     serves = method.base.serves
+    layer = next((type(m) for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
+    if layer is not None and method.base.gradient:
+        return (
+            f"no gradient passes through the model's quantised layers ({layer.__module__}.{layer.__name__}). Explain the model as it was "
+            f"before, or use a method without gradients, such as rollout or occlusion."
+        )
     if serves is None:
         return ""
     return serves(vit, **{key: value for key, value in method.options if key in signature(serves).parameters})
@@ -126,6 +138,7 @@ def value_of(target: Any, score: str, logits: Tensor) -> Tensor:
     value = target(logits)
     if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
         got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        got += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
         raise BadInput(f"target: a callable must give a differentiable tensor of shape ({logits.shape[0]},), got {got}")
     return value
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
 from steadygaze.errors import BadInput
+from steadygaze.target import chances
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
@@ -56,6 +57,16 @@ class Attribution:
     def __len__(self) -> int:
         """Number of images."""
         return self.scores.shape[0]
+
+    def __getitem__(self, which: SupportsIndex | slice) -> Attribution:
+        """The attribution of one image, or of a slice of them; the batch axis stays."""
+        if not isinstance(which, slice):
+            at = operator.index(which)
+            if not -len(self) <= at < len(self):
+                raise IndexError(f"expected an index into {len(self)} images, got {at}")
+            which = slice(at, at + 1 or None)
+        target, pictures = None if self.target is None else self.target[which], None if self.pictures is None else self.pictures[which]
+        return replace(self, scores=self.scores[which], target=target, logits=self.logits[which], pictures=pictures)
 
     def __repr__(self) -> str:
         return f"Attribution(method={self.method!r}, score={self.score!r}, scores={tuple(self.scores.shape)})"
@@ -105,6 +116,8 @@ class Attribution:
             everywhere is drawn from its smallest score up
         percentile: the magnitude that gets the strongest colour; 100 lets an outlier dim all the rest
         """
+        if not 0 <= percentile <= 100:
+            raise BadInput(f"percentile: expected a number in 0..100, got {percentile!r}")
         picture = as_picture(image)
         values = self._display(index, (picture.height, picture.width), mode, signed, percentile)
         return paint(values, picture, signed=signed, opacity=opacity)
@@ -140,11 +153,11 @@ class Attribution:
         return place
 
     def probability(self, index: Index = 0) -> float | None:
-        """The model's softmax probability of the class that this map explains; None for a callable target."""
+        """The model's probability of the class that this map explains; None for a callable target."""
         if self.target is None:
             return None
         place = self._place(index)
-        return self.logits[place[0]].detach().double().softmax(-1)[self.target[place]].item()
+        return chances(self.logits[place[0]].detach().double())[self.target[place]].item()
 
     def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
         """Class and probability in words, as in "tabby cat 62 %"; "" for a callable target."""
@@ -168,8 +181,13 @@ class Attribution:
         names = [str(number) for number in range(len(self))] if names is None else list(names)
         if len(names) != len(self):
             raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+        if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
+            raise BadInput(f"names: expected another file name for each image, without folders, got {names}")
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise BadInput(f"expected a folder to save into, got a file, {folder}") from error
         written = []
         for index in self.places():
             image = index if isinstance(index, int) else index[0]

@@ -151,7 +151,12 @@ def make(name: str, **options: Any) -> Method:
     if stem in ALIASES and plus and ALIASES[stem].target in BASES:  # another name of a base method: gae+plus
         return replace(make(f"{ALIASES[stem].target}+{aggregator}", **options), name=_written(name, options))
     if stem in ALIASES and plus:
-        raise UnknownName("method", name, BASES, f"{stem!r} is an alias of {ALIASES[stem].target!r} and takes no aggregator.")
+        target, score = ALIASES[stem].target, ALIASES[stem].score
+        pair, colon, own = target.partition(":")
+        other = f"{pair.partition('+')[0]}+{aggregator}{colon}{own}"
+        with_score = "" if score == "logit" else f" with score={score!r}"
+        say = f" Write {other!r}{with_score}." if aggregator in AGGREGATORS else ""
+        raise BadInput(f"{name!r}: {stem!r} is an alias of {target!r} and takes no aggregator.{say}")
     if stem not in BASES:
         raise UnknownName("method", stem, [*BASES, *ALIASES], "`steadygaze methods` lists them.")
     base = BASES[stem]

@@ -6,6 +6,8 @@
 | log_odds | y_c − logsumexp_{k≠c} y_k: log p/(1−p)                |
 | contrast | y_c − max_{k≠c} y_k: against the runner-up            |
 | prob     | p_c = exp(log_prob): what the black-box methods explain |
+
+A classifier with one logit y says yes or no: p = sigmoid(y), and y is its log-odds (against no, whose logit is 0).
 """
 
 from collections.abc import Callable, Sequence
@@ -62,6 +64,8 @@ def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]
     """
     if score not in SCORES:
         raise UnknownName("score", score, SCORES)
+    if logits.shape[1] == 1:
+        logits = torch.nn.functional.pad(logits, (0, 1))
     y = logits.gather(1, target[:, None])[:, 0]
     if score == "logit":
         return y
@@ -71,3 +75,8 @@ def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]
         return (y - logits.logsumexp(-1)).exp()
     others = logits.masked_fill(torch.nn.functional.one_hot(target, logits.shape[1]).bool(), float("-inf"))
     return y - (others.logsumexp(-1) if score == "log_odds" else others.max(-1).values)
+
+
+def chances(logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
+    """Probabilities of the classes: softmax, or sigmoid where there is one logit."""
+    return logits.softmax(-1) if logits.shape[-1] > 1 else logits.sigmoid()

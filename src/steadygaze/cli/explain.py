@@ -28,6 +28,7 @@ from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent,
 from steadygaze.methods import parse
 from steadygaze.methods.masking import with_gates
 from steadygaze.methods.perturbation_runs import manner
+from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
 
@@ -206,15 +207,15 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
 
 def ranked(logits: Tensor, classes: tuple[str, ...] | None, count: int) -> list[dict[str, Any]]:
     """The most probable classes of one picture."""
-    best = logits.double().softmax(-1).topk(min(count, logits.shape[-1]))
+    best = chances(logits.double()).topk(min(count, logits.shape[-1]))
     return [_class(int(c), float(p), classes) for p, c in zip(best.values, best.indices, strict=True)]
 
 
 def described(attribution: Attribution, row: int, classes: tuple[str, ...] | None) -> list[dict[str, Any]]:
     """The classes that were explained for one picture."""
     assert attribution.target is not None
-    chances = attribution.logits[row].double().softmax(-1)
-    return [_class(int(c), float(chances[c]), classes) for c in attribution.target[row].reshape(-1)]
+    shares = chances(attribution.logits[row].double())
+    return [_class(int(c), float(shares[c]), classes) for c in attribution.target[row].reshape(-1)]
 
 
 def _class(index: int, probability: float, classes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def finish(request: Request, loaded: Loaded, found: Results) -> None:
         for name, attribution in many.items():
             parts[name].append(attribution)
     rows = slice(0, GRID_ROWS)
-    whole = {name: cut(joined(some), GRID_ROWS) for name, some in parts.items()}
+    whole = {name: joined(some)[rows] for name, some in parts.items()}
     grid = grid_picture(pictures[rows], whole, classes=short(loaded.classes), notes=notes[rows], signed=request.signed)
     grid.save(request.out / "grid.png")
     arrays: dict[str, Any] = {name: np.concatenate(some) for name, some in found.scores.items()}
@@ -272,12 +273,6 @@ def joined(parts: list[Attribution]) -> Attribution:
     )
 
 
-def cut(whole: Attribution, count: int) -> Attribution:
-    """The first pictures of an attribution."""
-    target = None if whole.target is None else whole.target[:count]
-    return Attribution(whole.scores[:count], target, whole.logits[:count], whole.method, whole.score)
-
-
 def short(classes: tuple[str, ...] | None) -> list[str] | None:
     """Class names up to their first comma, for titles."""
     return None if classes is None else [name.split(",")[0] for name in classes]
@@ -315,7 +310,7 @@ def unique_names(files: list[Path]) -> dict[Path, str]:
         words = (*file.parts[:-1], file.stem)
         parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
         choices = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
-        name = next((choice for choice in choices if choice not in taken), f"{choices[0]}-{len(taken)}")
-        taken.add(name)
+        name = next((choice for choice in choices if choice.lower() not in taken), f"{choices[0]}-{len(taken)}")
+        taken.add(name.lower())  # some disks do not tell A.png from a.png
         names[file] = name
     return names

@@ -97,6 +97,8 @@ def integrated_gradients(ask: Any, *, steps: int = 20, space: str = "tokens") ->
 def smoothgrad(ask: Any, *, samples: int = 20, noise: float = 0.1, seed: int = 0) -> Float[Tensor, "b h w"]:
     """Size of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
     _positive("smoothgrad", "samples", samples)
+    if not 0 <= noise < float("inf"):
+        raise BadInput(f"smoothgrad: noise is a share of the image's range, a number from 0 on, got {noise!r}")
     x = ask.images
     spread = noise * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     mean = torch.zeros_like(x)

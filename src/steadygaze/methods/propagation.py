@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from steadygaze.methods.attention import add_identity, global_attention
 from steadygaze.methods.gradient import ixg
@@ -27,6 +26,7 @@ from steadygaze.registry import register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.rules import ATTNLRP
 from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam
+from steadygaze.vit.quiet import Interception
 from steadygaze.vit.view import remember
 
 
@@ -122,7 +122,7 @@ class _Pool(torch.autograd.Function):
         return x * weight * divide(r, z).unsqueeze(1), None, None
 
 
-class _Relevance(TorchFunctionMode):
+class _Relevance(Interception):
     """The model's own forward pass, with a graph that carries relevance."""
 
     def __init__(self) -> None:
@@ -147,6 +147,8 @@ class _Relevance(TorchFunctionMode):
         return _Linear.apply(x, weight, bias)
 
     def matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
+        if b.dim() == 2 and not b.requires_grad:  # a linear map written as a product
+            return _Linear.apply(a, b.T, None)
         return _Matmul.apply(a, b) if a.requires_grad and b.requires_grad else func(a, b)
 
     def softmax(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

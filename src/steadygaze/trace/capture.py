@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.offsets import Placed, rests
 from steadygaze.trace.rules import PLAIN, Rules
 from steadygaze.trace.seam import Attention, Record, Seam, Want
@@ -183,6 +184,8 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
                 active.begin(block, x, layout)
             records.append(active.next_record())
             x = block(x)
+        if l >= min(start, watch) and not active.met:
+            _needs_no_attention(vit, l, rules, want)
         if isinstance(active, Placed) and grad:
             records[-1].rest += rests(block, hidden[-1], x, layout, rules, implicit=want.implicit)
     hidden.append(x)
@@ -190,3 +193,13 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
         records.append(head.next_record())
         logits = vit.head(x)
     return Forward(vit, rules, want, layout, start, tuple(hidden), tuple(records), logits)
+
+
+def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
+    """A block whose attention the seam did not meet: an error where it would be read or held, since the map would be another."""
+    asked = rules.attention != 1 or want.attention or want.value or want.implicit
+    if asked and vit.plan.global_attention and any(True for _ in vit.blocks[layer].module.parameters()):
+        raise MethodUnavailable(
+            f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be seen into. Let it use "
+            f"F.scaled_dot_product_attention; of transformers: model.set_attn_implementation('sdpa')."
+        )

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.seam import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Seam
+from steadygaze.vit.quiet import Interception
 from steadygaze.vit.view import remember
 
 BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
 
 
-class _Replay(TorchFunctionMode):
+class _Replay(Interception):
     """Notes in the first pass, answers from the notes in the second."""
 
     def __init__(self, rule: str, tangent: bool, fused: frozenset[int] = frozenset()) -> None:
@@ -182,8 +182,11 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
 
 def _fused(model: nn.Module) -> frozenset[int]:
     """Weights that make q, k and v in one product."""
-    found = (getattr(getattr(m, "qkv", None), "weight", getattr(m, "in_proj_weight", None)) for m in model.modules())
-    return frozenset(id(w) for w in found if w is not None and w.shape[0] == 3 * w.shape[1])
+    children = (getattr(m, "qkv", None) for m in model.modules())
+    within = (inner for m in children if isinstance(m, nn.Module) for inner in m.modules())  # also inside a wrapper (LoRA)
+    found = [inner.weight for inner in within if isinstance(inner, nn.Linear)]
+    found += [m.in_proj_weight for m in model.modules() if isinstance(m, nn.MultiheadAttention) and m.in_proj_weight is not None]
+    return frozenset(id(w) for w in found if w.shape[0] == 3 * w.shape[1])
 
 
 def _run(trace: Trace, layer: int, x: Tensor) -> Tensor:

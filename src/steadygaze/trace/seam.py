@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from steadygaze.trace.rules import PLAIN, Rules, held_attention, held_layer_norm, held_rms_norm, held_slope, scale_grad
+from steadygaze.vit.quiet import Interception
 
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
@@ -60,7 +60,7 @@ class Record:
     norms: list[Tensor] = field(default_factory=list)
 
 
-class Seam(TorchFunctionMode):
+class Seam(Interception):
     """Intercepts attention, norms, activations and biases by `rules`, and records what is wanted into `record`."""
 
     lenient = False  # nn.MultiheadAttention in a form that is not known here runs as it is, and is not recorded
@@ -68,6 +68,7 @@ class Seam(TorchFunctionMode):
     def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
         super().__init__()
         self.rules, self.want, self.record = rules, want or Want(), Record()
+        self.met = False  # whether this block's attention was seen
         self.pending: Attention | None = None  # attention that has not met its value yet
         self.tagged: list[Tensor] = []  # tensors of this block that carry a tag: what they are
         self.table: dict[Any, str] = {F.scaled_dot_product_attention: "sdpa", F.multi_head_attention_forward: "mha"}
@@ -89,7 +90,7 @@ class Seam(TorchFunctionMode):
     def next_record(self) -> Record:
         """A new record for the block that runs next; returns it."""
         self.forget()
-        self.record = Record()
+        self.record, self.met = Record(), False
         return self.record
 
     def tag(self, x: Tensor, **tags: Any) -> Tensor:
@@ -114,7 +115,7 @@ class Seam(TorchFunctionMode):
 
     def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
-        want, rules = self.want, self.rules
+        want, rules, self.met = self.want, self.rules, True
         if not (want.attention or want.value or want.implicit):
             if rules.attention == 0.0 and rules.value == 1.0 and v.requires_grad and not (dropout_p or is_causal or enable_gqa):
                 return held_attention(func, q, k, v, attn_mask, scale)
@@ -148,7 +149,7 @@ class Seam(TorchFunctionMode):
         y = func(x, dim, *args, **kwargs)
         if x.dim() < 4 or dim not in (-1, x.dim() - 1):
             return y
-        y = self.weights(y)
+        y, self.met = self.weights(y), True
         self.pending = Attention(y)
         if self.want.attention or self.want.value or self.want.implicit:
             self.record.attention.append(self.pending)

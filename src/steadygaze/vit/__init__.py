@@ -4,11 +4,11 @@ import sys
 import weakref
 from typing import Any
 
-import torch
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.inserted import with_inserted
+from steadygaze.vit.quiet import exactly
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
 __all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt"]
@@ -24,9 +24,7 @@ def adapt(model: Any) -> ViT:
     """
     if isinstance(model, ViT):
         return model
-    if isinstance(model, nn.Module):
-        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper, and those of parallel training, run the same modules
-        model = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    model = _unwrapped(model)
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}")
     parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
@@ -34,23 +32,48 @@ def adapt(model: Any) -> ViT:
     known = _VIEWS.get(id(model))
     if known is not None and known.model is model and _CHECKED.get(model) == shape:
         return known
-    with torch.inference_mode(False):  # what a model caches on the way must serve gradients later
+    with exactly(model):  # what a model caches on the way must serve gradients later
         return _view(model, shape)
+
+
+def _unwrapped(model: Any) -> Any:
+    """Without the wrappers of torch.compile and of parallel training, in any order: they run the same modules."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
 
 
 def _view(model: nn.Module, shape: int) -> ViT:
     plan = _plan(model)
     if plan is None:
-        raise UnsupportedModel(
-            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. It views ViTs of "
-            f"timm, transformers and torchvision; `python -m benchmarks.coverage` and docs/models.md list them."
+        inside = _inside(model)
+        what = (
+            f"It holds one: give model.get_submodule({inside!r}), and images as that is given them, normalised for example."
+            if inside
+            else "It views ViTs of timm, transformers and torchvision; `python -m benchmarks.coverage` and docs/models.md list them."
         )
+        raise UnsupportedModel(f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. {what}")
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
         verify(vit)
         _CHECKED[model] = shape
     _VIEWS[id(model)] = vit
     return vit
+
+
+def _inside(model: nn.Module) -> str:
+    """Where in a module a vision transformer is that can be viewed; empty if nowhere."""
+    for name, inner in model.named_modules():
+        try:
+            if name and _plan(_unwrapped(inner)) is not None:
+                return name
+        except UnsupportedModel:
+            continue
+    return ""
 
 
 def _plan(model: nn.Module) -> Plan | None:

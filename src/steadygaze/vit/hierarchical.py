@@ -24,6 +24,7 @@ from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.parts import classifies
 from steadygaze.vit.view import Layout, Plan, Readout, undisturbed
 
 Grid = tuple[int, int]
@@ -95,6 +96,7 @@ def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: li
         removable=False,
         global_attention=False,
         spatial=lambda x, layout: picture(len(layers), x, layout),
+        classes=classifies(model),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.parts import first, linear_parts
+from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.view import Layout, Parts, Plan
 
 BACKBONES = ("ViTModel", "DeiTModel", "BeitModel", "Data2VecVisionModel", "Dinov2Model", "Dinov2WithRegistersModel",
@@ -100,10 +100,14 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
     name = type(model).__name__
     norm = first(body, "layernorm", "norm", "post_layernorm")
     if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
-        (head,) = [m for m in model.children() if m is not body] or [None]
-        if head is None:
-            raise UnsupportedModel(f"{name} has a backbone of transformers and no head. Add a child module for the head.")
-        return {"readout": "class"}, lambda x: head(norm(x)[:, 0])
+        heads = [m for m in model.children() if m is not body]
+        if len(heads) != 1:
+            raise UnsupportedModel(
+                f"{name} has a backbone of transformers and {len(heads)} other children, where one is expected, the head. Use its "
+                f"...ForImageClassification class; of CLIP for images and text, CLIPVisionModelWithProjection and a callable target."
+            )
+        (head,) = heads
+        return {"readout": "class", "classes": not name.endswith("WithProjection")}, lambda x: head(norm(x)[:, 0])
     if name == "DeiTForImageClassificationWithTeacher":
 
         def teacher(x: Tensor) -> Tensor:
@@ -168,8 +172,8 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     def parts() -> Parts:
         return linear_parts(
             norm1=first(block, "norm1", "layernorm_before", "layer_norm1"),
-            value=(value.weight, value.bias),
-            output=output,
+            value=linear(value),
+            output=linear(output),
             norm2=first(block, "norm2", "layernorm_after", "layer_norm2"),
             scale1=_scale(block, 1),
             scale2=_scale(block, 2),

@@ -72,9 +72,12 @@ class Loaded:
             raise BadInput(f"expected a class number, got {name!r}: the classes of {self.name} have no names")
         wanted = name.strip().lower()
         for split in (lambda text: [text], lambda text: text.split(",")):
-            for index, label in enumerate(self.classes):
-                if wanted in [part.strip() for part in split(label.lower())]:
-                    return index
+            found = [index for index, label in enumerate(self.classes) if wanted in [part.strip() for part in split(label.lower())]]
+            if len(found) > 1:
+                which = ", ".join(f"{index} ({self.classes[index]})" for index in found)
+                raise BadInput(f"{name!r} is the name of {len(found)} classes of {self.name}: {which}. Give the number of one.")
+            if found:
+                return found[0]
         raise UnknownName("class", name, {part.strip() for label in self.classes for part in label.split(",")})
 
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from steadygaze.errors import MethodUnavailable
+from steadygaze.vit.quiet import Interception
 from steadygaze.vit.view import ViT, remember
 
 NAN = float("nan")
@@ -70,7 +70,7 @@ def at(keep: Bool[Tensor, "s gh gw"], grid: tuple[int, int]) -> Bool[Tensor, "s 
     return other[:, 0] > 0.5
 
 
-class _Missing(TorchFunctionMode):
+class _Missing(Interception):
     """Makes NaN mean "not there" for everything that mixes tokens."""
 
     def __init__(self, keep: Tensor) -> None:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from steadygaze.vit.quiet import Interception
 from steadygaze.vit.view import ViT, remember
 
 _CALLS: "weakref.WeakKeyDictionary[ViT, int]" = weakref.WeakKeyDictionary()  # attention calls of a packed run; 0: cannot be packed
@@ -98,7 +98,7 @@ def _run(vit: ViT, tokens: Tensor, groups: Sequence[Group]) -> tuple[list[Tensor
     return heads, mode.calls
 
 
-class _Apart(TorchFunctionMode):
+class _Apart(Interception):
     """Attention within each subset of a packed sequence."""
 
     def __init__(self, sizes: list[tuple[int, int]]) -> None:

@@ -5,15 +5,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadygaze.errors import MethodUnavailable
 from steadygaze.vit.view import Parts
 
+Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
-def linear_parts(*, norm1: nn.Module, value: tuple[Tensor, Tensor | None], output: nn.Linear, norm2: nn.Module,
+
+@torch.no_grad()
+def linear(module: nn.Module) -> Linear:
+    """Weight and bias of a linear map; of a wrapped one (LoRA and its kin) those by which it acts, asked of the module itself."""
+    if type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks):
+        return module.weight, module.bias
+    inner = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    width = getattr(module, "in_features", getattr(inner, "in_features", None))
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if width is not None and parameter is not None:
+        eye = torch.eye(width, device=parameter.device, dtype=parameter.dtype)
+        bias = module(torch.zeros_like(eye))[0]
+        weight = (module(eye) - bias).T
+        if torch.allclose(module(-eye.cumsum(0)), bias - weight.T.cumsum(0), rtol=1e-3, atol=1e-3 * float(weight.abs().max())):
+            return weight, bias
+    raise MethodUnavailable(f"a {type(module).__name__} stands where attention has a linear map, and what it does is not one")
+
+
+def linear_parts(*, norm1: nn.Module, value: Linear, output: Linear, norm2: nn.Module,
                  scale1: Tensor | None = None, scale2: Tensor | None = None, inner: nn.Module | None = None,
                  groups: tuple[int, int] = (1, 1), before: nn.Module | None = None) -> Parts:  # fmt: skip
     """Parts of x + scale1 · output(inner(A · value(norm1(x)))), then of scale2 · MLP(norm2(x)).
 
-    `value` is weight and bias; `groups` is (value heads, query heads served by each); `before` runs ahead of the block.
+    `value` and `output` are weight and bias; `groups` is (value heads, query heads served by each); `before` runs ahead of the block.
     """
     with torch.no_grad():
         weight, bias = value
@@ -23,8 +43,7 @@ def linear_parts(*, norm1: nn.Module, value: tuple[Tensor, Tensor | None], outpu
             offset = offset + weight @ beta
         if groups[1] > 1:
             offset = offset.unflatten(0, (groups[0], -1)).repeat_interleave(groups[1], 0).flatten()
-        mix: Tensor = output.weight
-        shift: Tensor | None = output.bias
+        mix, shift = output
         inner_norm = None
         if inner is not None and not isinstance(inner, nn.Identity):
             gain, beta, eps, centred = _norm(inner)
@@ -45,6 +64,11 @@ def _norm(module: Any) -> tuple[Tensor | None, Tensor | None, float, bool]:
     """(gain, bias, eps, centred) of a LayerNorm or RMSNorm."""
     gain, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     return gain, bias, getattr(module, "eps", 1e-6), "rms" not in type(module).__name__.lower()
+
+
+def classifies(model: Any) -> bool:
+    """Whether a timm model ends in a classifier; `num_classes=0` leaves it out."""
+    return not (hasattr(model, "get_classifier") and isinstance(model.get_classifier(), nn.Identity))
 
 
 def first(root: Any, *paths: str) -> Any:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from steadygaze.vit.quiet import Interception
 
 if TYPE_CHECKING:
     from steadygaze.vit.view import Layout
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
 
 
-class _Gather(TorchFunctionMode):
+class _Gather(Interception):
     def __init__(self, kept: Tensor, patches: int, prefix: int) -> None:
         super().__init__()
         self.kept, self.patches, self.prefix = kept, patches, prefix

@@ -14,7 +14,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.parts import linear_parts
+from steadygaze.vit.parts import classifies, linear, linear_parts
 from steadygaze.vit.positions import rotary
 from steadygaze.vit.view import Layout, Parts, Plan, Readout
 
@@ -148,6 +148,7 @@ def _description(model: Any) -> dict[str, Any]:
         "readout": readout,
         "readout_rows": rows,
         "kind": f"timm {type(model).__name__}",
+        "classes": classifies(model),
     }
 
 
@@ -159,6 +160,7 @@ def _before(model: Any, block: nn.Module) -> nn.Module | None:
 
 def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm block with one attention; None where the block is of another make."""
+    block = getattr(block, "_orig_mod", block)  # one that torch.compile wraps
     attn: Any = getattr(block, "attn", None)
     pre_norm = type(block).__name__ in ("Block", "EvaBlock", "RelPosBlock", "SerialBlock")
     gated, differential = getattr(attn, "gate", None) is not None, hasattr(attn, "lambda_init")
@@ -166,16 +168,17 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
         return None
 
     def parts() -> Parts:
-        if getattr(attn, "qkv", None) is not None:
-            width = attn.proj.in_features
-            weight, bias = attn.qkv.weight[-width:], attn.qkv.bias
-            bias = bias[-width:] if bias is not None else getattr(attn, "v_bias", None)
-        else:
-            weight, bias = attn.v_proj.weight, attn.v_proj.bias
+        output, own_bias = linear(attn.proj), getattr(attn, "v_bias", None)
+        if getattr(attn, "qkv", None) is None:
+            value = linear(attn.v_proj)
+        else:  # with a bias of v alone, the weight is used by itself
+            width = output[0].shape[1]
+            weight, bias = linear(attn.qkv) if own_bias is None else (attn.qkv.weight, None)
+            value = weight[-width:], own_bias if bias is None else bias[-width:]
         return linear_parts(
             norm1=block.norm1,
-            value=(weight, bias),
-            output=attn.proj,
+            value=value,
+            output=output,
             norm2=block.norm2,
             scale1=_layer_scale(block, 1),
             scale2=_layer_scale(block, 2),

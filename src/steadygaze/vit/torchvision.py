@@ -41,6 +41,6 @@ def _parts(block: Any) -> Callable[[], Parts]:
     def parts() -> Parts:
         weight, bias = attention.in_proj_weight.chunk(3)[2], attention.in_proj_bias
         value = (weight, None if bias is None else bias.chunk(3)[2])
-        return linear_parts(norm1=block.ln_1, value=value, output=attention.out_proj, norm2=block.ln_2)
+        return linear_parts(norm1=block.ln_1, value=value, output=(attention.out_proj.weight, attention.out_proj.bias), norm2=block.ln_2)
 
     return parts

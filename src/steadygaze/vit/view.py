@@ -11,8 +11,7 @@ their `Layout` (grid, which patches are left, rotary rows), so that
 is the model with only the patches `keep`, each at its own position.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.vit.positions import KeptPositions
+from steadygaze.vit.quiet import undisturbed as undisturbed
 
 Readout = Literal["class", "mean", "pool"]
 
@@ -92,6 +92,7 @@ class Plan:
     rotary: bool = False
     mixed: bool = False  # patches are mixed outside attention too: convolutions, TAP, CB
     spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # the last block's output; None as in `Block`
+    classes: bool = True  # what the head gives are logits of classes; else features, and there is no class to explain
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,12 @@ class ViT:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", tuple(Block(plan=self.plan, **b) for b in self.plan.blocks))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied or pickled view is the view of the copied model: a plan is tied to the very modules that it was made of."""
+        from steadygaze.vit import adapt
+
+        return adapt, (self.model,)
 
     @property
     def prefix(self) -> int:
@@ -233,30 +240,16 @@ def remember(x: Tensor, layout: Layout) -> Tensor:
     return x
 
 
-@contextmanager
-def undisturbed(model: nn.Module, *, train: bool | None = False) -> Iterator[None]:
-    """Evaluation mode and no parameter gradients inside; outside, also after an error, everything is as it was."""
-    modes = [(m, m.training) for m in model.modules()]
-    wants = [(p, p.requires_grad) for p in model.parameters()]
-    try:
-        if train is not None:
-            for m, _ in modes:
-                m.training = train
-        for p, _ in wants:
-            p.requires_grad_(False)
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode
-        for p, want in wants:
-            p.requires_grad_(want)
-
-
 def verify(vit: ViT) -> None:
     """Raise UnsupportedModel unless the view gives the model's own logits."""
     parameter = next(vit.model.parameters(), None)
     if parameter is None:
         raise UnsupportedModel(f"{type(vit.model).__name__} has no parameters")
+    if any(p.is_inference() for p in vit.model.parameters()):
+        raise UnsupportedModel(
+            f"{type(vit.model).__name__} was made under torch.inference_mode, and such weights take part in no gradient. Make it outside, "
+            f"or give copy.deepcopy(model), made outside."
+        )
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
     with torch.no_grad(), undisturbed(vit.model):
@@ -269,7 +262,7 @@ def verify(vit: ViT) -> None:
         )
     scale = expected.abs().max().clamp_min(1e-6)
     error = float((got - expected).abs().max() / scale)
-    if not error <= 200 * torch.finfo(expected.dtype).eps ** (0.5 if expected.dtype.itemsize <= 2 else 0.75):
+    if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):  # the same modules in the same order: mostly 0
         raise UnsupportedModel(
             f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} blocks -> head differ "
             f"by {error:.1e} (relative). It may do something between its blocks that the {vit.plan.kind} adapter does not know."
@@ -277,5 +270,8 @@ def verify(vit: ViT) -> None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits of whatever a model returns: a tensor, or an output object of transformers."""
-    return output if isinstance(output, Tensor) else output.logits
+    """The logits of whatever a model returns: a tensor, or an output object of transformers (CLIP: the projected embedding)."""
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", getattr(output, "image_embeds", None))
+    if found is None:
+        raise UnsupportedModel(f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them")
+    return found
