@@ -29,6 +29,7 @@ class Shot:
 def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     """The model of a run, and its pictures by name; raises if either is not what it was."""
     from steadygaze.data.folders import Classes
+    from steadygaze.data.label_maps import find_maps
     from steadygaze.data.masks import find
     from steadygaze.runs.asked import outputs
     from steadygaze.vit.load import load_model
@@ -39,6 +40,8 @@ def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     loaded = load_model(given["model"], given["checkpoint"], num_classes=given["num_classes"])
     if loaded.weights_hash != card.weights:
         raise BadInput(f"{given['model']} has other weights now: {loaded.weights_hash}, not {card.weights}.")
+    if "segmentation" in card.run["settings"]["suite"]:
+        return loaded, {item.name: item for item in find_maps(given["data"], given["masks"]).items}
     found = find(given["data"], given["masks"], Classes(loaded.classes, outputs(loaded.model, loaded.size)))
     return loaded, {item.name: item for item in found.items}
 

@@ -48,7 +48,7 @@ class Report:
     epoch: int
     epochs: int
     lr: float
-    values: dict[str, float]  # loss and its terms, means since the row before; test_loss and test_top1 after a test
+    values: dict[str, float]  # loss and its terms, means since the row before; test_loss and test_top1 (or test_miou) after a test
     seconds: float
 
 
@@ -65,8 +65,16 @@ class Trained:
 
     @property
     def top1(self) -> float | None:
-        """On the test pictures, of the weights that were kept last."""
-        return next((float(row["test_top1"]) for row in reversed(self.log) if row.get("test_top1")), None)
+        """On the test pictures, of the weights that were kept last; None of a segmentation."""
+        return self._last("test_top1")
+
+    @property
+    def miou(self) -> float | None:
+        """The same of a segmentation."""
+        return self._last("test_miou")
+
+    def _last(self, column: str) -> float | None:
+        return next((float(row[column]) for row in reversed(self.log) if row.get(column)), None)
 
 
 def train(
@@ -132,6 +140,8 @@ class Run:
     def _pictures(self, part: str) -> Pictures:
         recipe, train = self.recipe, part == "train"
         masks = recipe.data.masks if train else recipe.data.test_masks
+        if recipe.task == "segmentation":
+            return self._maps(part, masks)
         needs, made = bool(recipe.losses.need_masks), masks == "tokencut"
         found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
         pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
@@ -145,6 +155,18 @@ class Run:
             pictures.decode = None  # index.csv may list masks that nobody asked for
         if needs and not made:
             check_masks(found)
+        return pictures
+
+    def _maps(self, part: str, masks: str | None) -> Pictures:
+        """Pictures with label maps, every one looked at."""
+        found = find_pictures(self.recipe.data, part, None, masks)
+        pictures = Pictures(found, self.built.shape, self.recipe.augment, self.recipe.seed)
+        trained = self.built.about["segments"]
+        if pictures.classes != trained:
+            raise BadInput(f"data.{part}: expected masks of the {trained} classes that are trained, got {pictures.classes}")
+        if found.without:
+            self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
+        check_masks(found)
         return pictures
 
     def _cut(self, pictures: Pictures) -> dict[str, Tensor]:
@@ -171,7 +193,8 @@ class Run:
         place.wait_for_everyone()
         self._resume()
         if place.is_main_process:
-            columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", "test_top1", "seconds"]
+            tested = "test_miou" if recipe.task == "segmentation" else "test_top1"
+            columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", tested, "seconds"]
             self.log = Log(self.out, columns, self.step, recipe.tensorboard)
             self.notes += [self.log.note] if self.log.note else []
         began = time.monotonic() - self.spent
