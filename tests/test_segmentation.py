@@ -243,8 +243,9 @@ def test_a_kind_of_model_or_label_that_does_not_fit_is_named():
         sg.stress(Bright(), [(images, labels.masked_fill(labels == 1, 2))], **HOW)
     with pytest.raises(sg.BadInput, match="Make a run of it alone"):
         sg.stress(Bright(), batches(), suite="segmentation,attacks")
-    with pytest.raises(sg.UnsupportedModel, match="expected a classifier"):
-        sg.stress(Bright(), [(images, torch.zeros(3).long())], suite="corruptions")
+    for form in ("tensor", "dict", "logits"):
+        with pytest.raises(sg.UnsupportedModel, match="A segmenter is stressed by the suite segmentation alone"):
+            sg.stress(Bright(form), [(images, torch.zeros(3).long())], suite="corruptions")
 
 
 # -- a run over a folder -------------------------------------------------------------------------------------------------
@@ -318,7 +319,7 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     report = CliRunner().invoke(app, ["report", str(tmp_path / "a")])
     page = (tmp_path / "a" / "report.html").read_text()
     assert report.exit_code == 0 and "mIoU by corruption" in page and "mIoU by severity" in page and "retention" in page
-    assert "Pictures are left out" not in page and "gaussian noise" in page
+    assert "Pictures are left out" not in page and "Coloured by the class that the model says of each pixel" in page
     table = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
     assert {"miou", "mean_miou", "retention", "iou_object"} <= {row["metric"] for row in table}
     assert CliRunner().invoke(app, [*command, str(tmp_path / "b"), "--seed", "1"]).exit_code == 0

@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, learner: Learner, test: Pictures, place: Any, siz
                     loss = cross_entropy(logits, labels)
             said = logits.argmax(1)
             right = confusion(said, labels, test.classes).sum(0) if test.classes else (said == labels).sum()
-            sums += torch.cat([sums.new_tensor([float(loss) * len(labels), len(labels)]), right.double().flatten()])
+            sums += torch.cat([torch.stack([loss.detach().double() * len(labels), sums.new_tensor(len(labels))]), right.double().flatten()])
     model.train(was)
     loss, count, *found = place.reduce(sums, reduction="sum").tolist()
     if test.classes:
