@@ -145,6 +145,22 @@ def test_pascal_voc(tmp_path):
     assert find_maps(tmp_path, part="train").items[0].name == "JPEGImages/two.jpg"
 
 
+def test_maps_of_your_own(tmp_path):
+    save(tmp_path / "pictures" / "a.jpg", np.zeros((2, 2, 3)))
+    save(tmp_path / "pictures" / "deep" / "b.png", np.zeros((2, 2, 3)))
+    save(tmp_path / "maps" / "a.png", [[0, 1], [2, 255]])
+    (tmp_path / "maps" / "classes.txt").write_text("ground\nsea\nsky\n")
+    found = find_maps(tmp_path / "pictures", tmp_path / "maps")
+    assert (found.layout, found.classes, found.names, found.without) == ("your own", 3, ("ground", "sea", "sky"), 1)
+    assert read(found) == [[0, 1], [2, 255]]
+    save(tmp_path / "maps" / "a.png", [[0, 1], [7, 255]])
+    with pytest.raises(sg.BadImage, match=r"expected classes 0..2, and 255 where nothing counts, got \[7\]"):
+        read(found)
+    (tmp_path / "maps" / "classes.txt").write_text("ground\n")
+    with pytest.raises(sg.BadInput, match="expected from 2 to 255 names of classes, one a line, got 1"):
+        find_maps(tmp_path / "pictures", tmp_path / "maps")
+
+
 def test_masks_of_an_object(tmp_path):
     found = find_maps(squares(tmp_path / "data", 4), limit=3)
     assert (found.layout, found.classes, found.names, len(found.items)) == ("index.csv", 2, ("background", "object"), 3)

@@ -5,6 +5,7 @@
 | Cityscapes | `leftImg8bit/val/<city>/`, `gtFine/val/<city>/*_gtFine_labelTrainIds.png` (or `_labelIds`) | its 19; others ignored |
 | ADE20K | `images/validation/`, `annotations/validation/` (the 2016 challenge) | its 150; 0, other, ignored |
 | Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | background and its 20; 255 ignored |
+| your own | MASKS holds the same paths as FOLDER, as .png, and `classes.txt` | a line of classes.txt each; 255 ignored |
 | masks of an object | every other layout of `data.masks`: index.csv, pairs, ImageNet-S | background, object; the border is ignored |
 
 `train` pictures are taken from the part of that name (Cityscapes and VOC: train, ADE20K: training) where the layout has parts.
@@ -53,7 +54,9 @@ class _Whatever(Classes):
 def find_maps(folder: str | Path, masks: str | Path | None = None, part: str = "test", limit: int | None = None) -> Segmented:
     """The pictures of `folder` with their label maps, in whatever layout of the table above."""
     root = Path(folder)
-    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+    if masks is not None and (Path(masks) / "classes.txt").is_file():
+        found = _own(root, Path(masks))
+    elif (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
         found = _cityscapes(root, "train" if part == "train" else "val")
     elif (root / "annotations").is_dir() and (root / "images").is_dir():
         found = _ade20k(root, "training" if part == "train" else "validation")
@@ -75,6 +78,14 @@ def _objects(root: Path, masks: str | Path | None) -> Segmented:
         return np.where(pixels == BORDER, IGNORED, pixels == OBJECT).astype(np.uint8)
 
     return Segmented(labelled.items, decode, labelled.without, labelled.layout, 2, ("background", "object"))
+
+
+def _own(root: Path, masks: Path) -> Segmented:
+    names = tuple(filter(None, (masks / "classes.txt").read_text(encoding="utf-8").split("\n")))
+    if not 2 <= len(names) <= IGNORED:
+        raise BadInput(f"{masks / 'classes.txt'}: expected from 2 to {IGNORED} names of classes, one a line, got {len(names)}")
+    items = [_item(root, path, (masks / path.relative_to(root)).with_suffix(".png")) for path in pictures_in(root)]
+    return _paired(items, _numbered(range(len(names)), strict=True), "your own", len(names), names)
 
 
 def _voc(root: Path, part: str) -> Segmented:
@@ -114,14 +125,17 @@ def _paired(items: list[Item], decode: Decode, layout: str, classes: int, names:
     return Segmented(have, decode, len(items) - len(have), layout, classes, names)
 
 
-def _numbered(ids: Sequence[int]) -> Decode:
-    """Values of the file, in the order of the classes; every other value is ignored."""
+def _numbered(ids: Sequence[int], strict: bool = False) -> Decode:
+    """Values of the file, in the order of the classes; every other value is ignored, or with `strict` an error."""
     table = np.full(256, IGNORED, np.uint8)
     table[list(ids)] = np.arange(len(ids))
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         if mask.mode not in ("P", "L"):
             raise BadImage(f"{item.mask}: expected a map of class numbers, one channel of 8 bits, got a picture of mode {mask.mode}")
-        return table[indices(mask)]
+        values = indices(mask)
+        if strict and (other := set(np.unique(values).tolist()) - {*ids, IGNORED}):
+            raise BadImage(f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} where nothing counts, got {sorted(other)[:8]}")
+        return table[values]
 
     return decode
