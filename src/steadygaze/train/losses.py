@@ -229,7 +229,10 @@ def similarity(m: Float[Tensor, "b q k"], tau: float, form: str) -> Float[Tensor
 
 
 def cross_entropy(logits: Float[Tensor, "b c *hw"], labels: Tensor, *, smoothing: float = 0.0) -> Float[Tensor, ""]:
-    """With classes (B,) or their shares (B, C), mean over pictures; with label maps (B, H, W), mean over the pixels that count."""
+    """With classes (B,) or their shares (B, C), mean over pictures; with label maps (B, H, W), mean over the pixels that count.
+
+    Where a step is cut into pieces, each has a mean of its own pixels: pieces with more border weigh the rest of theirs a little more.
+    """
     if labels.dim() != 3:
         return F.cross_entropy(logits, labels, label_smoothing=smoothing)
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
