@@ -112,30 +112,25 @@ def table(options: argparse.Namespace) -> None:
         if len(own) == len(settings) * len(pictures):  # a run that was not finished does not count
             runs.setdefault(str(variant), {})[int(seed)] = counts
     names = [name for name in VARIANTS if name in runs]
-    seeds = sorted(set.intersection(*(set(runs[name]) for name in names)))
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(len(pictures), np.full(len(pictures), 1 / len(pictures)), options.repeats)
     taken = np.concatenate([np.ones((1, len(pictures))), drawn])
-    which = np.concatenate([np.arange(len(seeds))[None], rng.integers(len(seeds), size=(options.repeats, len(seeds)))])
-    found = {name: _means([measures(np.einsum("rn,snkc->rskc", taken, runs[name][s]), settings) for s in seeds], which) for name in names}
-    print(f"{len(pictures)} pictures, {len(settings)} settings, {len(seeds)} seeds; first %, then points, with 95 % intervals\n")
-    for some in (list(found["plain"])[:7], list(found["plain"])[7:]):
-        print("| segmenter | " + " | ".join(title.replace("_", " ") for title in some) + " |\n| --- |" + " ---: |" * len(some))
+    found = {n: {s: measures(np.einsum("rn,snkc->rskc", taken, counts), settings) for s, counts in runs[n].items()} for n in names}
+    print(f"{len(pictures)} pictures, {len(settings)} settings; first in %, then what changed in points, with 95 % intervals\n")
+    titles = list(next(iter(found["plain"].values())))
+    for some in (titles[:7], titles[7:]):
+        print("| segmenter | seeds | " + " | ".join(t.replace("_", " ") for t in some) + " |\n| --- | ---: |" + " ---: |" * len(some))
         for name in names:
-            plain = name == "plain"
-            cells = [_cell(found[name][t] - (0 if plain else found["plain"][t]), "" if plain else "+") for t in some]
-            print(f"| {VARIANTS[name][0]} | " + " | ".join(cells) + " |")
+            seeds, plain = sorted(set(found[name]) & set(found["plain"])), name == "plain"
+            which = np.concatenate([np.arange(len(seeds))[None], rng.integers(len(seeds), size=(options.repeats, len(seeds)))])
+            each = {t: np.stack([found[name][s][t] - (0 if plain else found["plain"][s][t]) for s in seeds], 1) for t in some}
+            cells = [_cell(np.take_along_axis(each[t], which, 1).mean(1), "" if plain else "+") for t in some]
+            print(f"| {VARIANTS[name][0]} | {len(seeds)} | " + " | ".join(cells) + " |")
         print()
     print("| segmenter | clean mIoU of each seed | mean mIoU of each seed |\n| --- | ---: | ---: |")
     for name in names:
-        each = [measures(runs[name][s].sum(1)[None], settings) for s in sorted(runs[name])]
-        cells = [" ".join(f"{m[t][0]:.1f}" for m in each) for t in ("clean mIoU", "mean mIoU")]
+        cells = [" ".join(f"{found[name][s][t][0]:.1f}" for s in sorted(runs[name])) for t in ("clean mIoU", "mean mIoU")]
         print(f"| {VARIANTS[name][0]} | {cells[0]} | {cells[1]} |")
-
-
-def _means(each: list[dict[str, np.ndarray]], which: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean over the seeds of each draw."""
-    return {title: np.take_along_axis(np.stack([m[title] for m in each], 1), which, 1).mean(1) for title in each[0]}
 
 
 def _cell(samples: np.ndarray, sign: str) -> str:
