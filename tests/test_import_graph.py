@@ -51,7 +51,7 @@ WHERE = {
         "vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models", "models.", "cli.listing", "train.build",
     ),
     "transformers": ("vit.huggingface", "vit.load", "models."),
-    "torchvision": ("vit.torchvision", "vit.load", "models."),
+    "torchvision": ("vit.torchvision", "vit.load", "vit.segmenters", "models."),
     "torchattacks": ("robustness.attacks",),
     "gradio": ("app", "app."),
 }

@@ -163,7 +163,8 @@ def stress(
         list[str],
         typer.Option(
             help="corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER, "
-            "neighbours:NAME=FOLDER (with train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST."
+            "neighbours:NAME=FOLDER (with train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST. "
+            "Of a segmenter: segmentation, alone."
         ),
     ],
     data: Annotated[
@@ -183,7 +184,7 @@ def stress(
     ] = None,
     pgd_steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
     salient: Annotated[str, typer.Option(help="Method by which the most salient tokens are dropped.")] = DEFAULT,
-    masks: Annotated[Path | None, typer.Option(help="For synthetic: masks, as for verify.")] = None,
+    masks: Annotated[Path | None, typer.Option(help="For synthetic, segmentation: masks, as for verify.")] = None,
     backgrounds: Annotated[Path | None, typer.Option(help="For synthetic: a folder of pictures.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Take shifts and sets of neighbours that are downloaded in part.")

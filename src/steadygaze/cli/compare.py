@@ -27,8 +27,9 @@ def run(before: str, after: str, out: Path | None, setting: str, method: str, sh
     found = compare(folders[0], folders[1], setting=setting)
     _heading(found, console)
     console.print(_changes(found))
-    _classes(found, console)
-    _turned(found, show, console)
+    if found.turned:
+        _classes(found, console)
+        _turned(found, show, console)
     for note in found.notes:
         say(console, f"note: {note}", "yellow")
     path = out or folders[1][0] / "compare.html"

@@ -14,8 +14,10 @@ from steadygaze.runs.loop import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_loop import Pace
-from steadygaze.runs.stress_numbers import label
+from steadygaze.runs.stress_numbers import label, percent
 from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, stress_run
+
+FEW = 8  # classes of a segmenter that are told one by one
 
 
 def run(request: Request, console: Console | None = None) -> int:
@@ -61,15 +63,20 @@ def print_card(card: Card, console: Console) -> None:
     """The card as tables."""
     data = f" on {card.data}, {card.pictures} pictures" if card.pictures else ""
     say(console, f"{card.model}{data}; ± half of the 95 % interval", "bold")
-    shown = [_answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card),
+    shown = [_segmentation(card), _answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card),
              _sequences(card, "sequence"), _sequences(card, "imagenet-p"), _drops(card), _layers(card), _neighbours(card)]  # fmt: skip
+    if ("clean", "miou") in card.numbers:
+        by_class = [m for s, m in card.numbers if s == "clean" and m.startswith("iou_")]
+        clean = ["miou", "pixel_accuracy", *(by_class if len(by_class) <= FEW else ())]
+        told = ", ".join(f"{label(m)} {_cell(card, 'clean', m)}" for m in clean)
+        say(console, f"clean, %: {told}")
     for table in shown:
         if table is not None:
             console.print(table)
     for setting, metric in card.scores:
         if setting in ("corruptions", "imagenet-c", "sequences", "imagenet-p"):
             number = card.scores[setting, metric]
-            unit = " %" if metric.startswith("mean_error") or metric == "flips" else ""
+            unit = " %" if percent(metric) else ""
             say(console, f"{setting} {label(metric)}: {number.text()}{unit} ({number.note})")
 
 
@@ -97,6 +104,18 @@ def _answers(card: Card) -> Shown | None:
     table = _table("right answers, confidence and ECE, %", "setting", *(label(m) for m in metrics), "pictures")
     for setting in settings:
         table.add_row(setting, *(_cell(card, setting, m) for m in metrics), str(card.numbers[setting, "top1"].images))
+    return table
+
+
+def _segmentation(card: Card) -> Shown | None:
+    """mIoU by corruption and severity."""
+    names = [name for name in CORRUPTIONS if (name, "miou") in card.scores]
+    if not names:
+        return None
+    levels = [s for s in SEVERITIES if any((f"{name}/{s}", "miou") in card.numbers for name in names)]
+    table = _table("segmentation, %", "corruption", *(f"mIoU at {s}" for s in levels), "mean")
+    for name in names:
+        table.add_row(name, *(_cell(card, f"{name}/{s}", "miou", spread=False) for s in levels), _cell(card, name, "miou"))
     return table
 
 

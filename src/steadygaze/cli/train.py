@@ -45,6 +45,8 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
     if main:
         if got.top1 is not None:
             say(console, f"top-1 on the test pictures: {100 * got.top1:.2f} %", "bold")
+        if got.miou is not None:
+            say(console, f"mIoU on the test pictures: {100 * got.miou:.2f} %", "bold")
         say(console, f"wrote {got.weights}" if got.steps else f"the run had ended before; its weights are {got.weights}")
     return 0
 
@@ -110,7 +112,7 @@ class _progress:
             if self.task is None:
                 self.task = self.bar.add_task("", total=report.steps, told="")
             self.bar.update(self.task, completed=report.step, told=words)
-        elif time.monotonic() - self.last > EVERY or report.step == report.steps or "test_top1" in report.values:
+        elif time.monotonic() - self.last > EVERY or report.step == report.steps or "test_loss" in report.values:
             self.last = time.monotonic()
             say(self.notes, f"epoch {report.epoch}/{report.epochs}  step {report.step}/{report.steps}  {report.seconds:.0f} s  {words}")
 

@@ -106,26 +106,29 @@ def _imagenet_s(pictures: Path, masks: Path, classes: Classes) -> Labelled:
     return _paired(by_class(pictures, classes), masks, decode, "ImageNet-S")
 
 
-def _voc(folder: Path, classes: Classes) -> Labelled:
-    listing = folder / "ImageSets" / "Segmentation" / "val.txt"
+def voc_stems(folder: Path, part: str) -> list[str]:
+    """What Pascal VOC lists as segmented pictures of a part; without a list, every picture that has a map."""
+    listing = folder / "ImageSets" / "Segmentation" / f"{part}.txt"
     if listing.is_file():
-        stems = listing.read_text(encoding="utf-8").split()
-    else:
-        stems = [path.stem for path in pictures_in(folder / "SegmentationClass")]
+        return listing.read_text(encoding="utf-8").split()
+    return [path.stem for path in pictures_in(folder / "SegmentationClass")]
+
+
+def _voc(folder: Path, classes: Classes) -> Labelled:
     known = {number: _voc_label(number, classes) for number in range(1, 21)}
     groups: dict[int, list[Item]] = {}
-    for stem in stems:
+    for stem in voc_stems(folder, "val"):
         mask = folder / "SegmentationClass" / f"{stem}.png"
         item = Item(f"JPEGImages/{stem}.jpg", folder / "JPEGImages" / f"{stem}.jpg", None, mask)
         number = 0
         if any(label is not None for label in known.values()):
-            number = _most_frequent(_indices(_open(mask)), leave_out=(0, 255))
+            number = _most_frequent(indices(_open(mask)), leave_out=(0, 255))
         groups.setdefault(number, []).append(replace(item, label=known.get(number)))
     if not groups:
         raise BadInput(f"{folder} is laid out as Pascal VOC, but lists no segmented picture")
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
-        ids = _indices(mask)
+        ids = indices(mask)
         own = ids == _most_frequent(ids, leave_out=(0, 255)) if item.label is not None else (ids > 0) & (ids < 255)
         return _coded(own, ids == 255)
 
@@ -141,7 +144,7 @@ def _voc_label(number: int, classes: Classes) -> int | None:
 
 def plain(mask: Image.Image, item: Item) -> Pixels:
     """A mask of 255, 128 and 0, or of 1 and 0."""
-    pixels = _indices(mask)
+    pixels = indices(mask)
     values = set(np.unique(pixels).tolist())
     if values <= {0, 1}:
         return _coded(pixels == 1, np.zeros_like(pixels, dtype=bool))
@@ -167,7 +170,7 @@ def geometry(source: str, recipe: dict[str, Any]) -> Callable[[Image.Image], Ima
     """Resize and crop as the model's preprocessing does, without mixing pixels (nearest): for masks."""
     from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
-    if source == "timm":
+    if source == "timm" or "resize" not in recipe:  # what `steadygaze train` wrote says it as timm does, whatever the library
         from timm.data import create_transform
 
         steps = create_transform(**{**recipe, "interpolation": "nearest"}, is_training=False).transforms
@@ -189,7 +192,7 @@ def _open(path: Path) -> Image.Image:
         ) from error
 
 
-def _indices(mask: Image.Image) -> Pixels:
+def indices(mask: Image.Image) -> Pixels:
     """Palette masks as their indices, others as grey."""
     return np.array(mask if mask.mode in ("P", "L") else mask.convert("L"), dtype=np.uint8)
 

@@ -1,12 +1,17 @@
-"""Modules that go into a stock vision transformer: token-aware average pooling (TAP) and context broadcasting (CB).
+"""Modules that go into a stock vision transformer: token-aware average pooling (TAP) and context broadcasting (CB); and around one.
 
     better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # the model given is left as it was
     plain = sg.modules.remove(better)
+    scores = sg.modules.segmenter(model, classes=21)(images)                         # (B, 21, H, W)
 """
 
 from steadygaze.modules.base import Cost, Inserted
 from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.insert import cost, insert, inserted, remove, restore
+from steadygaze.modules.segmenter import Segmenter, segmenter
 from steadygaze.modules.tap import TAP, TokenPool
 
-__all__ = ["CB", "TAP", "ContextBroadcast", "Cost", "Inserted", "TokenPool", "cost", "insert", "inserted", "remove", "restore"]
+__all__ = [
+    "CB", "TAP", "ContextBroadcast", "Cost", "Inserted", "Segmenter", "TokenPool", "cost", "insert", "inserted", "remove", "restore",
+    "segmenter",
+]  # fmt: skip

@@ -16,17 +16,17 @@ from steadygaze.runs.stress_numbers import table_csv
 def write_comparison(found: Comparison, path: Path, *, method: str = DEFAULT, show: int = 8, pictures: bool = True) -> list[Path]:
     """Write the page and, beside it, the numbers as .csv."""
     one, two = found.before[0], found.after[0]
-    shots, why = turned_pictures(found, method, show) if pictures and show else ({}, "")
+    shots, why = turned_pictures(found, method, show) if pictures and show and found.turned else ({}, "")
     parts = [
         Part("What changed", "changes", text="After minus before on the same pictures; coloured: the paired 95 % interval leaves zero out.",
              figures=corruption_figures(found), heads=HEADS, rows=[row(c) for c in found.changes if c.verdict or "/" not in c.setting],
              after="Scores, and every setting that changed for sure; the others are at the end. p: McNemar's exact test of right "
              "and wrong answers."),
-        Part("Classes gained and lost", "classes", text=f"Right answers by class ({found.setting}); intervals by Newcombe.",
-             heads=CLASS_HEADS, texts=1, rows=class_rows(found)),
     ]  # fmt: skip
-    for way in ("wrong", "right"):
-        names = found.turned[way]
+    if found.turned:
+        text = f"Right answers by class ({found.setting}); intervals by Newcombe."
+        parts.append(Part("Classes gained and lost", "classes", text=text, heads=CLASS_HEADS, texts=1, rows=class_rows(found)))
+    for way, names in found.turned.items():
         more = why or (f"Maps by {method}, of the class each model says." if shots.get(way) else "")
         text = f"{len(names)} of the pictures ({found.setting}). {more}"
         listed = ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
@@ -29,6 +31,7 @@ class Shot:
 def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     """The model of a run, and its pictures by name; raises if either is not what it was."""
     from steadygaze.data.folders import Classes
+    from steadygaze.data.label_maps import find_maps
     from steadygaze.data.masks import find
     from steadygaze.runs.asked import outputs
     from steadygaze.vit.load import load_model
@@ -39,6 +42,8 @@ def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     loaded = load_model(given["model"], given["checkpoint"], num_classes=given["num_classes"])
     if loaded.weights_hash != card.weights:
         raise BadInput(f"{given['model']} has other weights now: {loaded.weights_hash}, not {card.weights}.")
+    if "segmentation" in card.run["settings"]["suite"]:
+        return loaded, {item.name: item for item in find_maps(given["data"], given["masks"]).items}
     found = find(given["data"], given["masks"], Classes(loaded.classes, outputs(loaded.model, loaded.size)))
     return loaded, {item.name: item for item in found.items}
 
@@ -65,12 +70,28 @@ def _samples(card: Card) -> tuple[Named, Named, str]:
     clean = Lens(loaded).pixels(read_image(items[name].path))
     seed = seed_of(settings["seed"], name)
     made = {c: corrupt(clean, c, severity, seed=seed) for c in settings["corruptions"] if c in CORRUPTIONS}
-    shown = [("clean", address(enlarged(Image.fromarray(clean))))]
-    shown += [(f"{c.replace('_', ' ')} {severity}", address(enlarged(Image.fromarray(p)))) for c, p in made.items()]
+    segments = "segmentation" in settings["suite"]
+    seen = {"clean": clean} | {f"{c.replace('_', ' ')} {severity}": p for c, p in made.items()}
+    shown = [(words, address(enlarged(Image.fromarray(_tinted(loaded, p) if segments else p)))) for words, p in seen.items()]
     sheets: Named = []
     if "attention" in settings["suite"] and made:
         sheets.append(_attention(loaded, clean, *next(iter(made.items())), severity))
-    return shown, sheets, f"{name} as the model sees it, and under each corruption at severity {severity}."
+    tint = " Coloured by the class that the model says of each pixel." if segments else ""
+    return shown, sheets, f"{name} as the model sees it, and under each corruption at severity {severity}.{tint}"
+
+
+def _tinted(loaded: Any, pixels: Any) -> Any:
+    """The picture, half of it the colour of what the model says: each class a hue of its own."""
+    import torch
+
+    from steadygaze.robustness.segmentation import label_map
+    from steadygaze.runs.stress_measure import Judge
+    from steadygaze.runs.stress_suite import Plan
+
+    judge = Judge(loaded.model, None, Plan(()), loaded.mean, loaded.std)
+    said = label_map(loaded.model, judge.normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None])[0].cpu().numpy()
+    hues = np.array([hsv_to_rgb((0.62 + 0.618034 * c) % 1, 0.8, 0.9) for c in range(256)])
+    return (0.5 * pixels + 127.5 * hues[said]).astype(np.uint8)
 
 
 def _attention(loaded: Any, clean: Any, name: str, corrupted: Any, severity: int) -> tuple[str, str]:

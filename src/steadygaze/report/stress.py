@@ -29,6 +29,10 @@ KINDS = {
     "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
 }
 TILES = {
+    ("clean", "miou"): "clean, mIoU",
+    ("corruptions", "mean_miou"): "mean mIoU, corrupted",
+    ("corruptions", "retention"): "retention",
+    ("corruptions", "mean_miou_cityscapes_c"): "mean mIoU, Cityscapes-C protocol",
     ("clean", "top1"): "clean, top-1",
     ("clean", "top5"): "clean, top-5",
     ("corruptions", "mean_error"): "mean corruption error",
@@ -104,16 +108,17 @@ def _tiles(card: Card) -> list[tuple[str, str, str]]:
 
 def _corruptions(card: Card) -> list[Figure]:
     found = []
-    for prefix, words in (("", ""), ("imagenet-c/", ", published ImageNet-C")):
-        errors = [card.scores[f"{prefix}{name}", "error"] for name in CORRUPTIONS if (f"{prefix}{name}", "error") in card.scores]
+    for prefix, words, score in (("", "", "error"), ("imagenet-c/", ", published ImageNet-C", "error"), ("", "", "miou")):
+        errors = [card.scores[f"{prefix}{name}", score] for name in CORRUPTIONS if (f"{prefix}{name}", score) in card.scores]
         if not errors:
             continue
+        what, title = ("top-1 error", "Error") if score == "error" else ("mIoU", "mIoU")
         rank = {name: i for i, names in enumerate(KINDS.values()) for name in names}
         drawn = [_bar(n, n.setting.removeprefix(prefix).replace("_", " "), rank[n.setting.removeprefix(prefix)]) for n in errors]
-        chart = bars(drawn, x_label="top-1 error, mean over severities, %", title="error by corruption", highest=100)
+        chart = bars(drawn, x_label=f"{what}, mean over severities, %", title=f"{what} by corruption", highest=100)
         kinds = [svg.Series(kind, [], [], i) for i, kind in enumerate(KINDS) if any(bar.rank == i for bar in drawn)]
-        found.append(Figure(f"Error by corruption{words}", f"whiskers are 95 % intervals{legend(kinds)}", chart))
-        found += _severities(card, prefix, words)
+        found.append(Figure(f"{title} by corruption{words}", f"whiskers are 95 % intervals{legend(kinds)}", chart))
+        found += _severities(card, prefix, words, "top1" if score == "error" else score)
     return found
 
 
@@ -121,14 +126,14 @@ def _bar(n: Number, name: str, rank: int = 0) -> Bar:
     return Bar(name, 100 * n.value, 100 * n.low, 100 * n.high, rank)
 
 
-def _severities(card: Card, prefix: str, words: str) -> list[Figure]:
-    clean = card.numbers.get(("clean", "top1"))
-    levels = [s for s in SEVERITIES if any((f"{prefix}{name}/{s}", "top1") in card.numbers for name in CORRUPTIONS)]
+def _severities(card: Card, prefix: str, words: str, measure: str) -> list[Figure]:
+    clean, what = card.numbers.get(("clean", measure)), "Right answers" if measure == "top1" else "mIoU"
+    levels = [s for s in SEVERITIES if any((f"{prefix}{name}/{s}", measure) in card.numbers for name in CORRUPTIONS)]
     series, every = [], {}
     for rank, (kind, names) in enumerate(KINDS.items()):
         curves = []
         for name in names:
-            found = [card.numbers.get((f"{prefix}{name}/{s}", "top1")) for s in levels]
+            found = [card.numbers.get((f"{prefix}{name}/{s}", measure)) for s in levels]
             if all(found):
                 curve = [100 * n.value for n in found if n]
                 every[name] = curve
@@ -140,9 +145,11 @@ def _severities(card: Card, prefix: str, words: str) -> list[Figure]:
     single = [svg.Series(name.replace("_", " "), levels, curve, svg.COLOURS) for name, curve in every.items()]
     if not series or len(levels) + (clean is not None) < 2:
         return []
-    axis = {"x_label": "severity (0: clean)", "y_label": "right answers, %"}
-    chart = svg.lines([*series, *single], **axis, title="accuracy by severity", whole=True)
-    drawn = [Figure(f"Right answers by severity{words}", f"means of each kind, single ones in grey{legend(series)}", chart)]
+    axis = {"x_label": "severity (0: clean)", "y_label": f"{what}, %".replace("Right", "right")}
+    chart = svg.lines([*series, *single], **axis, title=f"{what} by severity", whole=True)
+    drawn = [Figure(f"{what} by severity{words}", f"means of each kind, single ones in grey{legend(series)}", chart)]
+    if measure != "top1":
+        return drawn
     sure = {"right": "top1", "confidence": "confidence", "ECE": "ece"}
     lines = []
     for rank, (name, metric) in enumerate(sure.items()):

@@ -1,4 +1,4 @@
-"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, and what its attention does meanwhile."""
+"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, segmentation, and what its attention does meanwhile."""
 
 from importlib import import_module
 from typing import Any
@@ -44,6 +44,14 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "over_seeds": "by_class",
     "reliability": "calibration",
     "reliability_of": "calibration",
+    "confusion": "segmentation",
+    "iou": "segmentation",
+    "miou": "segmentation",
+    "pixel_accuracy": "segmentation",
+    "label_map": "segmentation",
+    "mean_miou": "segmentation",
+    "retention": "segmentation",
+    "CITYSCAPES_C": "segmentation",
 }
 __all__ = [*_HOME]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.runs.loop import World
 from steadygaze.vit.load import Loaded, load_model
-from steadygaze.vit.view import logits_of, undisturbed
+from steadygaze.vit.view import undisturbed
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,14 @@ def outputs(model: nn.Module, size: tuple[int, int]) -> int:
     """How many classes a classifier tells apart."""
     parameter = next(iter(model.parameters()), torch.zeros(0))
     with torch.no_grad(), undisturbed(model):
-        logits = logits_of(model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype)))
+        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UnsupportedModel(f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got {got}")
+        raise UnsupportedModel(
+            f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got {got}. "
+            "A segmenter is stressed by the suite segmentation alone."
+        )
     return logits.shape[1]
 
 

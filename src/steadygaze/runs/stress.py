@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.confusion import IGNORED
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
@@ -24,6 +25,7 @@ from steadygaze.runs.stress_data import Maker, Picture
 from steadygaze.runs.stress_loop import Batch, carry_out
 from steadygaze.runs.stress_measure import Judge
 from steadygaze.runs.stress_request import Request, check_counts, prepare_stress, settings_of, square_side, stress_run, view
+from steadygaze.runs.stress_segmentation import segment_outputs, segmentation_plan
 from steadygaze.runs.stress_suite import Options, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import IMAGENET, about
 from steadygaze.vit import ViT
@@ -56,16 +58,21 @@ def stress(
     out: str | Path | None = None,
     told: Told = lambda finished, computed: None,
 ) -> Rows:
-    """How does this classifier hold up? `.cards()` of what comes back has the scores.
+    """How does this classifier, or segmenter, hold up? `.cards()` of what comes back has the scores.
 
-    model: any classifier; a CNN serves all but attention and the dropping of tokens
-    data: batches (images, labels): images (B, 3, H, W) normalised as the model wants them, labels (B,); or a folder, and
-        then the model must come from `sg.load_model`, which knows how to read pictures for it; None: shift and neighbours alone
+    model: any classifier; a CNN serves all but attention and the dropping of tokens. For the suite segmentation a segmenter: it gives
+        (B, C, h, w), an output of transformers with `.logits`, or torchvision's dict with "out"
+    data: batches (images, labels): images (B, 3, H, W) normalised as the model wants them, labels (B,), or for a segmenter label maps
+        (B, H, W) with 255 where nothing counts; or a folder, and then the model must come from `sg.load_model`, which knows how to
+        read pictures for it; None: shift and neighbours alone
     suite: corruptions, sequences, attacks, occlusion, attention, synthetic, shift:NAME=FOLDER, neighbours:NAME=FOLDER (with
-        train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST; the last three want the model and data as for a folder
+        train/ and test/, or a published set), neighbours:NAME=TRAIN=TEST; the last three want the model and data as for a folder.
+        segmentation, alone: clean and corrupted pictures
     corruptions: "all15" (the default), "all19", or names       severities: some of 1..5       epsilons: such as 8/255
+    corruptions, severities: of corruptions, attention and segmentation
     salient: the method by which `salient_drop` drops tokens
-    masks, backgrounds: folders for `synthetic`                 partial: take shifts and sets that are downloaded in part
+    masks: a folder, for `synthetic` and `segmentation`         backgrounds: a folder, for `synthetic`
+    partial: take shifts and sets that are downloaded in part
     bank: so many pictures that neighbours are looked for among, spread evenly over the classes
     mean, std: the normalisation of images in memory; known of timm's models, otherwise ImageNet's is taken, with a warning where the
         images do not bear it out
@@ -106,22 +113,26 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
     folder, gathered = None if out is None else Path(out), []  # type: ignore[var-annotated]
     settings: dict[str, Any] = {}
     store: Store | None = None
-    before = 0
+    before, segments = 0, "segmentation" in suite
     try:
-        for number, (images, labels) in enumerate(_checked(data)):
+        for number, (images, labels) in enumerate(_checked(data, segments)):
             kept = len(images) if limit is None else min(len(images), limit - before)
             if kept <= 0:
                 break
             images, labels = images[:kept], labels[:kept]
             if judge is None:
-                classes = outputs(module, (images.shape[2], images.shape[3]))
+                classes = (segment_outputs if segments else outputs)(module, (images.shape[2], images.shape[3]))
                 side = square_side((images.shape[2], images.shape[3]), suite)
-                plan = make_plan(suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept))
+                if segments:
+                    plan = segmentation_plan(options, classes, seed, max(size, kept))
+                else:
+                    plan = make_plan(suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept))
                 judge = Judge(module, vit, plan, mean, std)
             levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
             if not settings:
                 notes = [*judge.plan.notes, *_doubt(images, (mean, std), known, named)]
-                facts = {"data": "in memory", "limit": limit, "pictures_hash": fingerprint((levels, labels))}
+                facts: dict[str, Any] = {"data": "in memory", "limit": limit, "pictures_hash": fingerprint((levels, labels))}
+                facts |= {"segments": list(range(classes))} if segments else {}
                 settings = settings_of(judge.plan, suite, identity, [], notes, facts)
                 if folder is not None:
                     prepare(folder, settings, about(""))
@@ -129,12 +140,15 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
                     done = Done(folder)
                 else:
                     done = Done(None)
-            if int(labels.min()) < 0 or int(labels.max()) >= classes:
-                raise BadInput(f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())} in batch {number}")
-            pictures = tuple(Picture(str(before + i), (int(label),)) for i, label in enumerate(labels))
+            told_of = labels[labels != IGNORED] if segments else labels
+            if told_of.numel() and (int(told_of.min()) < 0 or int(told_of.max()) >= classes):
+                got = f"{int(told_of.min())}..{int(told_of.max())}"
+                raise BadInput(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
+            pictures = tuple(Picture(str(before + i), (0 if segments else int(label),)) for i, label in enumerate(labels))
+            maps = {p.name: one.cpu().numpy() for p, one in zip(pictures, labels, strict=True)} if segments else {}
             memory = {p.name: np.ascontiguousarray(pixels) for p, pixels in zip(pictures, levels.numpy(), strict=True)}
             given = {p.name: image for p, image in zip(pictures, images, strict=True)}
-            maker, one = Maker(seed, memory=memory), [Batch(pictures, judge.plan.conditions)]
+            maker, one = Maker(seed, memory=memory, labels=maps), [Batch(pictures, judge.plan.conditions)]
             append = gathered.extend if store is None else store.append
             carry_out(one, maker, judge, identity, append, done, told, workers, given=given)
             before += kept
@@ -146,7 +160,7 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
     return Rows([{"settings": settings, "about": about("")}], gathered) if folder is None else Rows.read(folder)
 
 
-def _checked(data: Any) -> Iterable[tuple[Tensor, Tensor]]:
+def _checked(data: Any, segments: bool) -> Iterable[tuple[Tensor, Tensor]]:
     for number, given in enumerate(data):
         if not isinstance(given, (tuple, list)) or len(given) < 2 or not all(isinstance(x, Tensor) for x in given[:2]):
             kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
@@ -154,8 +168,10 @@ def _checked(data: Any) -> Iterable[tuple[Tensor, Tensor]]:
         images, labels = given[0], given[1]
         if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point() or not len(images):
             raise BadInput(f"images: expected (B, 3, H, W), floating point and normalised, got {images.dtype} {tuple(images.shape)}")
-        if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != (len(images),):
-            raise BadInput(f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
+        wanted = (len(images), *images.shape[2:]) if segments else (len(images),)
+        if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != wanted:
+            expected = f"label maps {wanted} of integers" if segments else f"{len(images)} integers"
+            raise BadInput(f"labels: expected {expected}, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
         yield images, labels
 
 

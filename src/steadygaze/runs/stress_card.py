@@ -8,6 +8,8 @@
 | flips, mfr, top5_distance | `sequences`, `imagenet-p` | mean over kinds; mfr in percent of AlexNet's, if all ten were run |
 | top1 | `location`, `rotation`, `size` | mean over the factor's values |
 | attention_stability | `corruptions` | mean over corruptions |
+| miou, pixel_accuracy, iou_CLASS | `clean`, `fog/3`; miou of `fog` | of counts summed over pictures; IoU by class of clean ones |
+| mean_miou, retention | `corruptions` | mean over corruptions, and its share of the clean mIoU; `_cityscapes_c`: by that protocol |
 
 mCE and its relatives compare with AlexNet's errors on ImageNet, so they are given for models of 1,000 classes alone, and only
 if all 15 corruptions were run at all 5 severities. Intervals: bootstrap over pictures, the same draws for every number.
@@ -19,6 +21,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +35,7 @@ from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.synthetic import FACTORS
 from steadygaze.runs.statistics import bootstrap
 from steadygaze.runs.stress_numbers import Key, Number, better, number_of, resampled_ece
+from steadygaze.runs.stress_segmentation import METRIC, resampled, segmentation_scores, set_numbers, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +53,7 @@ class _Column:
     squares: np.ndarray | None = None
     counts: np.ndarray | None = None
     notes: dict[str, None] = field(default_factory=dict)
+    packed: list[array] = field(default_factory=list)  # of a segmentation: what `stress_segmentation.packed` wrote
 
     @property
     def note(self) -> str:
@@ -60,7 +65,9 @@ class _Column:
         self.values.append(float("nan") if row["value"] is None else row["value"])
         if row.get("note"):
             self.notes[row["note"]] = None
-        if row.get("detail") and row["metric"] != "top1":
+        if row["metric"] == METRIC:
+            self.packed.append(array("q", row.get("detail") or ()))
+        elif row.get("detail") and row["metric"] != "top1":
             detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float64)
             if self.sums is None or self.squares is None or self.counts is None:
                 self.sums, self.squares, self.counts = (np.zeros_like(detail) for _ in range(3))
@@ -187,6 +194,8 @@ class Card:
             for k, key in enumerate(keys):
                 count = int((~np.isnan(values[k])).sum())
                 found[key] = number_of(key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note)
+            for setting in (s for s, m in keys if m == METRIC):
+                found |= self._segmented(setting)
             for setting in dict.fromkeys(s for s, m in keys if m == "top1" and (s, "confidence") in self._columns):
                 right, sure = self.values(setting, "top1"), self.values(setting, "confidence")
                 count = int((~np.isnan(right + sure)).sum())
@@ -194,6 +203,16 @@ class Card:
                     gaps = resampled_ece(right, sure, self.repeats, self.seed)
                     found[setting, "ece"] = number_of((setting, "ece"), gaps, count, f"{BINS} bins")
         return found
+
+    def _segmented(self, setting: str) -> dict[Key, Number]:
+        """The numbers of a segmentation under one condition, of summed counts."""
+        column, order = self._columns[setting, METRIC], self._orders[self.population(setting)]
+        counts = unpacked(column.packed, order[np.asarray(column.places)], order.max() + 1, len(self.run["settings"]["segments"]))
+        mean, right, by_class = set_numbers(resampled(counts, self.repeats, self.seed))
+        images = sum(map(bool, column.packed))
+        found = {METRIC: mean, "pixel_accuracy": right}
+        found |= {f"iou_{name}": by_class[:, c] for c, name in enumerate(self.run["settings"]["segments"]) if setting == "clean"}
+        return {(setting, metric): number_of((setting, metric), samples, images, "") for metric, samples in found.items()}
 
     @cached_property
     def scores(self) -> dict[Key, Number]:
@@ -216,6 +235,7 @@ class Card:
     def _scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         yield from self._corruption_scores("", "corruptions", "made in memory, no JPEG", "clean")
         yield from self._corruption_scores("imagenet-c/", "imagenet-c", "the published pictures", "clean")
+        yield from self._segmentation_scores()
         yield from self._sequence_scores("sequence", "sequences", "made in memory, no video compression")
         yield from self._sequence_scores("imagenet-p", "imagenet-p", "the published films")
         for factor in FACTORS:
@@ -227,6 +247,15 @@ class Card:
         parts = [self.measured[setting, key[1]] for setting in settings]
         if parts:
             yield key, np.mean([p.samples for p in parts], axis=0), parts[0].images, f"mean over {len(parts)} {what}"
+
+    def _segmentation_scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for name, severity in product(CORRUPTIONS, SEVERITIES):
+            samples = self._all(f"{name}/{severity}", METRIC)
+            if samples is not None:
+                found.setdefault(name, {})[severity] = samples
+        if found:
+            yield from segmentation_scores(found, self._all("clean", METRIC), self.pictures)
 
     def _corruption_scores(self, prefix: str, called: str, which: str, clean: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         errors: dict[str, dict[int, np.ndarray]] = {}

@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed. classes and turned are of `setting`, between the first run of each side."""
+    """What changed. classes and turned are of `setting`, between the first run of each side; empty of segmenters."""
 
     before: list[Card]
     after: list[Card]
@@ -107,6 +107,8 @@ def compare(before: Sequence[str | Path], after: Sequence[str | Path], *, settin
     if not shared:
         raise BadInput(f"{_called(before)} and {_called(after)} have no setting in common")
     changes = [_change(cards, key) for key in shared]
+    if not any(metric == "top1" for card in (cards[0][0], cards[1][0]) for _, metric in card.keys):  # segmenters give no answer to turn
+        return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)
     if (setting, "top1") not in shared:
         raise UnknownName("setting", setting, [s for s, m in shared if m == "top1"], "It must have been run of both models.")
     one, two = cards[0][0], cards[1][0]

@@ -7,7 +7,7 @@ import hashlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,13 +72,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Made:
-    """What a worker gives back: uint8 (B, V, 3, H, W), the places in the job that could be read, and why others could not."""
+    """What a worker gives back: uint8 (B, V, 3, H, W), the places in the job that could be read, and why others could not; labels: the
+    class of every pixel, (B, H, W), where it is asked for."""
 
     number: int
     images: Tensor | None
     places: tuple[int, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
+    labels: Tensor | None = None
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -108,7 +110,10 @@ class Lens:
 
 @dataclass
 class Maker:
-    """Makes the pictures of a job. memory: pixels by name, where the data is no folder."""
+    """Makes the pictures of a job. memory: pixels by name, where the data is no folder; labels: label maps by name, the same.
+
+    look: resizes and crops a label map as the model's pictures are; given, every picture comes with its map.
+    """
 
     seed: int
     lens: Lens | None = None
@@ -116,6 +121,8 @@ class Maker:
     memory: Mapping[str, Pixels] = field(default_factory=dict)
     decode: Decode | None = None
     backgrounds: tuple[Item, ...] = ()
+    look: Callable[[Image.Image], Image.Image] | None = None
+    labels: dict[str, np.ndarray] = field(default_factory=dict)
     _clean: dict[str, Pixels | str] = field(default_factory=dict)
     _behind: dict[int, Pixels] = field(default_factory=dict)
 
@@ -135,7 +142,8 @@ class Maker:
         if not good:
             return Made(number, None, failed=failed)
         stacked = torch.from_numpy(np.stack(good)).permute(0, 1, 4, 2, 3).contiguous()
-        return Made(number, stacked, tuple(places), failed)
+        maps = [self.labels[job.pictures[place].name] for place in places] if self.labels else None
+        return Made(number, stacked, tuple(places), failed, labels=None if maps is None else torch.from_numpy(np.stack(maps)))
 
     def make(self, picture: Picture, condition: Condition) -> UInt8[np.ndarray, "v h w 3"]:
         """The pictures that the condition makes of one."""
@@ -180,6 +188,9 @@ class Maker:
                 width, height = opened.size
                 ready = picture.shift >= 0 and self.sets[picture.shift].ready and (height, width) == self.lens.size
                 found = np.ascontiguousarray(np.asarray(opened) if ready else self.lens.pixels(opened))
+                if self.look is not None:
+                    assert picture.item is not None and self.decode is not None
+                    self.labels[picture.name] = np.array(self.look(read_mask(picture.item, self.decode, opened.size)))
             except BadImage as error:
                 found = str(error)
             self._clean[picture.name] = found
@@ -202,6 +213,7 @@ class Maker:
     def forget(self, keep: int) -> None:
         for name in list(self._clean)[:-keep]:
             del self._clean[name]
+            self.labels.pop(name, None)
 
     def synthetic(self, picture: Picture, condition: Condition, seed: int) -> UInt8[np.ndarray, "v h w 3"]:
         assert picture.item is not None and self.decode is not None and self.lens is not None

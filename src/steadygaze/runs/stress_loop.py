@@ -148,7 +148,7 @@ def carry_out(
             images = made.images
             if given is not None and job.condition.plain:
                 images = torch.stack([given[job.pictures[place].name] for place in made.places])[:, None]
-            found = judge.rows(job, made.places, images, identity)
+            found = judge.rows(job, made.places, images, identity, made.labels)
             rows += [row for row in found if row["image"] not in finished and key_of(row) not in there]
         clock = time.perf_counter()
         pace.model += clock - began

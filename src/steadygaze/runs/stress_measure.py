@@ -20,11 +20,13 @@ from steadygaze.robustness.calibration import confidences
 from steadygaze.robustness.neighbours import METRICS, features, knn_predict
 from steadygaze.robustness.occlusion import centre_square, random_drop, salient_drop
 from steadygaze.robustness.scores import flip_probability, top5_distance
+from steadygaze.robustness.segmentation import confusion, label_map, miou, overlaps
 from steadygaze.robustness.shifts import top_right
 from steadygaze.runs.loop import BROKEN, ZERO, maps_of, short
 from steadygaze.runs.rows import Row
 from steadygaze.runs.stress_data import Job, Picture, seed_of
 from steadygaze.runs.stress_neighbours import Bank
+from steadygaze.runs.stress_segmentation import packed
 from steadygaze.runs.stress_suite import ATTENTION, KS, Condition, Plan
 from steadygaze.vit import ViT
 from steadygaze.vit.view import logits_of, undisturbed
@@ -34,12 +36,12 @@ NO_ANSWER = "broken logits"  # NaN or infinite: the picture counts for nothing t
 
 @dataclass(frozen=True)
 class Found:
-    """One metric of one setting for each picture of a batch: value (B,), detail (B, D) behind it, flag by place."""
+    """One metric of one setting for each picture of a batch: value (B,), detail (B, D), or B of any length, behind it, flag by place."""
 
     setting: str
     metric: str
     value: np.ndarray
-    detail: np.ndarray | None = None
+    detail: np.ndarray | list[np.ndarray] | None = None
     flags: dict[int, str] = field(default_factory=dict)
     note: str = ""
 
@@ -66,11 +68,13 @@ class Judge:
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         return torch.cat(parts).to(wide)
 
-    def rows(self, job: Job, places: Sequence[int], images: Tensor, identity: dict[str, Any]) -> Iterator[Row]:
-        """Every row of a job; images uint8 (B, V, 3, H, W), or floating point and normalised, of the pictures at `places`."""
+    def rows(self, job: Job, places: Sequence[int], images: Tensor, identity: dict[str, Any],
+             labels: Tensor | None = None) -> Iterator[Row]:  # fmt: skip
+        """Every row of a job; images uint8 (B, V, 3, H, W), or floating point and normalised, of the pictures at `places`; labels: the
+        class of every pixel, for a segmenter."""
         pictures = [job.pictures[place] for place in places]
-        x = images if images.is_floating_point() else self.normalised(images)
-        found = self.measure(job.condition, pictures, x.to(self.device, self.dtype))
+        x = (images if images.is_floating_point() else self.normalised(images)).to(self.device, self.dtype)
+        found = self.measure(job.condition, pictures, x) if labels is None else [self.segmented(job.condition, x[:, 0], labels)]
         for b, picture in enumerate(pictures):
             for one in found:
                 flag = one.flags.get(b)
@@ -131,6 +135,14 @@ class Judge:
             sure = confidences(logits).to(torch.float32).cpu().numpy()
             found.append(Found(setting, "confidence", sure, None, broken))
         return found
+
+    def segmented(self, condition: Condition, images: Tensor, labels: Tensor) -> Found:
+        """miou of each picture, with its counts."""
+        said = torch.cat([label_map(self.model, part) for part in images.split(self.plan.batch)])
+        broken = dict.fromkeys((said == -1).all((1, 2)).nonzero()[:, 0].tolist(), NO_ANSWER)
+        counts = confusion(said.clamp_min(0), labels.to(said.device), self.plan.classes)
+        values = miou(counts).double().cpu().numpy()
+        return Found(*condition.rows[0], values, [packed(one) for one in overlaps(counts)], broken)
 
     def attacked(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> Tensor:
         how: dict[str, Any] = {"epsilon": condition.level, "mean": self.mean, "std": self.std}

@@ -14,14 +14,15 @@ from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.statistics import draws, interval
 
 Key = tuple[str, str]  # setting, metric
-PERCENT = ("top1", "top5", "confidence", "ece", "error", "mean_error", "mean_error_all", "flips", "drop_right", "drop_probability")
+PERCENT = ("top1", "top5", "confidence", "ece", "error", "mean_error", "mean_error_all", "flips", "drop_right", "drop_probability",
+           "miou", "pixel_accuracy")  # fmt: skip
 LOWER = ("ece", "error", "ce", "mean_error", "mean_error_all", "mce", "relative_mce", "flips", "mfr", "top5_distance")
 NEITHER = ("confidence", *(f"attention_{name}" for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")))
 
 
 def percent(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric in PERCENT or metric.startswith(("top1_of", "top5_of", "knn"))
+    return metric in PERCENT or metric.startswith(("top1_of", "top5_of", "knn", "iou_", "mean_miou", "retention"))
 
 
 def better(metric: str) -> str:
@@ -82,6 +83,10 @@ def table_csv(records: Iterable[dict[str, Any]]) -> str:
 def label(metric: str) -> str:
     """A metric's name for people."""
     known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
+    known |= {"miou": "mIoU", "mean_miou": "mean mIoU", "mean_miou_cityscapes_c": "mean mIoU, Cityscapes-C protocol",
+              "retention_cityscapes_c": "retention, Cityscapes-C protocol"}  # fmt: skip
+    if metric.startswith("iou_"):
+        return f"IoU {metric.removeprefix('iou_')}"
     for word, text in (("top1_of_", "top-1 of "), ("top5_of_", "top-5 of "), ("knn", "k = ")):
         if metric.startswith(word):
             return text + metric.removeprefix(word).replace("_", ", ")

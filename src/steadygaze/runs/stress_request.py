@@ -16,7 +16,8 @@ from steadygaze import __version__
 from steadygaze.data.benchmarks import folders_in, some
 from steadygaze.data.folders import Classes, Item, pictures_in
 from steadygaze.data.images import below
-from steadygaze.data.masks import Labelled, find
+from steadygaze.data.label_maps import Segmented, find_maps
+from steadygaze.data.masks import Labelled, find, geometry
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.heatmap import versions
 from steadygaze.robustness.neighbours import features
@@ -29,6 +30,7 @@ from steadygaze.runs.stress_data import Lens, Maker, Picture, free_cores
 from steadygaze.runs.stress_loop import Batch, Pace, batches, carry_out, mine, shift_batches, total_work
 from steadygaze.runs.stress_measure import Judge
 from steadygaze.runs.stress_neighbours import Neighbours, read_neighbours
+from steadygaze.runs.stress_segmentation import segment_outputs, segmentation_plan
 from steadygaze.runs.stress_suite import APART, Options, Plan, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import about
 from steadygaze.vit import ViT, adapt
@@ -86,20 +88,26 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     )
     loaded = loaded or request.load(place)  # the folders were looked at before: it is quicker
     vit = view(loaded.model, suite)
-    classes = outputs(loaded.model, loaded.size)
+    segments = "segmentation" in suite
+    classes = (segment_outputs if segments else outputs)(loaded.model, loaded.size)
     if shifts and classes != 1000:
         raise BadInput(f"{shifts[0].name}: its classes are ImageNet's 1,000, but {loaded.name} has {classes}: they do not map")
     if near:  # has it features that can be compared?
         features(loaded.model, torch.zeros(1, 3, *loaded.size, **_place_of(loaded.model)))
-    found = Labelled([]) if data is None else find(data, request.masks, Classes(loaded.classes, classes), request.limit)
+    found = _found(request, data, loaded, classes, segments)
     _labelled(found, loaded.name)
     if "synthetic" in suite and found.decode is None:
         raise BadInput(f"synthetic: expected masks: --masks FOLDER, or a column mask in {data}/index.csv")
     side = square_side(loaded.size, suite)
     behind = _backgrounds(request.backgrounds, suite)
-    plan = make_plan(suite, request.options, vit, loaded.name, classes, side, shifts, bool(behind), request.seed, request.batch)
+    if segments:
+        plan = segmentation_plan(request.options, classes, request.seed, request.batch)
+    else:
+        plan = make_plan(suite, request.options, vit, loaded.name, classes, side, shifts, bool(behind), request.seed, request.batch)
     judge = Judge(loaded.model, vit, plan, loaded.mean, loaded.std)
-    maker = Maker(request.seed, Lens(loaded), (*shifts, *near), decode=found.decode if "synthetic" in suite else None, backgrounds=behind)
+    decode = found.decode if segments or "synthetic" in suite else None
+    look = geometry(loaded.source, loaded.recipe) if segments else None
+    maker = Maker(request.seed, Lens(loaded), (*shifts, *near), decode=decode, backgrounds=behind, look=look)
     all_batches = batches([Picture.of(item) for item in found.items], plan.conditions, request.batch)
     for number, shift in enumerate(shifts):
         all_batches += shift_batches(shift, number, plan, request.limit)
@@ -114,6 +122,8 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     }
     if near:
         more["neighbours"] = [one.facts() for one in near]
+    if isinstance(found, Segmented):
+        more["segments"] = list(found.names or range(found.classes))
     notes = (*plan.notes, *_notes(data, found, shifts, near))
     settings = settings_of(plan, suite, loaded.identity, all_batches, notes, more)
     workers = free_cores(judge.device) if request.workers is None else request.workers
@@ -182,6 +192,18 @@ def view(model: nn.Module, suite: Suite) -> ViT | None:
         return adapt(model)
     except UnsupportedModel:
         return None
+
+
+def _found(request: Request, data: Path | None, loaded: Loaded, classes: int, segments: bool) -> Labelled:
+    """The pictures of the data: with labels, or for a segmenter with label maps of the same classes."""
+    if data is None:
+        return Labelled([])
+    if not segments:
+        return find(data, request.masks, Classes(loaded.classes, classes), request.limit)
+    found = find_maps(data, request.masks, limit=request.limit)
+    if found.classes != classes:
+        raise BadInput(f"segmentation: {loaded.name} tells {classes} classes apart, the masks of {data} ({found.layout}) {found.classes}")
+    return found
 
 
 def _place_of(model: nn.Module) -> dict[str, Any]:

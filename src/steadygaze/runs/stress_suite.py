@@ -12,6 +12,7 @@
 | shift:imagenet-p=FOLDER | `imagenet-p/tilt`: published films | flips, top5_distance |
 | neighbours:NAME=FOLDER | `neighbours/cifar-100`, ...: classes the model never saw | knn1, knn10; knn1_euclidean, ... |
 | synthetic | `location/0.1,0.9`, `rotation/21`, `size/0.05`, `background/removed` | top1, top5, confidence |
+| segmentation | `clean`, `fog/3`: of a segmenter, so alone (`stress_segmentation`) | miou |
 
 top1, top5, knn1, flips, drop_right are 0..1 for a picture. Each row of top1 has [label, predicted class] as its detail, a curve has
 its points, attention the mean over heads of each layer.
@@ -35,7 +36,7 @@ from steadygaze.robustness.shifts import READERS, Shift
 from steadygaze.robustness.synthetic import FACTORS
 from steadygaze.vit import ViT
 
-SUITES = ("corruptions", "sequences", "attacks", "occlusion", "attention", "shift", "synthetic", "neighbours")
+SUITES = ("corruptions", "sequences", "attacks", "occlusion", "attention", "shift", "synthetic", "neighbours", "segmentation")
 APART = ("shift", "neighbours")  # pictures of their own; the others want --data
 SETS = {"all15": COMMON, "all19": CORRUPTIONS}
 ATTENTION = ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
@@ -95,6 +96,8 @@ def parse_suite(texts: str | Sequence[str]) -> Suite:
         names[name] = None
     if not names:
         raise BadInput(f"suite: expected at least one of {', '.join(SUITES)}, got none")
+    if "segmentation" in names and len(names) > 1:
+        raise BadInput("segmentation: it is measured of a segmenter, every other suite of a classifier. Make a run of it alone.")
     return Suite(tuple(names), tuple(shifts.items()), tuple(neighbours.items()))
 
 

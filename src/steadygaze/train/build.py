@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from steadygaze.data.folders import Classes
+from steadygaze.data.label_maps import Segmented, find_maps
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.train.data import Shape, class_names, drawn_from
 from steadygaze.train.recipes import Recipe
@@ -40,11 +41,13 @@ class Built:
 
 def build(recipe: Recipe) -> Built:
     """Make the model; new weights depend on the recipe's seed alone."""
-    names = class_names(recipe.data.train)
+    maps = find_maps(recipe.data.train, recipe.data.masks, "train") if recipe.task == "segmentation" else None
+    names = class_names(recipe.data.train) if maps is None else None
     with drawn_from(recipe.seed, 2):
         model, config, known, origin = _made(recipe, names)
-        model = _with_modules(model, recipe)
-    outputs = _outputs(model, config)
+        inside = _with_modules(_inside(model, recipe), recipe)
+        model = inside if maps is None else _segmenter(model, inside, maps)
+    outputs = _outputs(inside, config)
     names = known if known is not None and len(known) == outputs else names if names is not None and len(names) == outputs else None
     shape = Shape.of(config, recipe.data)
     if recipe.data.size is not None and tuple(shape.size) != tuple(config["input_size"][1:]):
@@ -56,7 +59,30 @@ def build(recipe: Recipe) -> Built:
         "modules": asdict(recipe.modules), "mean": shape.mean, "std": shape.std, "size": shape.size,
         "interpolation": shape.interpolation, "crop": shape.crop,
     }  # fmt: skip
+    if maps is not None:
+        about |= {"segments": maps.classes, "classes": None if maps.names is None else list(maps.names)}
     return Built(model, Classes(names, outputs), shape, about)
+
+
+def _inside(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The vision transformer: what is inside a segmenter, or the model itself."""
+    from steadygaze.modules import Segmenter
+
+    if isinstance(model, Segmenter) and recipe.task != "segmentation":
+        raise BadInput("model: its weights are of a segmenter. Give task = 'segmentation', or the weights of a classifier.")
+    return model.backbone if isinstance(model, Segmenter) else model
+
+
+def _segmenter(model: nn.Module, inside: nn.Module, maps: Segmented) -> nn.Module:
+    """A segmenter around the vision transformer; one that the weights have brought goes on, if it tells the same classes apart."""
+    from steadygaze.modules import Segmenter, segmenter
+
+    if not isinstance(model, Segmenter):
+        return segmenter(inside, maps.classes)
+    if model.classes != maps.classes:
+        raise BadInput(f"model: its weights are of a segmenter of {model.classes} classes, but the masks have {maps.classes}")
+    model.backbone = inside
+    return model
 
 
 def _is_timm(name: str) -> bool:

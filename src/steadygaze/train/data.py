@@ -23,8 +23,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from steadygaze.data.confusion import IGNORED
 from steadygaze.data.folders import Classes, Item
 from steadygaze.data.images import SUFFIXES, read_image, size_of
+from steadygaze.data.label_maps import Segmented, find_maps
 from steadygaze.data.masks import OBJECT, Decode, Labelled, find, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.train.painting import rand_augment
@@ -73,18 +75,19 @@ def class_names(folder: str) -> tuple[str, ...] | None:
     return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def find_pictures(data: Data, part: str, classes: Classes, masks: str | None) -> Labelled:
-    """The labelled pictures that a recipe asks for, to train ("train") or to test with ("test")."""
+def find_pictures(data: Data, part: str, classes: Classes | None, masks: str | None) -> Labelled:
+    """The labelled pictures that a recipe asks for, to train ("train") or to test with ("test"); without classes, pictures with label
+    maps."""
     prefix = "test_" if part == "test" else ""
     folder, only, span, each = (getattr(data, name) for name in (part, f"{prefix}only", f"{prefix}classes", f"{prefix}pictures"))
-    found = find(folder, masks, classes)
+    found = find_maps(folder, masks, part) if classes is None else find(folder, masks, classes)
     items = [item for item in found.items if item.label is not None]
     if masks is not None:
         _orphans(Path(masks), Path(folder), items)
     for item in items:
         if not item.path.is_file():
             raise BadInput(f"data.{part}: {item.path} is listed{', with a mask,' if item.mask else ''} but is not there")
-    if only is not None:
+    if only is not None and classes is not None:
         wanted = {classes.index(text) for text in only}
         items = [item for item in items if item.label in wanted]
     if span is not None:
@@ -109,12 +112,19 @@ def check_masks(found: Labelled) -> None:
     """Every mask is there, decodes, has its picture's size and shows an object: said before the first step, not in the middle of a run."""
     for item in told(found.items, "masks looked at"):
         if found.decode is not None and item.mask is not None:
-            _check_object(read_mask(item, found.decode, size_of(item.path)), item)
+            _check_shown(read_mask(item, found.decode, size_of(item.path)), item, isinstance(found, Segmented))
 
 
-def _check_object(mask: Image.Image, item: Item) -> None:
-    if OBJECT not in mask.getextrema():
-        raise BadImage(f"{item.mask}: the mask of {item.name} is background everywhere: nothing to look at. Leave the picture out.")
+def _shows(mask: Image.Image, maps: bool) -> bool:
+    """Whether a mask shows an object, or a label map a pixel that counts."""
+    return mask.getextrema()[0] != IGNORED if maps else OBJECT in mask.getextrema()
+
+
+def _check_shown(mask: Image.Image, item: Item, maps: bool) -> None:
+    if _shows(mask, maps):
+        return
+    why = "has no pixel whose class counts" if maps else "is background everywhere: nothing to look at"
+    raise BadImage(f"{item.mask}: the mask of {item.name} {why}. Leave the picture out.")
 
 
 def told(things: Sequence[T], what: str, every: float = 5.0) -> Iterator[T]:
@@ -166,23 +176,30 @@ class Shape:
 
 
 class Pictures(Dataset):
-    """(epoch, place) -> image (3, H, W), label, mask (H, W) uint8 or nothing; `epoch` None: as in testing."""
+    """(epoch, place) -> image (3, H, W), label, mask (H, W) uint8 or nothing; `epoch` None: as in testing.
+
+    Of pictures with label maps (`classes` of them, else 0), the label is the map, (H, W).
+    """
 
     def __init__(self, found: Labelled, shape: Shape, augment: Augment, seed: int, made: dict[str, Tensor] | None = None) -> None:
         self.items, self.decode, self.shape, self.augment, self.seed, self.made = found.items, found.decode, shape, augment, seed, made
+        self.classes = found.classes if isinstance(found, Segmented) else 0
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int, Tensor]:
+    def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int | Tensor, Tensor]:
         epoch, place = key
         item = self.items[place]
-        picture, mask = read_pair(item, self.decode, self.made)
+        picture, mask = read_pair(item, self.decode, self.made, bool(self.classes))
         if epoch is None:
             image, seen = self.tested(picture, mask)
         else:
             with drawn_from(self.seed, 1, epoch, place, devices=False):
                 image, seen = self.augmented(picture, mask)
+        if self.classes:
+            assert seen is not None
+            return image, seen.long(), torch.empty(0, dtype=torch.uint8)
         assert item.label is not None
         return image, item.label, torch.empty(0, dtype=torch.uint8) if seen is None else seen
 
@@ -214,7 +231,7 @@ class Pictures(Dataset):
         for _ in range(TRIES if mask is not None else 1):
             state = random.getstate(), torch.get_rng_state()
             seen = None if mask is None else self.cropped(mask, nearest=True)
-            if seen is None or OBJECT in seen.getextrema():
+            if seen is None or _shows(seen, bool(self.classes)):
                 break
         else:
             return self.tested(picture, mask)
@@ -238,7 +255,8 @@ class Pictures(Dataset):
             if a.crop == "resize":
                 picture = F.resize(picture, [a.resize, a.resize], how)
             else:
-                picture = F.pad(F.resize(picture, size, how) if picture.size != (size[1], size[0]) else picture, [a.pad] * 4)
+                whole = F.resize(picture, size, how) if picture.size != (size[1], size[0]) else picture
+                picture = F.pad(whole, [a.pad] * 4, fill=IGNORED if nearest and self.classes else 0)
             picture = F.crop(picture, *RandomCrop.get_params(picture, (size[0], size[1])))
         return F.hflip(picture) if torch.rand(()).item() < a.flip else picture
 
@@ -265,15 +283,16 @@ class Pictures(Dataset):
         return InterpolationMode.NEAREST if nearest else InterpolationMode(self.shape.interpolation)
 
 
-def read_pair(item: Item, decode: Decode | None, made: dict[str, Tensor] | None = None) -> tuple[Image.Image, Image.Image | None]:
-    """A picture and its mask; a mask without any object is refused."""
+def read_pair(item: Item, decode: Decode | None, made: dict[str, Tensor] | None = None,
+              maps: bool = False) -> tuple[Image.Image, Image.Image | None]:  # fmt: skip
+    """A picture and its mask, or label map; a mask without any object, or a map without any class, is refused."""
     picture = read_image(item.path)
     if made is not None:
         return picture, Image.fromarray(made[item.name].numpy()).resize(picture.size, Image.Resampling.NEAREST)
     if decode is None or item.mask is None:
         return picture, None
     mask = read_mask(item, decode, picture.size)
-    _check_object(mask, item)
+    _check_shown(mask, item, maps)
     return picture, mask
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
@@ -20,7 +19,7 @@ from steadygaze.vit import ViT, adapt
 
 
 class Learner(nn.Module):
-    """pictures, labels, soft targets (mixup) and masks -> the total and its terms by name, weighted as the recipe says.
+    """pictures, labels (or label maps), soft targets (mixup) and masks -> the total and its terms by name, weighted as the recipe says.
 
     Every loss is taken of one forward pass, except that GradMask, RRR and maps under rules of their own need theirs. pieces: into how
     many parts, of processes and of accumulation, a step is cut: the mean over them of a sum (RRR) is as many times too small.
@@ -77,7 +76,7 @@ class Learner(nn.Module):
         if asked.cross_entropy is not None:
             y = logits if isinstance(logits, Tensor) else logits[0]
             smoothing = 0.0 if targets is not None else asked.cross_entropy.smoothing  # mixup smooths by itself
-            terms["cross_entropy"] = F.cross_entropy(y, labels if targets is None else targets, label_smoothing=smoothing)
+            terms["cross_entropy"] = L.cross_entropy(y, labels if targets is None else targets, smoothing=smoothing)
             total = total + asked.cross_entropy.weight * terms["cross_entropy"]
         if asked.distillation is not None:
             d = asked.distillation

@@ -51,7 +51,7 @@ class Report:
     epoch: int
     epochs: int
     lr: float
-    values: dict[str, float]  # loss and its terms, means since the row before; test_loss and test_top1 after a test
+    values: dict[str, float]  # loss and its terms, means since the row before; test_loss and test_top1 (or test_miou) after a test
     seconds: float
 
 
@@ -70,12 +70,20 @@ class Trained:
 
     @property
     def top1(self) -> float | None:
-        """On the test pictures, of the weights that were kept: the last ones, or those of the best epoch."""
-        rows = [row for row in self.log if row.get("test_top1")]
+        """On the test pictures, of the weights that were kept: the last ones, or those of the best epoch; None of a segmentation."""
+        return self._kept("test_top1")
+
+    @property
+    def miou(self) -> float | None:
+        """The same of a segmentation."""
+        return self._kept("test_miou")
+
+    def _kept(self, column: str) -> float | None:
+        rows = [row for row in self.log if row.get(column)]
         if not rows:
             return None
         kept = min(rows, key=lambda row: float(row["test_loss"])) if self.recipe.keep == "best" else rows[-1]
-        return float(kept["test_top1"])
+        return float(kept[column])
 
 
 def train(
@@ -146,6 +154,8 @@ class Run:
     def _pictures(self, part: str) -> Pictures:
         recipe, train = self.recipe, part == "train"
         masks = recipe.data.masks if train else recipe.data.test_masks
+        if recipe.task == "segmentation":
+            return self._maps(part, masks)
         needs, made = bool(recipe.losses.need_masks), masks == "tokencut"
         found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
         pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
@@ -159,6 +169,18 @@ class Run:
             pictures.decode = None  # index.csv may list masks that nobody asked for
         if needs and not made:
             check_masks(found)
+        return pictures
+
+    def _maps(self, part: str, masks: str | None) -> Pictures:
+        """Pictures with label maps, every one looked at."""
+        found = find_pictures(self.recipe.data, part, None, masks)
+        pictures = Pictures(found, self.built.shape, self.recipe.augment, self.recipe.seed)
+        trained = self.built.about["segments"]
+        if pictures.classes != trained:
+            raise BadInput(f"data.{part}: expected masks of the {trained} classes that are trained, got {pictures.classes}")
+        if found.without:
+            self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
+        check_masks(found)
         return pictures
 
     def _cut(self, pictures: Pictures) -> dict[str, Tensor]:
@@ -185,7 +207,8 @@ class Run:
         place.wait_for_everyone()
         self._resume()
         if place.is_main_process:
-            columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", "test_top1", "seconds"]
+            tested = "test_miou" if recipe.task == "segmentation" else "test_top1"
+            columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", tested, "seconds"]
             self.log = Log(self.out, columns, self.step, recipe.tensorboard)
             self.notes += [self.log.note] if self.log.note else []
             for note in self.notes:  # before the first step: a run may take days

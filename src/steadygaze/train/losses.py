@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from steadygaze.data.confusion import IGNORED
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.registry import Method
@@ -244,6 +245,20 @@ def similarity(m: Float[Tensor, "b q k"], tau: float, form: str) -> Float[Tensor
     directions = torch.einsum("bq,bqk->bk", norms.reciprocal(), seen) / m.shape[1]
     lengths = middle.square().sum(-1).clamp_min(EPS**2).sqrt()
     return ((middle * directions).sum(-1) / lengths).mean()
+
+
+# -- labels ---------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(logits: Float[Tensor, "b c *hw"], labels: Tensor, *, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    """With classes (B,) or their shares (B, C), mean over pictures; with label maps (B, H, W), mean over the pixels that count.
+
+    Where a step is cut into pieces, each has a mean of its own pixels: pieces with more border weigh the rest of theirs a little more.
+    """
+    if labels.dim() != 3:
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp_min(1)
 
 
 # -- distillation ---------------------------------------------------------------------------------------------------

@@ -180,7 +180,11 @@ class Losses:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run. batch: pictures a step, over all processes and accumulated pieces together."""
+    """A training run. batch: pictures a step, over all processes and accumulated pieces together.
+
+    task: "segmentation" puts `sg.modules.segmenter` around the model, with the classes that the masks of the data tell apart, and
+    trains by cross-entropy over pixels; pixels whose class is not known (border) count for nothing.
+    """
 
     model: Model
     data: Data = field(default_factory=Data)
@@ -190,6 +194,7 @@ class Recipe:
     optimiser: Optimiser = field(default_factory=Optimiser)
     schedule: Schedule = field(default_factory=Schedule)
     ema: Ema = field(default_factory=Ema)
+    task: Literal["classification", "segmentation"] = "classification"
     epochs: int = 10
     batch: int = 128
     accumulate: int = 1
@@ -262,19 +267,39 @@ def check(recipe: Recipe) -> None:
             raise BadInput(f"{key}: expected three numbers, of red, green and blue, got {colours}")
     if recipe.batch % recipe.accumulate:
         raise BadInput(f"batch {recipe.batch} cannot be done in accumulate = {recipe.accumulate} equal pieces: give a multiple")
-    if losses.need_masks:
+    if recipe.task == "segmentation":
+        _check_segmentation(recipe)
+    elif losses.need_masks:
         _check_masked(recipe)
     if losses.distillation is not None and not losses.distillation.teacher:
         raise BadInput("losses.distillation.teacher: expected the name of a model that teaches, got none")
 
 
+def _check_segmentation(recipe: Recipe) -> None:
+    for name in ("relevance", "gradmask", "rrr", "distillation"):
+        if getattr(recipe.losses, name) is not None:
+            raise BadInput(f"losses.{name}: it is of a classifier's answer. A segmentation takes cross_entropy and adl.")
+    for key in ("only", "test_only", "classes", "test_classes", "cut_by"):
+        if getattr(recipe.data, key) is not None:
+            raise BadInput(f"data.{key}: a picture of a segmentation has no class of its own. Choose by data.pictures, data.test_pictures.")
+    if "tokencut" in (recipe.data.masks, recipe.data.test_masks):
+        raise BadInput("data.masks: expected a folder for a segmentation, whose masks are the truth; got 'tokencut'")
+    if recipe.model.new_head:
+        raise BadInput("model.new_head: the head of a segmenter is new anyway. Leave it out.")
+    _check_moved("task segmentation", recipe.augment)
+
+
 def _check_masked(recipe: Recipe) -> None:
-    who, augment = ", ".join(recipe.losses.need_masks), recipe.augment
+    who = ", ".join(recipe.losses.need_masks)
     if recipe.data.masks is None and recipe.data.train:  # a shipped recipe leaves both to the user
         raise BadInput(f"losses.{who}: expected masks. Give data.masks, a folder or 'tokencut'.")
     if recipe.data.cut_checkpoint and not recipe.data.cut_by:
         raise BadInput("data.cut_checkpoint: expected data.cut_by, too: the name of the model that these weights belong to")
+    _check_moved(f"losses.{who}", recipe.augment)
+
+
+def _check_moved(who: str, augment: Augment) -> None:
     moved = [name for name in ("mixup", "cutmix", "erase") if getattr(augment, name)]
     moved += ["rand_augment"] if augment.rand_augment else []
     if moved:
-        raise BadInput(f"losses.{who}: a mask does not go along with augment.{', augment.'.join(moved)}. Leave these out.")
+        raise BadInput(f"{who}: a mask does not go along with augment.{', augment.'.join(moved)}. Leave these out.")

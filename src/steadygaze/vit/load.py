@@ -7,7 +7,8 @@
 | `torchvision:vit_b_16` | torchvision |
 | `resnet18`, `torchvision:resnet18` | a CNN of either: for `stress`, which needs attention for a few suites alone |
 | a folder that `steadygaze train` wrote | what was trained there, with its modules |
-| a folder with config.json, or `owner/name` | transformers, `AutoModelForImageClassification` |
+| a folder with config.json, or `owner/name` | transformers, `AutoModelForImageClassification`, or `...SemanticSegmentation` |
+| `torchvision:deeplabv3_resnet50` | a segmenter of torchvision: for `stress --suite segmentation` alone |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.vit.checkpoint import Weights, fit, read_weights, weights_hash
 from steadygaze.vit.hub import hub
+from steadygaze.vit.segmenters import segmenter_names, torchvision_segmenter
 from steadygaze.vit.trained import register, remade, run_weights, told_by, with_modules
 
 Preprocess = Callable[[Image.Image], Tensor]
@@ -193,8 +195,10 @@ def _torchvision_classifiers() -> list[str]:
 def _torchvision(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
     from torchvision.models import get_model, get_model_weights
 
+    if name in segmenter_names():
+        return torchvision_segmenter(name, weights, origin, num_classes)
     if name not in _torchvision_classifiers():
-        raise UnknownName("torchvision model", name, _torchvision_classifiers())
+        raise UnknownName("torchvision model", name, [*_torchvision_classifiers(), *segmenter_names()])
     default = get_model_weights(name).DEFAULT
     if weights is None:
         with hub(name):
@@ -235,7 +239,7 @@ def _torchvision_name(key: str) -> str:
 
 def _transformers(name: str, weights: Weights | None, origin: str | None, num_classes: int | None) -> dict[str, Any]:
     try:
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, AutoModelForSemanticSegmentation
     except ImportError as error:
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     local = Path(name).is_dir()
@@ -249,8 +253,11 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
                     "into it too, for example ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
                 ) from error
             raise
+        kinds = AutoConfig.from_pretrained(name).architectures or ()
+        segments = any(kind.endswith("ForSemanticSegmentation") for kind in kinds)
+        auto = AutoModelForSemanticSegmentation if segments else AutoModelForImageClassification
         if weights is None:
-            model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+            model, report = auto.from_pretrained(name, output_loading_info=True)
             absent = sorted(report["missing_keys"])
             if local and any(key.endswith("_extra_state") for key in report["unexpected_keys"]):  # modules, which transformers leaves out
                 stored = {_tail(key): value for key, value in read_weights(Path(name) / "model.safetensors").items()}
@@ -260,11 +267,12 @@ def _transformers(name: str, weights: Weights | None, origin: str | None, num_cl
         else:
             num_classes = num_classes or head_width(weights, ["classifier"])
             extra = {} if num_classes is None else {"num_labels": num_classes}
-            model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(name, **extra))
+            model = auto.from_config(AutoConfig.from_pretrained(name, **extra))
             absent = []
             model = _filled(with_modules(model, weights), weights, origin or "")
     if absent:
-        raise BadCheckpoint(f"the weights of {name} lack {', '.join(absent[:5])}: it is no finished image classifier")
+        kind = "segmenter" if segments else "classifier"
+        raise BadCheckpoint(f"the weights of {name} lack {', '.join(absent[:5])}: it is no finished image {kind}")
     recipe = _processor_recipe(processor)
     names = model.config.id2label
     return {

@@ -13,6 +13,7 @@ from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.vit.checkpoint import Weights, fit
 
 WEIGHTS = "model.safetensors"
+INSIDE = "backbone."  # the names of a segmenter's vision transformer begin so
 
 
 def told_by(checkpoint: str | Path) -> dict[str, Any] | None:
@@ -54,12 +55,17 @@ def with_modules(model: Any, weights: Weights) -> Any:
 
 
 def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: int | None, other: Callable[..., Any]) -> dict[str, Any]:
-    """The model, as `load_model` wants it; `other` makes those that are not of timm, from their name and weights."""
+    """The model, as `load_model` wants it; `other` makes those that are not of timm, from their name and weights.
+
+    Of a segmenter (`segments`: its classes), the vision transformer inside is made first, then the segmenter around it.
+    """
     import timm
     from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 
     register()
-    count = about["num_classes"]
+    count, whole = about["num_classes"], weights
+    if "segments" in about:
+        weights = {name.removeprefix(INSIDE): value for name, value in weights.items() if name.startswith(INSIDE)}
     if num_classes not in (None, count):
         raise BadInput(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
     library = about.get("library", "timm")
@@ -68,11 +74,14 @@ def remade(about: dict[str, Any], weights: Weights, origin: str, num_classes: in
         model = with_modules(model, weights)
         fit(model, weights, origin)
         subset = infer_imagenet_subset(model)
-        info = ImageNetInfo(subset) if subset and about["classes"] is None else None
+        info = ImageNetInfo(subset) if subset and about["classes"] is None and "segments" not in about else None
         names = about["classes"] if info is None else [info.index_to_description(i) for i in range(info.num_classes())]
     else:
         made = other(about["model"], weights, origin, count)
         model, names = made["model"], about["classes"] or made["classes"]
+    if "segments" in about:
+        model = import_module("steadygaze.modules").segmenter(model, about["segments"])
+        fit(model, whole, origin)
     config = {
         "input_size": (3, *about["size"]), "interpolation": about["interpolation"], "mean": tuple(about["mean"]),
         "std": tuple(about["std"]), "crop_pct": about["crop"], "crop_mode": "center",

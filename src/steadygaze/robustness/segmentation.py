@@ -1,0 +1,99 @@
+"""Segmentation under corruption: what a model says of every pixel, mean mIoU over corruptions, and how much of the clean mIoU is kept.
+
+Counts and IoU are those of `data.confusion`; pictures are corrupted by `corruptions.corrupt`.
+
+| protocol | corruptions | severities | mean |
+| --- | --- | --- | --- |
+| `"all"` | every one that is given | every one that is given | over corruptions of the mean over severities |
+| `"cityscapes-c"` | the 16 of Cityscapes-C (Kamann & Rother 2020; Xie et al. 2021, "SegFormer") | noise 1 to 3, others 1 to 5 | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
+from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.robustness.corruptions import CORRUPTIONS
+from steadygaze.vit.view import undisturbed
+
+__all__ = [
+    "CITYSCAPES_C", "IGNORED", "NOISE", "confusion", "iou", "iou_of", "label_map", "mean_miou", "miou", "overlaps", "pixel_accuracy",
+    "retention", "scores_of",
+]  # fmt: skip
+
+NOISE = ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise")
+CITYSCAPES_C = (
+    "motion_blur", "defocus_blur", "glass_blur", "gaussian_blur", *NOISE, "brightness", "contrast", "saturate", "jpeg_compression",
+    "snow", "spatter", "fog", "frost",
+)  # fmt: skip
+PROTOCOLS = ("all", "cityscapes-c")
+Protocol = Literal["all", "cityscapes-c"]
+
+
+def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
+    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's dict."""
+    found = output
+    if isinstance(output, Mapping) and "out" in output:
+        found = output["out"]
+    elif not isinstance(output, Tensor):
+        found = getattr(output, "logits", None)
+    if not isinstance(found, Tensor) or found.dim() != 4:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+        raise UnsupportedModel(f"expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; got {got}")
+    return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:
+    """The class that a segmenter says of every pixel, from its scores at the picture's size (bilinear); the model is left as it was.
+
+    A picture with scores that are not finite has no answer: -1 everywhere.
+    """
+    with torch.no_grad(), undisturbed(model):
+        scores = scores_of(model(images))
+    return torch.cat([_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)])  # all at once would fill the memory
+
+
+def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Tensor, "1 H W"]:
+    if not torch.isfinite(scores).all():
+        return torch.full((1, *size), -1, device=scores.device)
+    if tuple(scores.shape[-2:]) != size:
+        scores = F.interpolate(scores, size=size, mode="bilinear", align_corners=False)
+    return scores.argmax(1)
+
+
+def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all") -> Any:
+    """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption and severity.
+
+    >>> mean_miou({"fog": {1: 0.8, 5: 0.4}, "shot_noise": {1: 0.6, 5: 0.0}}, "cityscapes-c")
+    0.6
+    """
+    if protocol not in PROTOCOLS:
+        raise UnknownName("protocol", str(protocol), PROTOCOLS)
+    parts = []
+    for name, by_severity in found.items():
+        if name not in CORRUPTIONS:
+            raise UnknownName("corruption", name, CORRUPTIONS)
+        if protocol == "cityscapes-c" and name not in CITYSCAPES_C:
+            continue
+        kept = [v for s, v in by_severity.items() if protocol == "all" or name not in NOISE or s <= 3]
+        if kept:
+            parts.append(sum(kept) / len(kept))
+    if not parts:
+        raise BadInput(f"mean_miou: no corruption and severity of the protocol {protocol!r} is among {', '.join(found) or 'nothing'}")
+    return sum(parts) / len(parts)
+
+
+def retention(corrupted: Any, clean: Any) -> Any:
+    """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if nothing is lost.
+
+    >>> retention(0.6, 0.8)
+    0.75
+    """
+    return corrupted / clean
