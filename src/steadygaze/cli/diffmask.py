@@ -104,7 +104,8 @@ def run(**asked: Any) -> int:
     for why in ended.unreadable[:20]:
         say(console, f"not used: {why}", "red")
     if ended.early:
-        say(console, f"not trained yet: {ended.wrong}, as they began. Go on with more --steps, or begin anew with a higher --gate-rate", "red")
+        do = "Go on with more --steps, or begin anew with a higher --gate-rate"
+        say(console, f"not trained yet: {ended.wrong}, as they began. {do}", "red")
     elif ended.wrong:
         say(console, f"diverged: {ended.wrong}. Try --restarts 3, --restart-with stretch, another --seed or other rates (with a new --out)",
             "red")  # fmt: skip

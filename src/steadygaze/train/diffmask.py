@@ -14,8 +14,8 @@ pass to its tokens alone. Options where paper and code differ, the paper's first
 | kl     | all, class             | over the whole distribution, or of one class against the rest: `target`, or the predicted one |
 | begin  | drawn, open            | the layers' own first weights, or every gate at u = β: all patches kept                       |
 
-Drawn weights close patches by chance where hidden states are large (a third of DeiT-Tiny's), and where z is 0 the divergence has no gradient:
-compare what is kept at the end with what was at the beginning. Open gates take longer until the first one closes.
+Drawn weights close patches by chance where hidden states are large (a third of DeiT-Tiny's), and where z is 0 the divergence has no
+gradient: compare what is kept at the end with what was at the beginning. Open gates take longer until the first one closes.
 """
 
 from collections.abc import Mapping

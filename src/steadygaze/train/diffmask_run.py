@@ -164,7 +164,8 @@ class Run:
         facts, tensors = self.trainer.state()
         facts |= {"identity": self.identity, "attempt": self.attempt, "watch": [self.watch.kind, self.watch.count]}
         facts["began"] = list(astuple(self.began)) if self.began else None
-        facts |= {"diverged": wrong, "early": early, "stopped": bool(self.wrong)}  # stopped: it diverged on the way; at the end it may still go on
+        facts |= {"diverged": wrong, "early": early}
+        facts["stopped"] = bool(self.wrong)  # it diverged on the way; at the end it may still go on
         try:
             write(self.request.out, self.trainer.mask, facts, tensors)
         except OSError as error:
