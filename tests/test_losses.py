@@ -291,7 +291,8 @@ def test_adl_of_uniform_and_of_random_attention():
     assert losses.adl([one_column]).item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("given", [None, [], [[1.0]], torch.rand(1, 1, 3, 3), [torch.rand(1, 3, 3)], (a for a in ())], ids=str)
+@pytest.mark.parametrize("given", [None, [], [[1.0]], torch.ones(1, 1, 3, 3), [torch.ones(1, 3, 3)], iter(())],
+                         ids=["none", "empty", "numbers", "bare tensor", "no heads", "empty iterator"])  # fmt: skip
 def test_adl_of_something_else(given):
     with pytest.raises(sg.BadInput, match="adl: expected"):
         losses.adl(given)

@@ -91,6 +91,8 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     plain = sg.train(make_recipe(content(masked, epochs=1)), tmp_path / "plain").folder
     text = call("card", plain, before, *asked, "--suite", "occlusion", "--out", tmp_path / "card", "--no-pictures")
     assert said in text and text.count("cannot be removed") == 1
+    page = (tmp_path / "card" / "card.html").read_text(encoding="utf-8")
+    assert "Patches of the model after cannot be removed" in page and "the two are not measured alike" in page
 
 
 def test_rrr_is_a_sum_over_the_whole_step(masked, tmp_path):

@@ -16,6 +16,7 @@ from steadygaze.runs.loop import world
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
 from steadygaze.runs.stress_numbers import label
+from steadygaze.runs.table import masked_models
 from steadygaze.runs.wording import label as faithful_label
 from steadygaze.runs.wording import number
 
@@ -39,10 +40,12 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
         console.print(_faithful(shifts))
         for note in found.notes:
             say(console, f"note: {note}", "yellow")
-        tell_masking([s for folder in folders for s in Rows.read(folder / "verify").table().sections], console)
+        sections = [Rows.read(folder / "verify").table().sections for folder in folders]
+        tell_masking([s for side in sections for s in side], console)
         runs = [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")]
         path = ask.out / "card.html"
-        for file in write_card(found, shifts, path, runs, method=method, show=show, pictures=pictures):
+        masked = [bool(masked_models(side)) for side in sections]
+        for file in write_card(found, shifts, path, runs, method=method, show=show, pictures=pictures, masked=masked):
             say(console, f"wrote {file}")
         return 0
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from steadygaze.runs.loop import World
 from steadygaze.runs.plan import passes
 from steadygaze.runs.request import Prepared, Request, prepare_run, verify_run
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.table import Section
+from steadygaze.runs.table import Section, masked_models
 from steadygaze.runs.wording import arrow, caution, counted, label, number
 from steadygaze.vit import ViT
 
@@ -99,7 +99,7 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
 
 def tell_masking(sections: Sequence[Section], console: Console) -> None:
     """Say of which models patches cannot be removed."""
-    for model in dict.fromkeys(s.model for s in sections if "attention masking" in s.notes.values()):
+    for model in masked_models(sections):
         say(console, f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention masking)", "yellow")
 
 

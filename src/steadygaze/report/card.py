@@ -34,8 +34,8 @@ FAITHFUL = (
 
 
 def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Sequence[dict[str, Any]], *, method: str = DEFAULT,
-               show: int = 6, pictures: bool = True) -> list[Path]:  # fmt: skip
-    """Write the page and, beside it, both tables as .csv."""
+               show: int = 6, pictures: bool = True, masked: Sequence[bool] = (False, False)) -> list[Path]:  # fmt: skip
+    """Write the page and, beside it, both tables as .csv. masked: whether patches were hidden, not removed; before, and after."""
     one, two = found.before[0], found.after[0]
     first = short_list(found.changes)
     looks = [row(c, words=True) for c in first if c.metric.startswith("attention_")]
@@ -47,7 +47,7 @@ def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Seq
              after="After minus before; coloured: the paired 95 % interval leaves zero out. p: McNemar's exact test."),
         Part("Attention", "attention", heads=HEADS, rows=looks, text=LOOKS),
         Part("Faithfulness", "faithfulness", heads=["method", "metric", "before", "after", "difference", "pictures"],
-             rows=[_faithful(s) for s in shifts], text=FAITHFUL),
+             rows=[_faithful(s) for s in shifts], text=FAITHFUL + _masked(*masked)),
         Part("Maps side by side", "maps", shots=shots.get("samples", []), text=why or f"By {method}, of the class each model says."),
         Part("Classes gained and lost", "classes", heads=CLASS_HEADS, texts=1, rows=class_rows(found),
              text=f"Right answers by class ({found.setting}); intervals by Newcombe."),
@@ -66,6 +66,17 @@ def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Seq
         beside=f"{path.with_suffix('.csv').name} and {beside.name} beside this file hold the numbers.",
     )  # fmt: skip
     return write_all({path: page, path.with_suffix(".csv"): table_csv(found.records()), beside: _csv(shifts)})
+
+
+def _masked(before: bool, after: bool) -> str:
+    """What the page says of models whose patches were hidden, not removed."""
+    if before and after:
+        return " Patches of both models cannot be removed: they were hidden from attention instead."
+    if not (before or after):
+        return ""
+    one, other = ("before", "after") if before else ("after", "before")
+    hidden = f" Patches of the model {one} cannot be removed: they were hidden from attention."
+    return f"{hidden} Those {other} were removed: the two are not measured alike."
 
 
 def samples(found: Comparison, method: str, show: int) -> tuple[dict[str, Any], str]:

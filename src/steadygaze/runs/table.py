@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -195,6 +195,11 @@ class Section:
             if name in (line[0], "/".join(line)):
                 return line
         raise BadInput(f"no method {name!r} among the rows: {', '.join(dict.fromkeys(m for m, _ in self.lines))}")
+
+
+def masked_models(sections: Iterable[Section]) -> list[str]:
+    """Models whose patches could not be removed, and were hidden from attention instead."""
+    return list(dict.fromkeys(s.model for s in sections if "attention masking" in s.notes.values()))
 
 
 def combine_of(metric: str) -> Any:
