@@ -150,6 +150,14 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
     assert sg.explain(model, pictures(model), method="cat").scores.any()
 
 
+def test_a_block_that_does_nothing_has_no_attention_to_read() -> None:
+    model = tiny("class")
+    model.blocks[1] = nn.Identity()
+    with pytest.raises(sg.MethodUnavailable, match="block 1 of this timm VisionTransformer has no attention"):
+        sg.explain(model, pictures(model), method="gae")
+    assert sg.explain(model, pictures(model), method="gaze").scores.any()
+
+
 def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
     class Doubled(VisionTransformer):
         def forward(self, x: Tensor, *rest: Any, **more: Any) -> Tensor:

@@ -197,8 +197,12 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
 
 def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
     """A block whose attention the seam did not meet: an error where it would be read or held, since the map would be another."""
-    asked = rules.attention != 1 or want.attention or want.value or want.implicit
-    if asked and vit.plan.global_attention and any(True for _ in vit.blocks[layer].module.parameters()):
+    read, empty = want.attention or want.value, next(vit.blocks[layer].module.parameters(), None) is None
+    if not vit.plan.global_attention or not (read or rules.attention != 1 or want.implicit):
+        return
+    if read and empty:
+        raise MethodUnavailable(f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, take it out of the model.")
+    if not empty:
         raise MethodUnavailable(
             f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be seen into. Let it use "
             f"F.scaled_dot_product_attention; of transformers: model.set_attn_implementation('sdpa')."
