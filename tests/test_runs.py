@@ -441,6 +441,7 @@ def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
     assert matrix[1, 4] == 1, "rollout does not look at the score: one map, two columns"
     page = write_report([tmp_path / "run"])[0].read_text()
     assert "Which methods agree" in page and page.count("<rect") >= 36
+    assert page.count('class="tick strong"') >= 6 and "text.strong {" in page, "numbers on strong colours are light"
     assert "agreement ↑" not in rows.table().markdown() and "agreement ↓" not in rows.table().markdown()
 
 

@@ -217,7 +217,8 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
         return None
     places = [columns.index(line) for line in lines]
     chart = svg.matrix([_called(line, section) for line in lines], [np.nanmean(d, axis=0)[places].tolist() for d in whole])
-    return Figure("Which methods agree", "rank correlation of their maps, mean over the pictures; best method first", chart)
+    words = "rank correlation of their maps, mean over the pictures; best method first, columns in the order of the lines"
+    return Figure("Which methods agree", words, chart)
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from html import escape
 CELLS = 24  # methods of the agreement matrix
 LABELLED = 5  # points of a scatter that are named beside their dot
 COLOURS = 8  # the first so many series have a colour and a label; the others are thin and grey
+STRONG = 0.6  # cells of the matrix as strong as this have light numbers
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
 LETTER = 6.2  # pixels; enough to keep labels apart
@@ -127,7 +128,7 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; red where opposed."""
+    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; the second colour where opposed."""
     left = 14 + LETTER * max(map(len, names))
     side = (WIDTH - left - RIGHT) / len(names)
     parts = []
@@ -142,7 +143,8 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
             place = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
             parts.append(f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{told}</rect>')
             if side >= 24:
-                parts.append(_text("tick", left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
+                kind = "tick strong" if abs(value) > STRONG else "tick"
+                parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
     height = TOP + len(names) * side + 6
     body = "".join(parts)
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="agreement between methods">{body}</svg>'
