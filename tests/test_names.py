@@ -12,7 +12,7 @@ from steadygaze.cli import app
 PUBLIC = {
     "adapt", "ViT", "load_model", "explain", "method", "methods", "Attribution", "SteadygazeError", "UnsupportedModel",
     "MethodUnavailable", "UnknownName", "BadInput", "BadImage", "BadCheckpoint", "BrokenMap", "DegenerateMap", "__version__",
-    "verify", "Rows", "robustness",
+    "verify", "Rows", "robustness", "faithfulness", "stress", "modules", "models", "train",
 }  # fmt: skip
 
 
@@ -47,4 +47,4 @@ def test_errors_have_one_root_and_a_built_in(error):
 
 
 def test_commands():
-    assert {"explain", "methods", "models", "demo"} <= set(typer.main.get_command(app).commands)
+    assert {"explain", "verify", "stress", "train", "app", "methods", "models", "demo"} <= set(typer.main.get_command(app).commands)

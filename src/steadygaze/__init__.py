@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imported on first use
+    from steadygaze import faithfulness as faithfulness
     from steadygaze import models as models
     from steadygaze import modules as modules
     from steadygaze import robustness as robustness
@@ -55,7 +56,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "PartialMap": "steadygaze.errors",
 }
 # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
-_PACKAGES = ("methods", "models", "modules", "robustness", "train")
+_PACKAGES = ("faithfulness", "methods", "models", "modules", "robustness", "train")
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 
