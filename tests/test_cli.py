@@ -210,3 +210,30 @@ def test_names_of_files_that_share_a_stem():
     assert len(set(names.values())) == 5
     assert [names[file] for file in files[:2]] == ["1", "b-1"] and names[files[-1]] == "2-3"
     assert set(command.unique_names([Path("x/cat.jpg"), Path("x/CAT.JPG")]).values()) == {"cat", "x-CAT"}  # one file on some disks
+
+
+def test_long_names_of_pictures_are_told_in_full_on_a_narrow_screen(tmp_path):
+    names = [f"ILSVRC2012_val_0000{number}" for number in (1112, 1123)]
+    for name in names:
+        Image.open(DEMO / "ship.png").save(tmp_path / f"{name}.png")
+    words = ["explain", str(tmp_path), "--model", "embedded", "--method", "raw_attention", "--out", str(tmp_path / "out")]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "50"}).output
+    lines = told[: told.index("wrote to")].splitlines()
+    width = next(line.index("1st") for line in lines if "1st" in line)
+    first = "".join(line[:width].strip() for line in lines)
+    assert all(name in first for name in names), told
+
+
+def test_one_overlay_is_not_told_as_several(tmp_path):
+    told = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "raw_attention", "--out", tmp_path).output
+    assert ": 1 overlay, and" in told
+
+
+def test_a_recipe_is_shown_as_it_is_or_refused():
+    assert 'name = "vit_tiny_patch16_224"' in run("train", "cifar10-tap", "--show").output
+    assert "expected no --set" in run("train", "cifar10-tap", "--show", "--set", "seed=1", code=2).output
+
+
+def test_many_known_names_are_counted_in_one_sentence():
+    told = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "zzz", code=2).output
+    assert "unknown method 'zzz'. 45 are known." in " ".join(told.split())

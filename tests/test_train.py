@@ -232,7 +232,7 @@ def test_the_best_of_nothing_is_said_to_be_the_last(data, tmp_path):
 def test_what_is_to_be_noted_is_said_before_the_first_step(data, tmp_path, caplog):
     said = []
     got = sg.train(recipe(data, epochs=1, schedule={"warmup_epochs": 5}), tmp_path, told=lambda report: said.append(list(caplog.messages)))
-    note = "1 epochs end within the 5 of schedule.warmup_epochs: the learning rate of the recipe is never reached"
+    note = "epochs = 1 ends within schedule.warmup_epochs = 5: the learning rate of the recipe is never reached"
     assert got.notes == [note] and f"note: {note}" in said[0]
 
 

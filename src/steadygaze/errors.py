@@ -37,8 +37,8 @@ class UnknownName(SteadygazeError, ValueError):
         lower = {word.lower(): word for word in known}
         near = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
         guess = f" Did you mean {lower[near[0]]!r}?" if near else ""
-        shown = ", ".join(known) if len(known) <= 40 else f"{len(known)} are known"
-        super().__init__(f"unknown {kind} {name!r}.{guess} Known: {shown}.{' ' + hint if hint else ''}")
+        shown = f"Known: {', '.join(known)}" if len(known) <= 40 else f"{len(known)} are known"
+        super().__init__(f"unknown {kind} {name!r}.{guess} {shown}.{' ' + hint if hint else ''}")
 
 
 class BadInput(SteadygazeError, ValueError):

@@ -55,7 +55,7 @@ def _version(asked: bool) -> bool:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """See what a vision transformer looks at, test whether that explanation is true, and steady its gaze."""
@@ -66,7 +66,7 @@ def explain(
     images: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
     model: Annotated[
         str,
-        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'."),
     ],
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
     method: Annotated[
@@ -103,7 +103,7 @@ def explain(
 def verify(
     model: Annotated[
         str,
-        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'."),
     ],
     data: Annotated[Path, typer.Option(help="Labelled pictures: FOLDER/<synset, index or class name>/, or index.csv.")],
     out: Annotated[Path, typer.Option(help="Folder for the rows; the same command goes on where it stopped.")],
@@ -112,7 +112,8 @@ def verify(
         Path | None, typer.Option(help="Masks: index.csv, the same paths as the pictures, ImageNet-S, Pascal VOC.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Methods, separated by commas; all: every one the model serves; quick: all but the searches.")
+        list[str] | None,
+        typer.Option(help=f"Methods between commas; all: every one the model serves; quick: all but the searches. Default: {DEFAULT}."),
     ] = None,
     metrics: Annotated[
         list[str] | None, typer.Option(help=f"Metrics, separated by commas. Default: the four removal scores. {METRIC_NAMES}")
@@ -156,7 +157,7 @@ def verify(
 def stress(
     model: Annotated[
         str,
-        typer.Option(help="timm name or torchvision:NAME (CNNs too), transformers folder or owner/name, 'embedded'."),
+        typer.Option(help="timm name or torchvision:NAME (CNNs too), transformers folder or owner/name, a folder of `train`, 'embedded'."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the rows; the same command goes on where it stopped.")],
     suite: Annotated[
@@ -249,13 +250,15 @@ def report(
 @app.command()
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a shipped recipe (--list).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command goes on where it stopped.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; the same command goes on where it stopped. Default: steadygaze-train/RECIPE.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change the recipe: data.train=FOLDER, seed=1, epochs=3, ...")
     ] = None,
     device: Annotated[str, typer.Option(help="auto or cpu; several GPUs or processes: accelerate launch.")] = "auto",
     listed: Annotated[bool, typer.Option("--list", help="The shipped recipes: what, cost, measured result.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the recipe instead of running it.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe as it is shipped or written, instead of running it.")] = False,
 ) -> None:
     """Make it hold up: train or finetune by a recipe, with losses and modules that steady the model's gaze."""
     from steadygaze.cli.train import list_recipes, run, show_recipe
@@ -265,6 +268,8 @@ def train(
         raise typer.Exit(list_recipes())
     if recipe is None:
         raise typer.BadParameter("expected a recipe: a TOML file, or a name of `steadygaze train --list`")
+    if show and settings:
+        raise typer.BadParameter("--show prints the recipe as it is: expected no --set beside it; leave one of the two out")
     if show:
         raise typer.Exit(show_recipe(recipe))
     where = out or Path("steadygaze-train") / Path(recipe).stem
@@ -276,7 +281,10 @@ def card(
     before: Annotated[str, typer.Argument(help="A model: a name, NAME@WEIGHTS, a folder of `train`; or OUT/before of a card.")],
     after: Annotated[str, typer.Argument(help="The same of the other model.")],
     data: Annotated[Path | None, typer.Option(help="Labelled pictures: FOLDER/<class>/, or index.csv.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the card; the same command goes on where it stopped.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the card; the same command goes on where it stopped. Default: card in the second folder of `train`."),
+    ] = None,
     suite: Annotated[
         list[str] | None, typer.Option(help="As for stress. Default: corruptions, attacks, occlusion, attention.")
     ] = None,
@@ -337,7 +345,7 @@ def demo(
 def serve(
     model: Annotated[
         str,
-        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'."),
+        typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'."),
     ] = "embedded",
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt, .bin.")] = None,
     diffmask: Annotated[
@@ -346,7 +354,7 @@ def serve(
     num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     host: Annotated[str, typer.Option(help="Who may come: 127.0.0.1 is this machine alone, 0.0.0.0 everybody.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the page is served.")] = 7860,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """A page to click in: explain a picture, test the explanation on it, take patches away (needs the extra: app)."""

@@ -21,7 +21,9 @@ def top() -> None:
 
 @diffmask.command()
 def train(
-    model: Annotated[str, typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, or 'embedded'.")],
+    model: Annotated[
+        str, typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'.")
+    ],
     data: Annotated[list[Path], typer.Option(help="Folder of pictures, at any depth; labels are not needed. May be repeated.")],
     out: Annotated[Path, typer.Option(help="The mask, .safetensors; the same command goes on where it stopped.")],
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights of the model.")] = None,

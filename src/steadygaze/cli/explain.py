@@ -18,7 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
@@ -28,6 +28,7 @@ from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent,
 from steadygaze.methods import parse
 from steadygaze.methods.masking import with_gates
 from steadygaze.methods.perturbation_runs import manner
+from steadygaze.runs.wording import counted
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded, load_model
@@ -279,7 +280,7 @@ def short(classes: tuple[str, ...] | None) -> list[str] | None:
 
 
 def print_predictions(found: Results, console: Console) -> None:
-    table = Table("picture", "1st", "2nd", "3rd", title="what the model says", title_justify="left", box=SIMPLE)
+    table = Table(Column("picture", overflow="fold"), "1st", "2nd", "3rd", title="what the model says", title_justify="left", box=SIMPLE)
     for row in found.rows[:TABLE_ROWS]:
         answers = [
             f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}" for p in row["predictions"]
@@ -292,7 +293,7 @@ def print_predictions(found: Results, console: Console) -> None:
 
 def print_written(request: Request, found: Results, console: Console) -> None:
     overlays = sum(len(files) for row in found.rows for files in row["overlays"].values())
-    console.print(f"wrote to {request.out}: {overlays} overlays, and", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"wrote to {request.out}: {counted(overlays, 'overlay')}, and", highlight=False, soft_wrap=True, markup=False)
     rest = "" if len(found.rows) <= GRID_ROWS else f", the first {GRID_ROWS} of {len(found.rows)} pictures"
     for name, what in (
         ("grid.png", f"the methods side by side{rest}"),

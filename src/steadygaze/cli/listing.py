@@ -49,7 +49,7 @@ def list_methods(json: bool, console: Console | None = None) -> None:
     console.print(table)
     console.print(
         "cost: forward passes, a backward pass counts as one. class: the map depends on the class asked about.\n"
-        "layers: composes with +last, +rollout, +plus, +skipplus. Options: --json lists them.",
+        "layers: composes with +last, +plus, +skipplus; +rollout too where each layer gives a matrix. Options: --json lists them.",
         highlight=False,
     )
 
@@ -86,9 +86,9 @@ def list_models(pattern: str, json: bool, console: Console | None = None) -> Non
     console = console or Console()
     console.print(table)
     console.print(
-        "plain: one grid from start to end, every method. staged: grids that shrink (XCiT: channels that attend), no method "
-        "that needs one global attention.\nAlso: a transformers folder or owner/name of ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, "
-        "SigLIP.",
+        "plain: one grid from start to end, nearly every method. staged: grids that shrink (XCiT: channels that attend), no method "
+        "that needs one global attention.\nAlso: a transformers folder or owner/name of ViT, DeiT, BEiT, Data2Vec, DINOv2, "
+        "DINOv3, CLIP, MetaCLIP 2, SigLIP, I-JEPA, MSN; and a folder of `steadygaze train`.",
         highlight=False,
     )
 

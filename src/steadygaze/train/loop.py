@@ -124,7 +124,7 @@ class Run:
         if recipe.keep == "best" and self.test is None:
             self.notes.append("keep = 'best' is of the test pictures, and data.test is not given: the last weights are kept")
         if recipe.schedule.name != "none" and recipe.schedule.warmup_epochs >= recipe.epochs:
-            few = f"{recipe.epochs} epochs end within the {recipe.schedule.warmup_epochs:g} of schedule.warmup_epochs"
+            few = f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {recipe.schedule.warmup_epochs:g}"
             self.notes.append(f"{few}: the learning rate of the recipe is never reached")
         self.steps = recipe.epochs * self.turns.steps
         model = self.built.model.to(place.device)

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 from urllib.parse import urlsplit
 
 from steadygaze.errors import BadCheckpoint, SteadygazeError
@@ -26,9 +27,9 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if local:
-            raise BadCheckpoint(f"{name} is no transformers folder that can be read ({reason[:200]})") from error
+            raise BadCheckpoint(f"{name} is no transformers folder that can be read ({shorten(reason, 200)})") from error
         raise BadCheckpoint(
-            f"the weights of {name} are neither on this machine nor could they be fetched ({reason[:120]}). Give "
+            f"the weights of {name} are neither on this machine nor could they be fetched ({shorten(reason, 120)}). Give "
             "a local file, checkpoint=FILE or --checkpoint FILE on the command line, or take the model 'embedded'."
         ) from error
     finally:
