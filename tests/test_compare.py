@@ -181,7 +181,7 @@ def test_the_command_shows_pictures_with_their_maps(tmp_path):
     done = CliRunner().invoke(app, ["compare-models", str(tmp_path / "one"), str(tmp_path / "two"), "--show", "2"])
     assert done.exit_code == 0, (done.output, done.exception)
     turned = int(re.search(r"turned right \(clean\): (\d+)", done.output)[1])
-    assert turned >= 1 and "3 cat" in done.output and "clean" in done.output
+    assert turned >= 1 and "3 cat" in done.output and "clean" in done.output and "6 pictures are few" in done.output
     text = (tmp_path / "two" / "compare.html").read_text()
     page = Page(text)
     shown = sum(min(2, int(n)) for n in re.findall(r"turned \w+ \(clean\): (\d+)", done.output))

@@ -330,7 +330,8 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
                "--severities", "1,5", "--workers", "0", "--out"]  # fmt: skip
     done = CliRunner().invoke(app, [*command, str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
-    for words in ("mIoU at 5", "gaussian_noise", "IoU object", "retention", "corruptions mean mIoU, Cityscapes-C protocol"):
+    for words in ("mIoU at 5", "gaussian_noise", "IoU object", "retention", "corruptions mean mIoU, Cityscapes-C protocol",
+                  "6 pictures are few"):  # fmt: skip
         assert words in done.output, words
     report = CliRunner().invoke(app, ["report", str(tmp_path / "a")])
     page = (tmp_path / "a" / "report.html").read_text()

@@ -39,7 +39,8 @@ def test_one_page_before_and_after(runs, tmp_path):
     assert "attention_entropy" in page and "attention_stability" in page and "data:image/" in page
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
-    assert "faithfulness" in out
+    assert "faithfulness" in out and "12 pictures are few" in out
+    assert "12/12 pictures, verifying before" in out and "pictures, stressing after" in out
     changes = {(row["setting"], row["metric"]): row for row in csv.DictReader((tmp_path / "card" / "card.csv").open())}
     assert float(changes["clean", "top1"]["after"]) == 1.0
     again = call("card", tmp_path / "card/before", tmp_path / "card/after", "--out", tmp_path / "again", "--no-pictures")

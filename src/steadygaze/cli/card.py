@@ -17,8 +17,8 @@ from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
 from steadygaze.runs.stress_numbers import label
 from steadygaze.runs.table import masked_models
+from steadygaze.runs.wording import caution, number
 from steadygaze.runs.wording import label as faithful_label
-from steadygaze.runs.wording import number
 
 STYLE = {"better": "green", "worse": "red"}
 
@@ -28,7 +28,7 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
     place, console, notes = world(), wide(Console()), Console(stderr=True)
     try:
         folders = [
-            measured(side, which, ask, place, lambda verb, total: progress(total, place, notes, verb, "pictures"))
+            measured(side, which, ask, place, lambda verb, total: progress(total, place, notes, verb, f"pictures, {verb}"))
             for side, which in ((before, "before"), (after, "after"))
         ]
         place.wait()
@@ -38,6 +38,8 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
         shifts = faithfulness(folders[0] / "verify", folders[1] / "verify")
         console.print(_numbers(short_list(found.changes)))
         console.print(_faithful(shifts))
+        if few := caution(found.before[0].pictures):
+            say(console, few, "yellow")
         for note in found.notes:
             say(console, f"note: {note}", "yellow")
         sections = [Rows.read(folder / "verify").table().sections for folder in folders]

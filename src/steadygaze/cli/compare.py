@@ -14,6 +14,7 @@ from steadygaze.report.changes import short_list
 from steadygaze.report.compare import write_comparison
 from steadygaze.runs.stress_compare import Comparison, compare
 from steadygaze.runs.stress_numbers import label
+from steadygaze.runs.wording import caution, counted
 
 CLASSES = 8  # that lost most, and that gained most
 STYLE = {"better": "green", "worse": "red"}
@@ -30,6 +31,8 @@ def run(before: str, after: str, out: Path | None, setting: str, method: str, sh
     if found.turned:
         _classes(found, console)
         _turned(found, show, console)
+    if found.before[0].pictures and (few := caution(found.before[0].pictures)):
+        say(console, few, "yellow")
     for note in found.notes:
         say(console, f"note: {note}", "yellow")
     path = out or folders[1][0] / "compare.html"
@@ -42,7 +45,7 @@ def _heading(found: Comparison, console: Console) -> None:
     one, two = found.before[0], found.after[0]
     seeds = f"; {len(found.before)} and {len(found.after)} seeds" if max(len(found.before), len(found.after)) > 1 else ""
     models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
-    say(console, f"{models}; {one.pictures} pictures of {one.data}{seeds}", "bold")
+    say(console, f"{models}; {counted(one.pictures, 'picture')} of {one.data}{seeds}", "bold")
 
 
 def _changes(found: Comparison) -> Shown:
@@ -78,7 +81,7 @@ def _classes(found: Comparison, console: Console) -> None:
             span = f"[{100 * c.low:+.0f}, {100 * c.high:+.0f}]"
             sure = "" if c.verdict == "unclear" else f", {c.verdict}"
             ends = f"{100 * c.before.value:.0f} % to {100 * c.after.value:.0f} %"
-            say(console, f"  {c.label} {name}: {ends}, {span}, {c.count} pictures{sure}")
+            say(console, f"  {c.label} {name}: {ends}, {span}, {counted(c.count, 'picture')}{sure}")
 
 
 def _turned(found: Comparison, show: int, console: Console) -> None:

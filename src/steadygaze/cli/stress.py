@@ -16,6 +16,7 @@ from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_loop import Pace
 from steadygaze.runs.stress_numbers import label, percent
 from steadygaze.runs.stress_request import Prepared, Request, prepare_stress, stress_run
+from steadygaze.runs.wording import caution, counted
 
 FEW = 8  # classes of a segmenter that are told one by one
 
@@ -32,7 +33,8 @@ def run(request: Request, console: Console | None = None) -> int:
         if place.rank:
             return 0
         if pace.model:
-            say(notes, f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({ready.workers} workers)")
+            by = counted(ready.workers, "worker")
+            say(notes, f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({by})")
         return _close(request, rows, console or wide(Console()))
 
     return guarded(request.out, work)
@@ -40,8 +42,9 @@ def run(request: Request, console: Console | None = None) -> int:
 
 def _announce(ready: Prepared, place: World, notes: Console) -> None:
     processes = f", {place.size} processes" if place.size > 1 else ""
-    pictures = sum(len(batch.pictures) for batch in ready.batches)
-    say(notes, f"{ready.request.model}: {pictures} pictures, {len(ready.settings['conditions'])} settings{processes}")
+    pictures = counted(sum(len(batch.pictures) for batch in ready.batches), "picture")
+    settings = counted(len(ready.settings["conditions"]), "setting")
+    say(notes, f"{ready.request.model}: {pictures}, {settings}{processes}")
     for note in ready.notes:
         say(notes, f"note: {note}", "yellow")
 
@@ -49,6 +52,8 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
 def _close(request: Request, rows: Rows, console: Console) -> int:
     for card in rows.cards():
         print_card(card, console)
+        if card.pictures and (few := caution(card.pictures)):
+            say(console, few, "yellow")
         for note in card.run["settings"].get("notes", ()):
             say(console, f"note: {note}", "yellow")
     say(console, f"rows in {request.out}; the whole story: steadygaze report {request.out}")
@@ -61,7 +66,7 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
 
 def print_card(card: Card, console: Console) -> None:
     """The card as tables."""
-    data = f" on {card.data}, {card.pictures} pictures" if card.pictures else ""
+    data = f" on {card.data}, {counted(card.pictures, 'picture')}" if card.pictures else ""
     say(console, f"{card.model}{data}; ± half of the 95 % interval", "bold")
     shown = [_segmentation(card), _answers(card), _corruptions(card, ""), _corruptions(card, "imagenet-c/"), _factors(card),
              _sequences(card, "sequence"), _sequences(card, "imagenet-p"), _drops(card), _layers(card), _neighbours(card)]  # fmt: skip

@@ -18,6 +18,7 @@ from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, mean_miou, r
 from steadygaze.runs.statistics import draws
 from steadygaze.runs.stress_numbers import Key
 from steadygaze.runs.stress_suite import Condition, Options, Plan
+from steadygaze.runs.wording import counted
 from steadygaze.vit.view import undisturbed
 
 METRIC = "miou"
@@ -72,7 +73,7 @@ def segmentation_scores(found: dict[str, dict[int, np.ndarray]], clean: np.ndarr
     """Of mIoU by corruption and severity: mean of each corruption, mean over them by both protocols, and what is kept of the clean."""
     for name, levels in found.items():
         yield (name, METRIC), np.mean(list(levels.values()), axis=0), images, f"severities {', '.join(map(str, levels))}"
-    protocols = {"": f"{len(found)} corruptions, severities {_levels(found.values())}; made in memory; {images} pictures"}
+    protocols = {"": f"{counted(len(found), 'corruption')}, severities {_levels(found.values())}; made in memory; {images} pictures"}
     some = {n: {s: v for s, v in levels.items() if n not in NOISE or s <= 3} for n, levels in found.items() if n in CITYSCAPES_C}
     some = {name: levels for name, levels in some.items() if levels}
     if some:
