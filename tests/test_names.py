@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pkgutil
 
 import pytest
 import typer.main
@@ -48,3 +49,9 @@ def test_errors_have_one_root_and_a_built_in(error):
 
 def test_commands():
     assert {"explain", "verify", "stress", "train", "app", "methods", "models", "demo"} <= set(typer.main.get_command(app).commands)
+
+
+def test_no_module_of_the_command_line_hides_what_the_package_offers():
+    import steadygaze.cli as cli
+
+    assert not {found.name for found in pkgutil.iter_modules(cli.__path__)} & set(cli.__all__)

@@ -13,8 +13,9 @@
     PartialMap (UserWarning)                a search that was stopped: the map is of what was done until then
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 
 
 class SteadygazeError(Exception):
@@ -30,11 +31,13 @@ class MethodUnavailable(SteadygazeError, ValueError):
 
 
 class UnknownName(SteadygazeError, ValueError):
-    """A name that nobody knows; the message offers the nearest one."""
+    """A name that nobody knows; the message offers the nearest one. elsewhere: names that others use -> the known ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str = "", elsewhere: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         known = sorted(known)
-        lower = {word.lower(): word for word in known}
+        lower = {**{word.lower(): word for word in known}, **elsewhere}
         near = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
         guess = f" Did you mean {lower[near[0]]!r}?" if near else ""
         shown = f"Known: {', '.join(known)}" if len(known) <= 40 else f"{len(known)} are known"

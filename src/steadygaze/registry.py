@@ -15,6 +15,12 @@ DEFAULT = "gaze_removal"  # chosen by docs/evidence/faithfulness.md
 Kind = Literal["vector", "matrix", "whole"]
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")
+ELSEWHERE = {  # what methods are called in papers and by peers -> ours, for the hint of an unknown name
+    "gradcam++": "gradcam_plus_plus", "gradcamplusplus": "gradcam_plus_plus", "saliency": "vanilla_grad", "attention": "raw_attention",
+    "attention_rollout": "rollout", "inputxgradient": "ixg", "input_x_gradient": "ixg", "ig": "integrated_gradients", "lrp": "attnlrp",
+    "chefer": "gae", "generic_attention": "gae", "transformer_attribution": "transatt", "shap": "kernel_shap", "sis": "sufficient",
+    "leave_one_out": "occlusion",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,8 +163,8 @@ def make(name: str, **options: Any) -> Method:
         with_score = "" if score == "logit" else f" with score={score!r}"
         say = f" Write {other!r}{with_score}." if aggregator in AGGREGATORS else ""
         raise BadInput(f"{name!r}: {stem!r} is an alias of {target!r} and takes no aggregator.{say}")
-    if stem not in BASES:
-        raise UnknownName("method", stem, [*BASES, *ALIASES], "`steadygaze methods` lists them.")
+    if stem not in BASES or name in ELSEWHERE:
+        raise UnknownName("method", name if name in ELSEWHERE else stem, [*BASES, *ALIASES], "`steadygaze methods` lists them.", ELSEWHERE)
     base = BASES[stem]
     if plus and aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)

@@ -358,7 +358,7 @@ def serve(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """A page to click in: explain a picture, test the explanation on it, take patches away (needs the extra: app)."""
-    from steadygaze.cli.app import run
+    from steadygaze.cli.serving import run
 
     raise typer.Exit(run(model, checkpoint, num_classes, diffmask, device, host, port, show))
 
