@@ -339,3 +339,9 @@ def test_hash_is_over_sorted_names_and_bytes(model):
     with torch.no_grad():
         model.norm.weight[0] += 1e-6
     assert weights_hash(model) != hashlib.sha256(stream.getvalue()).hexdigest()[:16]
+
+
+def test_a_long_reason_of_the_hub_is_cut_between_words():
+    with pytest.raises(BadCheckpoint) as told, hub.hub("owner/name"):
+        raise OSError("reason " * 40)
+    assert "(reason reason" in str(told.value) and "reason [...])" in str(told.value)
