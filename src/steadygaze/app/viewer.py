@@ -25,6 +25,7 @@ from steadygaze.heatmap import Attribution, percent
 from steadygaze.methods.masking import with_gates
 from steadygaze.registry import Method
 from steadygaze.runs.plan import choose
+from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.load import Loaded
 from steadygaze.vit.subsets import can_mask, subset_logits
@@ -78,8 +79,8 @@ class Viewer:
     def answers(self, picture: Image.Image, without: Collection[int] = ()) -> dict[str, float]:
         """Class -> probability, without some patches (numbers in raster order)."""
         image = self._image(picture)
-        chances = (self._reduced(image, without) if without else self._logits(image))[0].double().softmax(-1)
-        return dict(zip(self.classes, chances.tolist(), strict=True))
+        logits = self._reduced(image, without) if without else self._logits(image)
+        return dict(zip(self.classes, chances(logits[0].double()).tolist(), strict=True))
 
     def maps(self, picture: Image.Image, methods: Sequence[str], target: str | None = None,
              score: str | None = None) -> dict[str, Attribution]:  # fmt: skip
