@@ -186,9 +186,11 @@ def test_masks_take_the_way_of_their_pictures():
     pixels[60:200, 150:260] = 255
     loaded = load_model("embedded")
     config = resolve_data_config({}, model=timm.create_model("deit_tiny_patch16_224"))
+    oblong = config | {"input_size": (3, 160, 240)}
     for preprocess, source, recipe, std, mean in (
         (loaded.preprocess, loaded.source, loaded.recipe, loaded.std[0], loaded.mean[0]),
         (create_transform(**config, is_training=False), "timm", config, config["std"][0], config["mean"][0]),
+        (create_transform(**oblong, is_training=False), "timm", oblong, config["std"][0], config["mean"][0]),
     ):
         seen = preprocess(Image.fromarray(pixels).convert("RGB"))[0].numpy() * std + mean
         moved = np.asarray(geometry(source, recipe)(Image.fromarray(pixels)))

@@ -173,8 +173,12 @@ def geometry(source: str, recipe: dict[str, Any]) -> Callable[[Image.Image], Ima
     if source == "timm" or "resize" not in recipe:  # what `steadygaze train` wrote says it as timm does, whatever the library
         from timm.data import create_transform
 
-        steps = create_transform(**{**recipe, "interpolation": "nearest"}, is_training=False).transforms
-        return Compose([step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))])
+        steps = create_transform(**recipe, is_training=False).transforms
+        steps = [step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))]
+        for step in steps:
+            if hasattr(step, "interpolation"):  # set here, since timm hands none on where pictures are not square
+                step.interpolation = InterpolationMode.NEAREST
+        return Compose(steps)
     steps = [Resize(recipe["resize"], InterpolationMode.NEAREST)]
     return Compose([*steps, *([CenterCrop(recipe["crop"])] if recipe["crop"] else [])])
 
