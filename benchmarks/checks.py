@@ -33,7 +33,9 @@ def logits_error(vit: ViT) -> float:
         worst = relative(vit(images), expected)
         for layer, block in enumerate(vit.blocks):
             if layer in (0, len(vit.blocks) - 1):
-                worst = max(worst, relative(vit.logits(x.clone(), start=layer), expected))  # a tensor that forgot its layout
+                worst = max(
+                    worst, relative(vit.logits(x.clone(), start=layer), expected)
+                )  # a tensor that forgot its layout
             x = block(x)
         return max(worst, relative(vit.head(x), expected))
 
@@ -76,7 +78,9 @@ def decompx_error(vit: ViT) -> float:
         got = (x * gradient).sum(-1)[0]
         count = x.shape[1] if x.shape[1] <= 64 else 8
         sources = sorted(torch.randperm(x.shape[1], generator=generator)[:count].tolist())
-        shares = oracles.decomposition(lambda t, l=layer: vit.logits(remember(t, layout), start=l), x, sources)[:, target]
+        shares = oracles.decomposition(
+            lambda t, l=layer: vit.logits(remember(t, layout), start=l), x, sources
+        )[:, target]
         worst = max(worst, relative(got[sources], shares[:-1]))
         if len(sources) == x.shape[1]:
             worst = max(worst, relative(got.sum() + shares[-1], run.logits[0, target]))

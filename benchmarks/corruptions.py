@@ -29,7 +29,9 @@ def picture(size: int, seed: int = 0) -> np.ndarray:
     total = np.zeros((size, size, 3), dtype=np.float32)
     for cells, weight in ((3, 1.0), (9, 0.6), (27, 0.35), (81, 0.2)):
         noise = (rng.random((cells, cells, 3)) * 255).astype(np.uint8)
-        total += weight * np.asarray(Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
+        total += weight * np.asarray(
+            Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32
+        )
     low, high = np.percentile(total, (2, 98))
     return np.clip((total - low) * 255 / (high - low), 0, 255).astype(np.uint8)
 
@@ -56,8 +58,8 @@ def main() -> None:
     import imagecorruptions
     import torch
 
-    from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, corrupt
-    from steadygaze.robustness.frost import TEXTURES, texture
+    from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, corrupt
+    from steadygaze.robustness.corruptions.frost import TEXTURES, texture
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -65,7 +67,9 @@ def main() -> None:
     for index in range(len(TEXTURES)):
         texture(index)
 
-    print(f"{options.size} x {options.size} pixels, one thread, least of {options.repeat} runs, mean of severities 1 to 5\n")
+    print(
+        f"{options.size} x {options.size} pixels, one thread, least of {options.repeat} runs, mean of severities 1 to 5\n"
+    )
     print(f"{'corruption':<20} {'theirs ms':>10} {'ours ms':>10} {'times':>8}")
     sums = {"the 15 common": [0.0, 0.0], "all 19": [0.0, 0.0]}
     for name in CORRUPTIONS:
@@ -74,7 +78,9 @@ def main() -> None:
             with contextlib.redirect_stdout(io.StringIO()):  # theirs prints on some sizes
                 a, b = least(
                     lambda name=name, severity=severity: imagecorruptions.corrupt(image, severity, name),
-                    lambda name=name, severity=severity: corrupt(image, name, severity, seed=0, settings="imagenet"),
+                    lambda name=name, severity=severity: corrupt(
+                        image, name, severity, seed=0, settings="imagenet"
+                    ),
                     options.repeat,
                 )
             theirs, ours = theirs + a / 5, ours + b / 5

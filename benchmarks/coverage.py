@@ -41,7 +41,9 @@ class Row:
     checks: dict[str, float | str] = field(default_factory=dict)
     served: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # method -> the reason that steadygaze gives
-    failed: dict[str, str] = field(default_factory=dict)  # method -> an error that is none of steadygaze's own
+    failed: dict[str, str] = field(
+        default_factory=dict
+    )  # method -> an error that is none of steadygaze's own
     seconds: float = 0.0
 
     @property
@@ -52,14 +54,20 @@ class Row:
 
     @property
     def why_not(self) -> str:
-        found = [f"{k}: {v}" for k, v in self.checks.items() if v != "not removable" and (isinstance(v, str) or v > TOLERANCE)]
+        found = [
+            f"{k}: {v}"
+            for k, v in self.checks.items()
+            if v != "not removable" and (isinstance(v, str) or v > TOLERANCE)
+        ]
         return "; ".join(found)
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
     """Everything that makes a model what it is, but its weights: names that are cut to the same model share their results."""
     plain = (str, int, float, bool, tuple, type(None))
-    modules = [(type(m), sorted((k, v) for k, v in vars(m).items() if isinstance(v, plain))) for m in model.modules()]
+    modules = [
+        (type(m), sorted((k, v) for k, v in vars(m).items() if isinstance(v, plain))) for m in model.modules()
+    ]
     return str(modules), str([(n, p.shape) for n, p in model.named_parameters()])
 
 
@@ -83,10 +91,14 @@ def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    asked = sg.method(info.name, budget=4) if "budget" in info.options else info.name  # a search: a few runs
+                    asked = (
+                        sg.method(info.name, budget=4) if "budget" in info.options else info.name
+                    )  # a search: a few runs
                     scores = sg.explain(vit, images, method=asked).scores
                 if scores.shape != (1, *vit.grid) or not scores.isfinite().all():
-                    raise ValueError(f"a map of shape {tuple(scores.shape)} on a grid {vit.grid}, or not finite")
+                    raise ValueError(
+                        f"a map of shape {tuple(scores.shape)} on a grid {vit.grid}, or not finite"
+                    )
                 row.served.append(info.name)
             except sg.errors.MethodUnavailable as error:
                 row.refused[info.name] = str(error)
@@ -112,15 +124,36 @@ def served(rows: list[Row]) -> str:
     """How many methods serve a model of this family."""
     counts = sorted({len(r.served) for r in rows if r.adapted})
     total = len(sg.methods())
-    return f"{counts[0]} of {total}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} of {total}" if counts else "none"
+    return (
+        f"{counts[0]} of {total}"
+        if len(counts) == 1
+        else f"{counts[0]} to {counts[-1]} of {total}"
+        if counts
+        else "none"
+    )
 
 
 def table(rows: list[Row]) -> Table:
     """The summary that is printed."""
-    shown = Table("family", "names", "adapted", "logits", "removal", "decompx", "methods", title="What steadygaze can view")
+    shown = Table(
+        "family",
+        "names",
+        "adapted",
+        "logits",
+        "removal",
+        "decompx",
+        "methods",
+        title="What steadygaze can view",
+    )
     for family, group in families(rows).items():
         adapted = str(sum(r.adapted for r in group))
-        shown.add_row(family, str(len(group)), adapted, *(worst(group, c) for c in ("logits", "removal", "decompx")), served(group))
+        shown.add_row(
+            family,
+            str(len(group)),
+            adapted,
+            *(worst(group, c) for c in ("logits", "removal", "decompx")),
+            served(group),
+        )
     return shown
 
 
@@ -129,11 +162,18 @@ def reasons(rows: list[Row], what: str = "refused") -> list[tuple[str, list[str]
     found: dict[str, tuple[set[str], set[tuple[str, str]]]] = {}
     for row in rows:
         for method, text in getattr(row, what).items():
-            reason = re.sub(r"\ba (timm|transformers|torchvision) \w+", "the model", text.removeprefix(f"{method}: "))
-            methods, models = found.setdefault(re.sub(r"\d+", "n", reason) if what == "failed" else reason, (set(), set()))
+            reason = re.sub(
+                r"\ba (timm|transformers|torchvision) \w+", "the model", text.removeprefix(f"{method}: ")
+            )
+            methods, models = found.setdefault(
+                re.sub(r"\d+", "n", reason) if what == "failed" else reason, (set(), set())
+            )
             methods.add(method)
             models.add((row.family, row.name))
-    listed = [(reason, sorted(methods), dict(Counter(f for f, _ in sorted(models)))) for reason, (methods, models) in found.items()]
+    listed = [
+        (reason, sorted(methods), dict(Counter(f for f, _ in sorted(models))))
+        for reason, (methods, models) in found.items()
+    ]
     return sorted(listed, key=lambda entry: -sum(entry[2].values()))
 
 
@@ -174,10 +214,16 @@ def markdown(rows: list[Row]) -> str:
             lines += ["", f"## {title}", "", "| reason | methods | models |", "| --- | --- | --- |"]
         for reason, methods, models in listed:
             named = ", ".join(f"`{m}`" for m in methods)
-            lines.append(f"| {reason} | {named} | {', '.join(f'{family} {n}' for family, n in models.items())} |")
+            lines.append(
+                f"| {reason} | {named} | {', '.join(f'{family} {n}' for family, n in models.items())} |"
+            )
     lines += ["", NOTES, "", "## Names", ""]
     for family, group in families(rows).items():
-        lines += [f"**{family}**: " + ", ".join(f"`{r.name}`" + ("" if r.adapted else " (not adapted)") for r in group), ""]
+        lines += [
+            f"**{family}**: "
+            + ", ".join(f"`{r.name}`" + ("" if r.adapted else " (not adapted)") for r in group),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -190,7 +236,7 @@ NOTES = """## How each kind is viewed
 - transformers' DINOv2 classifiers read the class token and the mean of the patches through one linear map: attention methods read
   both rows, half and half.
 - transformers has no DINOv3 classifier: a module with a `DINOv3ViTModel` and a head on its class token is viewed as one, for example
-  `steadygaze.vit.huggingface.Classifier(backbone, head)`; the same goes for the other backbones.
+  `steadygaze.vit.adapters.transformers.Classifier(backbone, head)`; the same goes for the other backbones.
 - transformers' eager attention takes its softmax in float32 whatever the model's dtype; the removal check runs it in float64.
 - timm makes mixed rotary tables in float32 and cannot run with float64 positions; the check leaves those positions in float32.
 - Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all traces of its pixels.
@@ -204,24 +250,37 @@ NOTES = """## How each kind is viewed
 
 def main() -> None:
     """Run, print, and write what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--pattern", default="", help="only models whose family and name contain this text")
     parser.add_argument("--limit", type=int, help="at most so many models")
     parser.add_argument("--json", type=Path, help="write every row to this file")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the file of --json has already")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows that the file of --json has already"
+    )
     parser.add_argument("--markdown", type=Path, help="write the summary to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()
-    chosen = list(islice((e for e in zoo.entries() if options.pattern in f"{e.family} {e.name}"), options.limit))
+    chosen = list(
+        islice((e for e in zoo.entries() if options.pattern in f"{e.family} {e.name}"), options.limit)
+    )
     known: dict[Any, Row] = {}
     rows: list[Row] = []
-    kept = [Row(**r) for r in json.loads(options.json.read_text())] if options.resume and options.json.exists() else []
+    kept = (
+        [Row(**r) for r in json.loads(options.json.read_text())]
+        if options.resume and options.json.exists()
+        else []
+    )
     done = {(r.family, r.name): r for r in kept}
     for entry in track(chosen, "models", console=console):
         rows.append(done.get((entry.family, entry.name)) or examine(entry, known))
         if not console.is_terminal:
-            print(f"{len(rows)} of {len(chosen)}: {entry.family} {entry.name}, adapted {rows[-1].adapted}", flush=True)
+            print(
+                f"{len(rows)} of {len(chosen)}: {entry.family} {entry.name}, adapted {rows[-1].adapted}",
+                flush=True,
+            )
     if not rows:
         raise SystemExit(f"no model has {options.pattern!r} in its family and name")
     console.print(table(rows))
@@ -231,8 +290,12 @@ def main() -> None:
     for what, colour in (("failed", "red"), ("refused", "yellow")):
         for reason, methods, models in reasons(rows, what):
             many = f"{sum(models.values())} models of {', '.join(models)}"
-            console.print(f"[{colour}]{what}[/{colour}] by {many}: {', '.join(methods)}: {reason}", highlight=False)
-    console.print(f"{sum(r.adapted for r in rows)} of {len(rows)} adapted, {sum(r.seconds for r in rows):.0f} s")
+            console.print(
+                f"[{colour}]{what}[/{colour}] by {many}: {', '.join(methods)}: {reason}", highlight=False
+            )
+    console.print(
+        f"{sum(r.adapted for r in rows)} of {len(rows)} adapted, {sum(r.seconds for r in rows):.0f} s"
+    )
     if options.json:
         options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
     if options.markdown:

@@ -30,7 +30,9 @@ def table(runs: list[Path], method: str, half: str | None) -> None:
     names = [name for name in (*REMOVAL, *LOCAL) if name in set(rows.metric)]
     own = {info.name: info.score for info in sg.methods()}
     scores = rows.method.map(lambda name: sg.method(name).score if name not in own else own[name])
-    rows = rows[rows.metric.isin(names) & (rows.score == scores)].drop_duplicates(["image", "method", "metric"])
+    rows = rows[rows.metric.isin(names) & (rows.score == scores)].drop_duplicates(
+        ["image", "method", "metric"]
+    )
     if half:
         from timm.data import ImageNetInfo
 
@@ -39,7 +41,9 @@ def table(runs: list[Path], method: str, half: str | None) -> None:
     wide = rows.pivot(index="image", columns=["method", "metric"], values="value").dropna()
     shown = sorted(dict.fromkeys(m for m, _ in wide.columns), key=lambda m: -wide[m].to_numpy().mean())
     heads = [name.replace("_", " ") for name in names] + ["mean"]
-    print(f"{len(wide)} pictures\n\n| method | score | {' | '.join(heads)} |\n| --- | --- |{' ---: |' * len(heads)}")
+    print(
+        f"{len(wide)} pictures\n\n| method | score | {' | '.join(heads)} |\n| --- | --- |{' ---: |' * len(heads)}"
+    )
     value = {m: np.column_stack([wide[m][list(names)], wide[m][list(names)].mean(axis=1)]) for m in shown}
     for m in shown:
         print(f"| {m} | {sg.method(m).score} | {' | '.join(f'{v:.1f}' for v in value[m].mean(0))} |")
@@ -48,7 +52,9 @@ def table(runs: list[Path], method: str, half: str | None) -> None:
     for m in (m for m in shown if m != method):
         change = value[method] - value[m]
         ends = np.percentile(change[draw].mean(1), [2.5, 97.5], axis=0)
-        cells = [f"{c:+.1f} [{low:+.1f}, {high:+.1f}]" for c, low, high in zip(change.mean(0), *ends, strict=True)]
+        cells = [
+            f"{c:+.1f} [{low:+.1f}, {high:+.1f}]" for c, low, high in zip(change.mean(0), *ends, strict=True)
+        ]
         print(f"| {m} | {' | '.join(cells)} |")
 
 
@@ -80,7 +86,7 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     from steadygaze.data.images import read_image
     from steadygaze.faithfulness.evaluate import evaluate
     from steadygaze.faithfulness.metric import Batch
-    from steadygaze.vit.load import load_model
+    from steadygaze.loading.load import load_model
 
     torch.set_num_threads(1)
     ready = load_model(model, checkpoint=checkpoint)
@@ -98,7 +104,9 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
         found.append(torch.stack([values[name].value for name in REMOVAL], -1))
     mean = torch.cat(found, 1).mean(1)
     print(f"{model}, {len(items)} pictures\n\n| map | {' | '.join(REMOVAL)} | mean |\n| --- |{' ---: |' * 5}")
-    for name, row in zip(("both", "what a patch sends", "what the others take of it"), mean.tolist(), strict=True):
+    for name, row in zip(
+        ("both", "what a patch sends", "what the others take of it"), mean.tolist(), strict=True
+    ):
         print(f"| {name} | {' | '.join(f'{v:.1f}' for v in (*row, sum(row) / 4))} |")
 
 
@@ -109,7 +117,9 @@ def _seconds(call: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--method", default="gaze_removal")
     parser.add_argument("--half", choices=REMAINDER)

@@ -23,11 +23,13 @@ from steadygaze.explainer import unavailable
 from steadygaze.faithfulness.ground_truth import Task, counting, score, train
 from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import Attribution
-from steadygaze.methods.masking import read_file, write
-from steadygaze.train.diffmask import Settings, Trainer, widths_of
-from steadygaze.vit.small import small_vit
+from steadygaze.methods.diffmask import read_file, write
+from steadygaze.models.small_vit import small_vit
+from steadygaze.training.diffmask.objective import Settings, Trainer, widths_of
 
-SETTINGS = Settings(gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1)  # a small model learns faster
+SETTINGS = Settings(
+    gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1
+)  # a small model learns faster
 WHITE = ("attention", "gradient", "cam", "propagation", "decomposition", "baseline")
 SHOWN = ("gaze", "gae", "rollout", "gradcam", "decompx", "attnlrp", "integrated_gradients")
 TESTED = 300
@@ -35,7 +37,9 @@ TESTED = 300
 
 def speed(rounds: int) -> None:
     """The price of one training step, in plain forward and backward passes."""
-    print("| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n| --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n| --- | ---: | ---: | ---: | ---: |"
+    )
     cases = {
         "embedded (32x32, d 128, 6 blocks)": (sg.load_model("embedded").model, 16, 32),
         "DeiT-Tiny (224x224, d 192, 12 blocks), random weights": (_deit(), 2, 224),
@@ -45,7 +49,9 @@ def speed(rounds: int) -> None:
         labels, vit = torch.zeros(batch, dtype=torch.long), sg.adapt(model)
         trainer = Trainer(vit, Settings(), widths_of(vit, images))
 
-        def plain(model: nn.Module = model, images: torch.Tensor = images, labels: torch.Tensor = labels) -> None:
+        def plain(
+            model: nn.Module = model, images: torch.Tensor = images, labels: torch.Tensor = labels
+        ) -> None:
             F.cross_entropy(model(images), labels).backward()
             model.zero_grad()
 
@@ -81,17 +87,30 @@ def counted(out: Path, steps: int, seed: int) -> None:
     assert data.masks is not None
     vit = sg.adapt(model)
     names = [m.name for m in sg.methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
-    methods = [sg.method("diffmask", file=str(file)), sg.method("diffmask", file=str(file), read="probability"), *map(sg.method, names)]
-    maps = {m.name.replace(f"file={file}", "").rstrip(":,"): sg.explain(vit, data.images, target=data.labels, method=m) for m in methods}
+    methods = [
+        sg.method("diffmask", file=str(file)),
+        sg.method("diffmask", file=str(file), read="probability"),
+        *map(sg.method, names),
+    ]
+    maps = {
+        m.name.replace(f"file={file}", "").rstrip(":,"): sg.explain(
+            vit, data.images, target=data.labels, method=m
+        )
+        for m in methods
+    }
     maps = {name.replace(":,", ":"): att for name, att in maps.items()}
     values, side = score(task, torch.stack([att.scores for att in maps.values()]), data.masks)
     means = {metric: found.value.nanmean(1).tolist() for metric, found in values.items()}
     meant = {"marked": "the red ones", "others": "all the others"}[side]
     print(f"ViT: {100 * accuracy:.1f} % of 1000 unseen pictures; truth: {meant}; DiffMask: {trained}\n")
     print("| method | AUROC | top-n right, % | faithful? |\n| --- | ---: | ---: | --- |")
-    lines = sorted(zip(maps, means["truth_auroc"], means["truth_precision"], strict=True), key=lambda line: -line[1])
+    lines = sorted(
+        zip(maps, means["truth_auroc"], means["truth_precision"], strict=True), key=lambda line: -line[1]
+    )
     for name, area, top in lines:
-        print(f"| {name} | {area:.3f} | {top:.1f} | {'yes' if area > 0.95 else 'partly' if area > 0.75 else 'no'} |")
+        print(
+            f"| {name} | {area:.3f} | {top:.1f} | {'yes' if area > 0.95 else 'partly' if area > 0.75 else 'no'} |"
+        )
     _picture(data, maps, out / "counting.png")
 
 
@@ -103,7 +122,9 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
         model.load_state_dict(load_file(file))
         unseen = task.draw(1000, torch.Generator().manual_seed(seed + 1_000_000_007))
         with torch.no_grad():
-            return model.eval(), float((model.eval()(unseen.images).argmax(1) == unseen.labels).double().mean())
+            return model.eval(), float(
+                (model.eval()(unseen.images).argmax(1) == unseen.labels).double().mean()
+            )
     model, accuracy = train(task, seed=seed, enough=1.0)
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, file)
     return model, accuracy
@@ -132,16 +153,23 @@ def _picture(data: Batch, maps: dict[str, Attribution], file: Path) -> None:
     rows = []
     for n in (1, 2, 4, 6, 8):
         i = int((data.labels == n).nonzero()[0])
-        picture = as_picture((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize((240, 240), Image.Resampling.NEAREST)
+        picture = as_picture((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize(
+            (240, 240), Image.Resampling.NEAREST
+        )
         black = Image.new("RGB", picture.size)
-        drawn = [maps[name].overlay(black, i, mode="nearest", percentile=100, opacity=1.0) for name in ("diffmask", *SHOWN)]
+        drawn = [
+            maps[name].overlay(black, i, mode="nearest", percentile=100, opacity=1.0)
+            for name in ("diffmask", *SHOWN)
+        ]
         drawn.insert(1, maps["diffmask"].overlay(black, i, mode="bilinear", percentile=100, opacity=1.0))
         rows.append(Row([picture, *drawn], f"{n} red"))
     tile(rows, ["picture", "diffmask", "interpolated", *SHOWN], cell=120, legend="positive").save(file)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("speed", "counting"))
     parser.add_argument("--out", type=Path, default=Path("diffmask-counting"))
     parser.add_argument("--steps", type=int, default=1000)

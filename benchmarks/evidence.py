@@ -42,10 +42,14 @@ FAMILIES: dict[str, tuple[dict[str, str], str, Callable[[Any], Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--family", choices=FAMILIES, default="removal")
-    parser.add_argument("--baseline", default="decompx+skipplus", help="the method that the others are compared with")
+    parser.add_argument(
+        "--baseline", default="decompx+skipplus", help="the method that the others are compared with"
+    )
     parser.add_argument("--score", default="logit", help="the baseline's score")
     parser.add_argument("--half", choices=("choose", "report"))
     parser.add_argument("--top", type=int)
@@ -54,10 +58,19 @@ def main() -> None:
     names, headline, summary = FAMILIES[chosen.family]
     rows = sg.Rows.read(*chosen.runs).to_pandas()
     rows = rows[rows.metric.isin(list(names))].drop_duplicates(["image", "method", "score", "metric"])
-    wide = rows.pivot(index="image", columns=["method", "score", "metric"], values="value").dropna().sort_index().sort_index(axis=1)
+    wide = (
+        rows.pivot(index="image", columns=["method", "score", "metric"], values="value")
+        .dropna()
+        .sort_index()
+        .sort_index(axis=1)
+    )
     if chosen.half:
         wide = wide.iloc[0 if chosen.half == "choose" else 1 :: 2]
-    details = rows[rows.image.isin(wide.index)].set_index(["method", "score", "metric", "image"]).detail.sort_index()
+    details = (
+        rows[rows.image.isin(wide.index)]
+        .set_index(["method", "score", "metric", "image"])
+        .detail.sort_index()
+    )
     lines = list(dict.fromkeys((m, s) for m, s, _ in wide.columns))
     number = {line: summary(wide[line][list(names)]).to_numpy() for line in lines}
     draw = np.random.default_rng(0).integers(0, len(wide), (4000, len(wide)))
@@ -70,7 +83,10 @@ def main() -> None:
     print(f"| method | score | {' | '.join(shown)} | difference |")
     print(f"| --- | --- |{' ---: |' * (len(shown) + 1)}")
     for line in sorted(lines, key=lambda line: -number[line].mean())[: chosen.top]:
-        values = [METRICS[name].combine(wide[line][name].to_numpy(), list(details[(*line, name)][wide.index])) for name in names]
+        values = [
+            METRICS[name].combine(wide[line][name].to_numpy(), list(details[(*line, name)][wide.index]))
+            for name in names
+        ]
         values += [number[line].mean()] * (len(shown) - len(values))
         interval = "" if line == (chosen.baseline, chosen.score) else f" {gap(number[line] - base, draw)}"
         print(f"| {line[0]} | {line[1]} | {' | '.join(f'{value:.1f}' for value in values)} |{interval} |")
@@ -84,7 +100,9 @@ def gap(change: np.ndarray, draw: np.ndarray) -> str:
 
 def aggregators(number: dict[tuple[str, str], np.ndarray], draw: np.ndarray, headline: str) -> None:
     """What PLUS adds to a method, and SkipPLUS to PLUS."""
-    print(f"{draw.shape[1]} pictures; {headline}\n\n| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |")
+    print(
+        f"{draw.shape[1]} pictures; {headline}\n\n| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |"
+    )
     print(f"| --- |{' ---: |' * 5}")
     found = []
     for method, score in number:

@@ -34,9 +34,13 @@ def lists() -> dict[str, list[str]]:
 def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
     vit = sg.adapt(model)
     runs: dict[str, Callable[[], Any]] = {
-        name: partial(sg.explain, vit, images, 1, name) for name in ("decompx+skipplus", "decompx+plus", "gaze", "cat", "gae")
+        name: partial(sg.explain, vit, images, 1, name)
+        for name in ("decompx+skipplus", "decompx+plus", "gaze", "cat", "gae")
     }
-    runs |= {f"{label} ({len(names)} names)": partial(sg.explain, vit, images, 1, names) for label, names in lists().items()}
+    runs |= {
+        f"{label} ({len(names)} names)": partial(sg.explain, vit, images, 1, names)
+        for label, names in lists().items()
+    }
     runs |= {name: partial(sg.explain, vit, images, 1, name) for name in ("globenc", "alti", "transatt")}
     return runs | peers(model, images)
 
@@ -47,7 +51,11 @@ def peers(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[]
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     side = images.shape[-1] // model.patch_embed.patch_size[0]
-    cam = GradCAM(model, [model.blocks[-1].norm1], reshape_transform=lambda x: x[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2))
+    cam = GradCAM(
+        model,
+        [model.blocks[-1].norm1],
+        reshape_transform=lambda x: x[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2),
+    )
     targets = [ClassifierOutputTarget(1)] * len(images)
     ixg = InputXGradient(model)
     return {
@@ -68,7 +76,9 @@ def memory_run(name: str, size: int, method: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="deit_tiny_patch16_224,vit_base_patch16_224")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
@@ -80,11 +90,27 @@ def main() -> None:
         model = timm.create_model(name).eval()
         images = torch.randn(chosen.batch, 3, 224, 224)
         unit = torch.no_grad()(partial(model, images))
-        table = Table("method", "ms an image", "forwards", "goal", title=f"{name}, 224 pixels, batch {chosen.batch}, two threads")
+        table = Table(
+            "method",
+            "ms an image",
+            "forwards",
+            "goal",
+            title=f"{name}, 224 pixels, batch {chosen.batch}, two threads",
+        )
         for method, (seconds, ratio) in ratios(unit, candidates(model, images), chosen.rounds).items():
             goal = (GOALS | LISTS).get(method.partition(" (")[0])
-            table.add_row(method, f"{1000 * seconds / chosen.batch:.1f}", f"{ratio:.2f}", f"≤ {goal}" if goal else "")
-            record.append({"model": name, "method": method, "batch": chosen.batch, "ms": 1000 * seconds / chosen.batch, "forwards": ratio})
+            table.add_row(
+                method, f"{1000 * seconds / chosen.batch:.1f}", f"{ratio:.2f}", f"≤ {goal}" if goal else ""
+            )
+            record.append(
+                {
+                    "model": name,
+                    "method": method,
+                    "batch": chosen.batch,
+                    "ms": 1000 * seconds / chosen.batch,
+                    "forwards": ratio,
+                }
+            )
         console.print(table)
     record += full_decomposition(console)
     record += memory(console)
@@ -105,14 +131,27 @@ def full_decomposition(console: Console) -> list[dict[str, Any]]:
     record = []
     for name, (seconds, ratio) in ratios(torch.no_grad()(partial(model, image)), runs, 3).items():
         table.add_row(name, f"{1000 * seconds:.0f}", f"{ratio:.1f}")
-        record.append({"model": "deit_tiny_patch16_224", "method": name, "batch": 1, "ms": 1000 * seconds, "forwards": ratio})
+        record.append(
+            {
+                "model": "deit_tiny_patch16_224",
+                "method": name,
+                "batch": 1,
+                "ms": 1000 * seconds,
+                "forwards": ratio,
+            }
+        )
     console.print(table)
     return record
 
 
 def memory(console: Console) -> list[dict[str, Any]]:
     """Peak memory of one explanation at N = 197 and 785 tokens, beside what an N x N x d tensor alone would take."""
-    table = Table("method", "N = 197: MiB", "N = 785: MiB", title="deit_tiny_patch16_224, batch 1: peak memory over the loaded model")
+    table = Table(
+        "method",
+        "N = 197: MiB",
+        "N = 785: MiB",
+        title="deit_tiny_patch16_224, batch 1: peak memory over the loaded model",
+    )
     record = []
     for method in MEMORY:
         row = [peak_memory(memory_run, "deit_tiny_patch16_224", size, method) for size in (224, 448)]

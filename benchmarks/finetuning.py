@@ -35,9 +35,9 @@ from benchmarks.measure import spread
 from steadygaze.data.folders import Classes
 from steadygaze.data.masks import BORDER, OBJECT, find, read_mask
 from steadygaze.robustness import synthetic
-from steadygaze.train.data import Shape
-from steadygaze.train.masks import tokencut_masks
-from steadygaze.train.reading import read_recipe
+from steadygaze.training.data import Shape
+from steadygaze.training.recipe_files import read_recipe
+from steadygaze.training.tokencut.tokencut import tokencut_masks
 
 RECIPE, EPOCHS, RATES, SEEDS = "relevance-deit-tiny-small", 6, (3e-6, 1e-5, 3e-5, 1e-4), (0, 1, 2)
 OWN: dict[str, Any] = {"losses": {"relevance": {}}}
@@ -47,19 +47,31 @@ VARIANTS: dict[str, dict[str, Any]] = {  # changes of the recipe; these have eve
     "relevance only": {"losses.relevance.confidence": 0.0},
     "relevance and confidence (paper)": {},
     "the same, second order": {"losses.relevance.second_order": True},
-    "the same, TokenCut masks": {"data.masks": "tokencut"},  # of the keys as they are: masks that miss the animal
+    "the same, TokenCut masks": {
+        "data.masks": "tokencut"
+    },  # of the keys as they are: masks that miss the animal
 }
 SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "20 times the relevance": {"losses.relevance.relevance": 16.0},
-    "TokenCut masks, centred keys": {"data.masks": "tokencut", "data.cut_centred": True, "data.cut_edges": "bilateral"},
+    "TokenCut masks, centred keys": {
+        "data.masks": "tokencut",
+        "data.cut_centred": True,
+        "data.cut_edges": "bilateral",
+    },
     "map by rollout": {"losses.relevance.method": "rollout"},
-    "map by rollout, relevance only": {"losses.relevance.method": "rollout", "losses.relevance.confidence": 0.0},
+    "map by rollout, relevance only": {
+        "losses.relevance.method": "rollout",
+        "losses.relevance.confidence": 0.0,
+    },
     "map by raw attention": {"losses.relevance.method": "raw_attention"},
     "map by gaze": {"losses.relevance.method": "gaze"},
     "without background": {"losses.relevance.background": 0.0},
     "without foreground": {"losses.relevance.foreground": 0.0},
     "confident of the label": {"losses.relevance.confident_of": "label"},
-    "20 times the relevance, second order": {"losses.relevance.relevance": 16.0, "losses.relevance.second_order": True},
+    "20 times the relevance, second order": {
+        "losses.relevance.relevance": 16.0,
+        "losses.relevance.second_order": True,
+    },
     "GradMask": {"losses": {"gradmask": {}}},
     "RRR": {"losses": {"rrr": {}}},
     "1 picture a breed": {"data.pictures": [0, 1], "epochs": 6 * EPOCHS},
@@ -123,16 +135,29 @@ def tests(ready: Any, pets: Path, imagenet: Path, count: int, split: Split) -> t
             made += [("swapped", synthetic.swap_background(pixels, where, behind[index % len(behind)]))]
             made += [("removed", synthetic.remove_background(pixels, where))]
             for kind, options in KINDS.items():
-                made += [(kind, s.picture) for s in synthetic.vary(pixels, where, behind, kind, seed=0, index=index, **options)]
+                made += [
+                    (kind, s.picture)
+                    for s in synthetic.vary(pixels, where, behind, kind, seed=0, index=index, **options)
+                ]
             for kind, some in made:
                 image = ready.preprocess(some if isinstance(some, Image.Image) else Image.fromarray(some))
                 mask_of = None
                 if kind == "clean":
-                    three = ready.preprocess(Image.merge("RGB", [Image.fromarray((where == 255).astype(np.uint8) * 255)] * 3))
+                    three = ready.preprocess(
+                        Image.merge("RGB", [Image.fromarray((where == 255).astype(np.uint8) * 255)] * 3)
+                    )
                     mask_of = three[0] > three[0].aminmax().min.lerp(three[0].max(), 0.5)
                 found.append(Test("seen" if seen else "unseen", kind, row["image"], breed, image, mask_of))
     for label, file in islice(enumerate(files), count):
-        found.append(Test("imagenet", "clean", f"{file.parent.name}/{file.name}", label, ready.preprocess(Image.open(file).convert("RGB"))))
+        found.append(
+            Test(
+                "imagenet",
+                "clean",
+                f"{file.parent.name}/{file.name}",
+                label,
+                ready.preprocess(Image.open(file).convert("RGB")),
+            )
+        )
     return found, breeds
 
 
@@ -144,13 +169,17 @@ def answers(model: torch.nn.Module, some: list[Test], batch: int = 32) -> Iterat
         yield from zip(part, model(torch.stack([t.image for t in part])), strict=True)
 
 
-def judge(model: torch.nn.Module, some: list[Test], breeds: list[int], head: dict[str, Any]) -> list[dict[str, Any]]:
+def judge(
+    model: torch.nn.Module, some: list[Test], breeds: list[int], head: dict[str, Any]
+) -> list[dict[str, Any]]:
     rows = []
     for test, logits in answers(model, some):
         share = ""
         if test.mask is not None and test.set != "imagenet":
             image = test.image[None]
-            seen = sg.explain(model, image, test.label, method="gae").upsample(image.shape[-2:])[0].clamp(min=0)
+            seen = (
+                sg.explain(model, image, test.label, method="gae").upsample(image.shape[-2:])[0].clamp(min=0)
+            )
             share = f"{float(seen[test.mask].sum() / seen.sum()):.4f}"
         of_24 = breeds[int(logits[breeds].argmax())] == test.label if test.label in breeds else ""
         rows.append({**head, "set": test.set, "kind": test.kind, "picture": test.picture, "right": int(logits.argmax() == test.label),
@@ -166,8 +195,17 @@ def run(options: argparse.Namespace) -> None:
     split = SECOND if options.again else FIRST
     made, breeds = tests(base, Path(options.pets), Path(options.imagenet), options.pictures, split)
     validation = [t for t in made if t.set == "seen" and t.kind in VARIED]
-    given = {"model.checkpoint": options.checkpoint, "epochs": EPOCHS, "test_every": 0, "tensorboard": False, "save_every": 1000}
-    given |= {f"data.{key}": options.pets for key in ("train", "masks")} | {"data.test": None, "data.test_masks": None}
+    given = {
+        "model.checkpoint": options.checkpoint,
+        "epochs": EPOCHS,
+        "test_every": 0,
+        "tensorboard": False,
+        "save_every": 1000,
+    }
+    given |= {f"data.{key}": options.pets for key in ("train", "masks")} | {
+        "data.test": None,
+        "data.test_masks": None,
+    }
     given |= {"data.classes": list(split.breeds), "data.pictures": list(split.train)}
 
     def trained(name: str, rate: float, seed: int, changes: dict[str, Any]) -> torch.nn.Module:
@@ -176,7 +214,9 @@ def run(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             return sg.train(recipe, folder).model
 
-    def kept(name: str, rate: float, seed: int, changes: dict[str, Any], some: list[Test]) -> list[dict[str, Any]]:
+    def kept(
+        name: str, rate: float, seed: int, changes: dict[str, Any], some: list[Test]
+    ) -> list[dict[str, Any]]:
         file = out / f"{name.replace(' ', '-').replace(',', '')}_{rate:g}_{seed}_{len(some)}.csv.gz"
         if not file.exists():
             model = base.model if name == "as it was" else trained(name, rate, seed, changes)
@@ -191,9 +231,14 @@ def run(options: argparse.Namespace) -> None:
         return
     best: dict[str, float] = {}
     for name, changes in VARIANTS.items():
-        found = {rate: np.mean([int(r[options.choose]) for r in kept(name, rate, 0, changes, validation)]) for rate in RATES}
+        found = {
+            rate: np.mean([int(r[options.choose]) for r in kept(name, rate, 0, changes, validation)])
+            for rate in RATES
+        }
         best[name] = max(found, key=lambda rate: found[rate])
-        print(name, {rate: f"{100 * value:.1f}" for rate, value in found.items()}, "->", best[name], flush=True)
+        print(
+            name, {rate: f"{100 * value:.1f}" for rate, value in found.items()}, "->", best[name], flush=True
+        )
     for seed in SEEDS:
         for name, changes in VARIANTS.items():
             kept(name, best[name], seed, changes, made)
@@ -243,7 +288,9 @@ def table(options: argparse.Namespace) -> None:
             means_of = (100 * np.mean([int(r[column]) for r in rows]) for column in ("right_of_24", "right"))
             chosen.setdefault(name, {})[rows[0]["rate"]] = " / ".join(f"{value:.1f}" for value in means_of)
     if chosen:
-        print("Accuracy on the varied seen pictures (validation) by learning rate, %: of the 24 breeds / of 1,000 classes\n")
+        print(
+            "Accuracy on the varied seen pictures (validation) by learning rate, %: of the 24 breeds / of 1,000 classes\n"
+        )
         print("| variant | " + " | ".join(f"{r:g}" for r in RATES) + " |\n| --- |" + " ---: |" * len(RATES))
     for name in [n for n in VARIANTS if n in chosen]:
         found = {float(rate): value for rate, value in chosen[name].items()}
@@ -269,11 +316,19 @@ def means(rows: list[dict[str, str]], part: str, kinds: tuple[str, ...], column:
     return {picture: float(np.mean(values)) for picture, values in found.items()}
 
 
-def change(before: list[dict[str, str]], after: list[list[dict[str, str]]], part: str, kinds: tuple[str, ...], column: str) -> str:
+def change(
+    before: list[dict[str, str]],
+    after: list[list[dict[str, str]]],
+    part: str,
+    kinds: tuple[str, ...],
+    column: str,
+) -> str:
     """Mean change in points and its 95 % interval over pictures and seeds."""
     was = means(before, part, kinds, column)
     now = [means(rows, part, kinds, column) for rows in after]
-    mean, low, high = spread(np.array([[found[picture] - was[picture] for picture in was] for found in now]) * 100)
+    mean, low, high = spread(
+        np.array([[found[picture] - was[picture] for picture in was] for found in now]) * 100
+    )
     return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
 
 
@@ -286,13 +341,24 @@ def masks(options: argparse.Namespace) -> None:
     ready = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
     found = find(options.pets, options.pets, Classes(ready.classes, 1000), limit=options.count)
     shape = Shape(ready.size, ready.mean, ready.std, "bicubic", 1.0)
-    print(f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n| keys | edges | IoU, % |\n| --- | --- | ---: |")
+    print(
+        f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n| keys | edges | IoU, % |\n| --- | --- | ---: |"
+    )
     for keys, edges in product(("as they are", "centred"), ("patches", "bilateral")):
-        made = tokencut_masks(ready.model, found.items, shape, refined=edges == "bilateral", centred=keys == "centred")
+        made = tokencut_masks(
+            ready.model, found.items, shape, refined=edges == "bilateral", centred=keys == "centred"
+        )
         each = []
         for item in found.items:
             human = np.asarray(read_mask(item, found.decode))
-            mine = np.asarray(Image.fromarray(made[item.name].numpy()).resize(human.shape[::-1], Image.Resampling.NEAREST)) == OBJECT
+            mine = (
+                np.asarray(
+                    Image.fromarray(made[item.name].numpy()).resize(
+                        human.shape[::-1], Image.Resampling.NEAREST
+                    )
+                )
+                == OBJECT
+            )
             inside, counted = human == OBJECT, human != BORDER
             each.append((inside & mine).sum() / ((inside | mine) & counted).sum())
         mean, low, high = spread(100 * np.array([each]))
@@ -304,9 +370,14 @@ def masks(options: argparse.Namespace) -> None:
 
 def perturbation(options: argparse.Namespace) -> None:
     """The means of the first run, and what changed in the others: picture by picture, 95 % intervals over pictures."""
-    runs = [sg.Rows.read(run).to_pandas().set_index(["method", "metric", "image"]).value.sort_index() for run in options.runs]
+    runs = [
+        sg.Rows.read(run).to_pandas().set_index(["method", "metric", "image"]).value.sort_index()
+        for run in options.runs
+    ]
     kinds = sorted({key[:2] for key in runs[0].index})
-    print("| run | " + " | ".join(f"`{method}`, {metric.replace('_', ' ')}" for method, metric in kinds) + " |")
+    print(
+        "| run | " + " | ".join(f"`{method}`, {metric.replace('_', ' ')}" for method, metric in kinds) + " |"
+    )
     print("| --- |" + " ---: |" * len(kinds))
     for number, (run, found) in enumerate(zip(options.runs, runs, strict=True)):
         cells = []
@@ -324,8 +395,15 @@ def main() -> None:
     for name in ("--checkpoint", "--pets", "--imagenet", "--out"):
         train.add_argument(name, required=True)
     train.add_argument("--pictures", type=int, default=1000, help="of ImageNet")
-    train.add_argument("--choose", choices=("right_of_24", "right"), default="right_of_24", help="what chooses the learning rate")
-    train.add_argument("--again", action="store_true", help="the other half of the breeds, pictures that chose nothing")
+    train.add_argument(
+        "--choose",
+        choices=("right_of_24", "right"),
+        default="right_of_24",
+        help="what chooses the learning rate",
+    )
+    train.add_argument(
+        "--again", action="store_true", help="the other half of the breeds, pictures that chose nothing"
+    )
     train.set_defaults(go=run)
     show = todo.add_parser("table")
     show.add_argument("rows")

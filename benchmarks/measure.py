@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 
-def ratios(unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, tuple[float, float]]:
+def ratios(
+    unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], rounds: int = 5
+) -> dict[str, tuple[float, float]]:
     """(median seconds, median ratio to `unit` timed just before and after) of each candidate, over interleaved rounds."""
     for run in (unit, *candidates.values()):
         run()
@@ -22,7 +24,9 @@ def ratios(unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], ro
         for name, run in candidates.items():
             before = [_time(unit) for _ in range(3)]
             taken = _time(run)
-            base = statistics.median(before + [_time(unit) for _ in range(3)])  # one short run alone can be off by a fifth
+            base = statistics.median(
+                before + [_time(unit) for _ in range(3)]
+            )  # one short run alone can be off by a fifth
             seconds[name].append(taken)
             parts[name].append(taken / base)
     return {name: (statistics.median(seconds[name]), statistics.median(parts[name])) for name in candidates}
@@ -39,7 +43,10 @@ def spread(each: np.ndarray, repeats: int = 2000) -> tuple[float, float, float]:
     """Mean of (seeds, pictures), and its 95 % interval: seeds and pictures drawn anew."""
     rng = np.random.default_rng(0)
     seeds, pictures = each.shape
-    drawn = [each[rng.integers(seeds, size=seeds)][:, rng.integers(pictures, size=pictures)].mean() for _ in range(repeats)]
+    drawn = [
+        each[rng.integers(seeds, size=seeds)][:, rng.integers(pictures, size=pictures)].mean()
+        for _ in range(repeats)
+    ]
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(each.mean()), float(low), float(high)
 

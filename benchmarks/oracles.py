@@ -20,7 +20,15 @@ from torch.overrides import TorchFunctionMode
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 NORM = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 ACTIVATION = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, torch.Tensor.relu_, F.hardswish)
-SQUASH = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh, F.hardsigmoid)
+SQUASH = (
+    torch.sigmoid,
+    torch.Tensor.sigmoid,
+    F.sigmoid,
+    torch.tanh,
+    torch.Tensor.tanh,
+    F.tanh,
+    F.hardsigmoid,
+)
 MULTIPLY = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_)
 MAXIMUM = (torch.Tensor.amax, torch.amax, F.max_pool2d, torch.max_pool2d)
 
@@ -55,7 +63,9 @@ class MaskKeys(TorchFunctionMode):
             columns = self.columns(q.shape[0], k.shape[-2], q)
             return func(*args[:3], *args[4:], attn_mask=columns if mask is None else mask + columns, **kwargs)
         if func in SOFTMAX and args[0].dim() == 4 and args[0].shape[-1] >= self.patches:
-            return func(args[0] + self.columns(args[0].shape[0], args[0].shape[-1], args[0]), *args[1:], **kwargs)
+            return func(
+                args[0] + self.columns(args[0].shape[0], args[0].shape[-1], args[0]), *args[1:], **kwargs
+            )
         if func is F.multi_head_attention_forward:
             keys, batch = args[1].shape[0], args[1].shape[1]
             kwargs["key_padding_mask"] = self.columns(batch, keys, args[0])[:, 0, 0].isinf()
@@ -64,13 +74,19 @@ class MaskKeys(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def masked_run(model: nn.Module, last_block: nn.Module, images: Tensor, removed: Tensor, patches: int) -> tuple[Tensor, Tensor]:
+def masked_run(
+    model: nn.Module, last_block: nn.Module, images: Tensor, removed: Tensor, patches: int
+) -> tuple[Tensor, Tensor]:
     """(output of the model, output of its last block) with the keys of the removed patches masked everywhere."""
     caught: list[Any] = []
     handles = [last_block.register_forward_hook(lambda m, i, o: caught.append(o))]
     for module in model.modules():
-        if type(module).__name__ == "TalkingHeadAttn":  # a bias behind the softmax gives removed keys weight: no value either
-            handles.append(module.qkv.register_forward_hook(lambda m, i, o: _without_values(o, removed, patches)))
+        if (
+            type(module).__name__ == "TalkingHeadAttn"
+        ):  # a bias behind the softmax gives removed keys weight: no value either
+            handles.append(
+                module.qkv.register_forward_hook(lambda m, i, o: _without_values(o, removed, patches))
+            )
     try:
         with torch.no_grad(), WideSoftmax(), MaskKeys(removed, patches) as mode:
             output = model(images)
@@ -79,7 +95,9 @@ def masked_run(model: nn.Module, last_block: nn.Module, images: Tensor, removed:
             handle.remove()
     assert mode.seen > 0, "the model has no attention that could be masked"
     last = caught[-1]
-    return output if isinstance(output, Tensor) else output.logits, last if isinstance(last, Tensor) else last[0]
+    return output if isinstance(output, Tensor) else output.logits, last if isinstance(
+        last, Tensor
+    ) else last[0]
 
 
 def _without_values(qkv: Tensor, removed: Tensor, patches: int) -> Tensor:
@@ -107,7 +125,11 @@ class Frozen(TorchFunctionMode):
             return self.record[-1]
         value = self.record[self.next]
         self.next += 1
-        return value if value.shape[0] in (1, rows) else value.repeat(rows // value.shape[0], *[1] * (value.dim() - 1))
+        return (
+            value
+            if value.shape[0] in (1, rows)
+            else value.repeat(rows // value.shape[0], *[1] * (value.dim() - 1))
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -140,9 +162,15 @@ class Frozen(TorchFunctionMode):
         assert not is_causal and not enable_gqa
 
         def weights() -> Tensor:
-            logits = torch.einsum("...qd,...kd->...qk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+            logits = torch.einsum("...qd,...kd->...qk", q, k) * (
+                q.shape[-1] ** -0.5 if scale is None else scale
+            )
             if attn_mask is not None:
-                logits = logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
+                logits = (
+                    logits.masked_fill(~attn_mask, -torch.inf)
+                    if attn_mask.dtype == torch.bool
+                    else logits + attn_mask
+                )
             e = (logits - logits.amax(-1, keepdim=True)).exp()
             return e / e.sum(-1, keepdim=True)
 
@@ -156,23 +184,37 @@ class Frozen(TorchFunctionMode):
         out = self.attention(q, k, v).transpose(1, 2).flatten(2)
         return (out @ w_out.T + b_out).transpose(0, 1), None
 
-    def norm(self, centre: bool, x: Tensor, shape: Any, weight: Tensor | None = None, *rest: Any, **kwargs: Any) -> Tensor:
+    def norm(
+        self, centre: bool, x: Tensor, shape: Any, weight: Tensor | None = None, *rest: Any, **kwargs: Any
+    ) -> Tensor:
         bias = (kwargs.get("bias", rest[0] if rest else None)) if centre else None
         eps = kwargs.get("eps", rest[-1] if (rest[1:] if centre else rest) else None)
-        eps = (1e-5 if centre else torch.finfo(x.dtype).eps) if eps is None or isinstance(eps, Tensor) else eps
+        eps = (
+            (1e-5 if centre else torch.finfo(x.dtype).eps) if eps is None or isinstance(eps, Tensor) else eps
+        )
         centred = x - x.mean(-1, keepdim=True) if centre else x
-        y = centred / self.constant(lambda: (centred.square().mean(-1, keepdim=True) + eps).sqrt(), x.shape[0])
+        y = centred / self.constant(
+            lambda: (centred.square().mean(-1, keepdim=True) + eps).sqrt(), x.shape[0]
+        )
         y = y if weight is None else y * weight
         return y if bias is None else y + bias
 
     def maximum(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if func in (F.max_pool2d, torch.max_pool2d):
-            index = self.constant(lambda: F.max_pool2d(x, *args, **kwargs | {"return_indices": True})[1], x.shape[0])
-            return x.flatten(2).gather(2, index.expand(*x.shape[:2], -1, -1).flatten(2)).view(*x.shape[:2], *index.shape[2:])
+            index = self.constant(
+                lambda: F.max_pool2d(x, *args, **kwargs | {"return_indices": True})[1], x.shape[0]
+            )
+            return (
+                x.flatten(2)
+                .gather(2, index.expand(*x.shape[:2], -1, -1).flatten(2))
+                .view(*x.shape[:2], *index.shape[2:])
+            )
         dim = kwargs.get("dim", args[0] if args else None)
         assert isinstance(dim, int) and not kwargs.get("keepdim", False)
         index = self.constant(lambda: x.argmax(dim, keepdim=True), x.shape[0])
-        shape = [i if d == dim % x.dim() else s for d, (i, s) in enumerate(zip(index.shape, x.shape, strict=True))]
+        shape = [
+            i if d == dim % x.dim() else s for d, (i, s) in enumerate(zip(index.shape, x.shape, strict=True))
+        ]
         return x.gather(dim, index.expand(shape)).squeeze(dim)
 
 
@@ -196,7 +238,9 @@ def decomposition(run: Callable[[Tensor], Tensor], x: Tensor, sources: list[int]
             out = run(vectors)
         assert again.next == len(first.record), "the replay met other calls than the recording"
         scale = logits.abs().max().clamp_min(1.0)
-        assert (out[-1] - logits[0]).abs().max() <= 1e-6 * scale, "the replayed network is not the model at its own input"
+        assert (out[-1] - logits[0]).abs().max() <= 1e-6 * scale, (
+            "the replayed network is not the model at its own input"
+        )
     nothing = out[-2]
     return torch.cat([out[:-2] - nothing, nothing[None]])
 

@@ -19,9 +19,18 @@ import steadygaze as sg
 from benchmarks.measure import spread
 from steadygaze.robustness import CORRUPTIONS
 
-VARIANTS = {"baseline": "baseline", "cb": "CB", "cb-scaled": "CB_S", "tap": "TAP", "adl": "ADL", "tap-adl": "TAP and ADL"}
+VARIANTS = {
+    "baseline": "baseline",
+    "cb": "CB",
+    "cb-scaled": "CB_S",
+    "tap": "TAP",
+    "adl": "ADL",
+    "tap-adl": "TAP and ADL",
+}
 TEST = "top-1 of all, %"
-MEASURES: list[tuple[str, str, str, float]] = [  # title, settings ("corrupted": every corruption), metric, factor
+MEASURES: list[
+    tuple[str, str, str, float]
+] = [  # title, settings ("corrupted": every corruption), metric, factor
     ("clean top-1, %", "clean", "top1", 100.0),
     ("CIFAR-10-C error, %", "corrupted", "error", 100.0),
     ("FGSM 1/255 top-1, %", "fgsm/1", "top1", 100.0),
@@ -36,8 +45,14 @@ MEASURES: list[tuple[str, str, str, float]] = [  # title, settings ("corrupted":
 
 def by_picture(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
     """The mean of a measure over its settings, for each picture."""
-    there = rows.setting.str.partition("/")[0].isin(CORRUPTIONS) if settings == "corrupted" else rows.setting == settings
-    found = rows[there & (rows.metric == ("top1" if metric == "error" else metric))].groupby("image").value.mean()
+    there = (
+        rows.setting.str.partition("/")[0].isin(CORRUPTIONS)
+        if settings == "corrupted"
+        else rows.setting == settings
+    )
+    found = (
+        rows[there & (rows.metric == ("top1" if metric == "error" else metric))].groupby("image").value.mean()
+    )
     return 1 - found if metric == "error" else found
 
 
@@ -46,8 +61,15 @@ def gather(options: argparse.Namespace) -> None:
     for run in sorted(p for p in Path(options.folder).iterdir() if p.is_dir()):
         variant, _, seed = run.name.rpartition("-")
         rows = sg.Rows.read(run).to_pandas()
-        measures = pd.DataFrame({title: factor * by_picture(rows, settings, metric) for title, settings, metric, factor in MEASURES})
-        measures[TEST] = 100 * pd.read_csv(Path(options.runs) / run.name / "log.csv").test_top1.dropna().iloc[-1]
+        measures = pd.DataFrame(
+            {
+                title: factor * by_picture(rows, settings, metric)
+                for title, settings, metric, factor in MEASURES
+            }
+        )
+        measures[TEST] = (
+            100 * pd.read_csv(Path(options.runs) / run.name / "log.csv").test_top1.dropna().iloc[-1]
+        )
         models.append(measures.rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
     pd.concat(models).round(5).to_csv(options.out, index=False)
     print(f"{len(models)} models -> {options.out}")
@@ -63,7 +85,11 @@ def table(options: argparse.Namespace) -> None:
         seeds = sorted(set(own.index.get_level_values(0)) & set(base.index.get_level_values(0)))
         cells = []
         for title in titles:
-            mean, low, high = spread(np.stack([own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]))
+            mean, low, high = spread(
+                np.stack(
+                    [own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]
+                )
+            )
             digits, sign = (1 if title.endswith("%") else 3), "" if name == "baseline" else "+"
             cells.append(f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
         print(f"| {VARIANTS[name]} | {len(seeds)} | " + " | ".join(cells) + " |")

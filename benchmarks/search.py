@@ -29,9 +29,9 @@ from torch import Tensor
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.faithfulness import Batch, evaluate
+from steadygaze.loading.load import Loaded, load_model
 from steadygaze.methods.perturbation import cells, sides
 from steadygaze.methods.sufficient import Sufficient, subsets
-from steadygaze.vit.load import Loaded, load_model
 
 BUDGETED = ("rise", "lime", "kernel_shap", "hsic")
 QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
@@ -39,7 +39,9 @@ QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
 
 def pictures_of(loaded: Loaded, folder: list[Path], count: int) -> Tensor:
     files = find_images(folder)
-    return torch.stack([loaded.preprocess(read_image(f)) for f in files[:: max(1, len(files) // count)][:count]])
+    return torch.stack(
+        [loaded.preprocess(read_image(f)) for f in files[:: max(1, len(files) // count)][:count]]
+    )
 
 
 def seconds(run: Any) -> tuple[float, Any]:
@@ -59,17 +61,28 @@ def speed(loaded: Loaded, images: Tensor, budget: int, methods: list[str] | None
     runs = dict.fromkeys(BUDGETED, budget) | {"occlusion": grid[0] * grid[1] + 1, "pami": regions(*grid)}
     for name in methods or runs:
         total = runs[name]
-        asks = [sg.method(name, hide="fill", budget=total), *(sg.method(name, hide="remove", budget=max(4, total // k)) for k in (1, 2, 4))]
-        taken = [seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks]
+        asks = [
+            sg.method(name, hide="fill", budget=total),
+            *(sg.method(name, hide="remove", budget=max(4, total // k)) for k in (1, 2, 4)),
+        ]
+        taken = [
+            seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks
+        ]
         cost = [spent / len(images) / unit for spent, _ in taken]
-        found = evaluate(model, batch, torch.stack([att.scores for _, att in taken]), QUALITY, target=labels).values
+        found = evaluate(
+            model, batch, torch.stack([att.scores for _, att in taken]), QUALITY, target=labels
+        ).values
         each = (found[QUALITY[0]].value + found[QUALITY[1]].value) / 2  # (ask, picture)
         aopc, area = each.mean(1).tolist(), found[QUALITY[2]].value.mean(1).tolist()
         said = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, area, strict=True)]
         more = each[1] - each[0]
         differ = f"{more.mean():+.1f} ± {more.std() / len(more) ** 0.5:.1f}"
         good = [i for i in (1, 2, 3) if aopc[i] >= aopc[0]]
-        equal = f"{asks[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x" if good else "not reached | "
+        equal = (
+            f"{asks[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x"
+            if good
+            else "not reached | "
+        )
         same = f"{cost[1]:.0f} | {said[1]} | {cost[0] / cost[1]:.1f}x | {differ}"
         print(f"| `{name}` | {total}, {cost[0]:.0f} | {said[0]} | {same} | {equal} |", flush=True)
 
@@ -123,7 +136,9 @@ def names(loaded: Loaded, images: Tensor, budget: int) -> None:
     print(f"\nmost alike: {top[0]} and {top[1]}, {pairs[top]:.3f}")
 
 
-def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, summed: bool = False) -> None:
+def overinterpretation(
+    loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, summed: bool = False
+) -> None:
     """Every picture for its predicted class and for classes that have nothing to do with it."""
     images = torch.stack([loaded.preprocess(read_image(f)) for f in files])
     with torch.no_grad():
@@ -139,7 +154,9 @@ def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step
         spent, found = seconds(lambda: subsets(loaded.model, many, target, space="pixels", **how))
     way = "gradients added up" if summed else f"{step} pixels a step"
     print(f"{way}, {found.confidence.shape[1]} steps, {spent:.0f} s, threshold 0.9\n")
-    print("| picture | class | whole picture | pixels that are left | sure |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| picture | class | whole picture | pixels that are left | sure |\n| --- | --- | --- | --- | --- |"
+    )
     share = 100 * found.size / found.subset[0].numel()
     named = loaded.classes or [str(c) for c in range(classes)]
     for i, c in enumerate(target.tolist()):
@@ -147,12 +164,16 @@ def overinterpretation(loaded: Loaded, files: list[Path], out: Path | None, step
         print(f"| {files[i // (others + 1)].stem} | {named[c]} | {100 * p[i // (others + 1), c]:.3f} % | {share[i]:.1f} % "
               f"| {100 * found.sure[i]:.1f} %{mark} |")  # fmt: skip
     reached = found.reached
-    print(f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average")
+    print(
+        f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average"
+    )
     if out is not None:
         drawn(loaded, images, found, target, named, others).quantize(128).save(out, optimize=True)
 
 
-def drawn(loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, named: Any, others: int) -> Image.Image:
+def drawn(
+    loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, named: Any, others: int
+) -> Image.Image:
     """One row a picture: itself, then only the pixels of each subset, on grey."""
     rows = []
     for b, image in enumerate(images):
@@ -163,7 +184,9 @@ def drawn(loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, nam
             seen[~found.subset[i].numpy()] = 128
             share = 100 * float(found.subset[i].float().mean())
             parts.append(Image.fromarray(seen))
-            texts.append(f"{named[int(target[i])].split(',')[0]}: {100 * found.sure[i]:.0f} % from {share:.1f} %")
+            texts.append(
+                f"{named[int(target[i])].split(',')[0]}: {100 * found.sure[i]:.0f} % from {share:.1f} %"
+            )
         rows.append((parts, texts))
     return sheet_of(rows)
 
@@ -180,8 +203,12 @@ def sheet_of(rows: list[tuple[list[Image.Image], list[str]]]) -> Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "sufficient", "names", "overinterpretation"], nargs="?", default="speed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "what", choices=["speed", "sufficient", "names", "overinterpretation"], nargs="?", default="speed"
+    )
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--images", type=Path, nargs="+", required=True)

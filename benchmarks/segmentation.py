@@ -24,7 +24,7 @@ import steadygaze as sg
 from steadygaze.data.label_maps import find_maps
 from steadygaze.robustness.segmentation import mean_miou, retention
 from steadygaze.runs.stress_segmentation import set_numbers, unpacked
-from steadygaze.train.reading import read_recipe
+from steadygaze.training.recipe_files import read_recipe
 
 RECIPE, HALF = "segmentation-deit-tiny", 240
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title, changes of the recipe
@@ -41,7 +41,12 @@ def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     out, pets = Path(options.out), Path(options.pets)
     test = other_half(pets, out / "test")
-    given = {"model.checkpoint": options.checkpoint, "data.train": str(pets), "data.test": None, "tensorboard": False}
+    given = {
+        "model.checkpoint": options.checkpoint,
+        "data.train": str(pets),
+        "data.test": None,
+        "tensorboard": False,
+    }
     for seed in options.seeds:
         for name in options.variants:
             folder = out / "train" / f"{name}-{seed}"
@@ -95,10 +100,15 @@ def measures(counts: np.ndarray, settings: list[str]) -> dict[str, np.ndarray]:
         if severity:
             corrupted.setdefault(name, {})[int(severity)] = values
     mean = mean_miou(corrupted)
-    kinds = {f"severity {s}": mean_miou({c: {s: v[s]} for c, v in corrupted.items()}) for s in sorted(next(iter(corrupted.values())))}
+    kinds = {
+        f"severity {s}": mean_miou({c: {s: v[s]} for c, v in corrupted.items()})
+        for s in sorted(next(iter(corrupted.values())))
+    }
     found = {"clean mIoU": by_setting["clean"], "mean mIoU": mean, "retention": retention(mean, by_setting["clean"]),
              "mean mIoU, Cityscapes-C": mean_miou(corrupted, "cityscapes-c"), **kinds}  # fmt: skip
-    return {title: 100 * values for title, values in found.items()} | {c: 100 * mean_miou({c: v}) for c, v in corrupted.items()}
+    return {title: 100 * values for title, values in found.items()} | {
+        c: 100 * mean_miou({c: v}) for c, v in corrupted.items()
+    }
 
 
 def table(options: argparse.Namespace) -> None:
@@ -106,7 +116,10 @@ def table(options: argparse.Namespace) -> None:
     settings, pictures = list(dict.fromkeys(rows.setting)), sorted(set(rows.picture))
     runs: dict[str, dict[int, np.ndarray]] = {}
     for (variant, seed), own in rows.groupby(["variant", "seed"], sort=False):
-        places = own.setting.map({s: i for i, s in enumerate(settings)}), own.picture.map({p: i for i, p in enumerate(pictures)})
+        places = (
+            own.setting.map({s: i for i, s in enumerate(settings)}),
+            own.picture.map({p: i for i, p in enumerate(pictures)}),
+        )
         counts = np.zeros((len(settings), len(pictures), 3, 2))
         counts[places] = own[list(COLUMNS[4:])].to_numpy().reshape(-1, 2, 3).swapaxes(1, 2)
         if len(own) == len(settings) * len(pictures):  # a run that was not finished does not count
@@ -115,21 +128,39 @@ def table(options: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(len(pictures), np.full(len(pictures), 1 / len(pictures)), options.repeats)
     taken = np.concatenate([np.ones((1, len(pictures))), drawn])
-    found = {n: {s: measures(np.einsum("rn,snkc->rskc", taken, counts), settings) for s, counts in runs[n].items()} for n in names}
-    print(f"{len(pictures)} pictures, {len(settings)} settings; first in %, then what changed in points, with 95 % intervals\n")
+    found = {
+        n: {s: measures(np.einsum("rn,snkc->rskc", taken, counts), settings) for s, counts in runs[n].items()}
+        for n in names
+    }
+    print(
+        f"{len(pictures)} pictures, {len(settings)} settings; first in %, then what changed in points, with 95 % intervals\n"
+    )
     titles = list(next(iter(found["plain"].values())))
     for some in (titles[:7], titles[7:]):
-        print("| segmenter | seeds | " + " | ".join(t.replace("_", " ") for t in some) + " |\n| --- | ---: |" + " ---: |" * len(some))
+        print(
+            "| segmenter | seeds | "
+            + " | ".join(t.replace("_", " ") for t in some)
+            + " |\n| --- | ---: |"
+            + " ---: |" * len(some)
+        )
         for name in names:
             seeds, plain = sorted(set(found[name]) & set(found["plain"])), name == "plain"
-            which = np.concatenate([np.arange(len(seeds))[None], rng.integers(len(seeds), size=(options.repeats, len(seeds)))])
-            each = {t: np.stack([found[name][s][t] - (0 if plain else found["plain"][s][t]) for s in seeds], 1) for t in some}
+            which = np.concatenate(
+                [np.arange(len(seeds))[None], rng.integers(len(seeds), size=(options.repeats, len(seeds)))]
+            )
+            each = {
+                t: np.stack([found[name][s][t] - (0 if plain else found["plain"][s][t]) for s in seeds], 1)
+                for t in some
+            }
             cells = [_cell(np.take_along_axis(each[t], which, 1).mean(1), "" if plain else "+") for t in some]
             print(f"| {VARIANTS[name][0]} | {len(seeds)} | " + " | ".join(cells) + " |")
         print()
     print("| segmenter | clean mIoU of each seed | mean mIoU of each seed |\n| --- | ---: | ---: |")
     for name in names:
-        cells = [" ".join(f"{found[name][s][t][0]:.1f}" for s in sorted(runs[name])) for t in ("clean mIoU", "mean mIoU")]
+        cells = [
+            " ".join(f"{found[name][s][t][0]:.1f}" for s in sorted(runs[name]))
+            for t in ("clean mIoU", "mean mIoU")
+        ]
         print(f"| {VARIANTS[name][0]} | {cells[0]} | {cells[1]} |")
 
 

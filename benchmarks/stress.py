@@ -31,7 +31,9 @@ def pictures(folder: Path, count: int) -> Path:
     for i in range(count):
         place = folder / str(i % 10)
         place.mkdir(parents=True, exist_ok=True)
-        smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
+        smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
+            (500, 375), Image.Resampling.BICUBIC
+        )
         smooth.save(place / f"{i}.jpg", quality=92)
     return folder
 
@@ -50,22 +52,37 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     where = f"{options.model}, {options.device}, {options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}"
-    table = Table("workers", "share in the model", "seconds", "in the model", "pictures a second", title=where)
+    table = Table(
+        "workers", "share in the model", "seconds", "in the model", "pictures a second", title=where
+    )
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         torch.manual_seed(0)
         save_file(timm.create_model(options.model).state_dict(), root / "random.safetensors")
         data = pictures(root / "data", options.pictures)
         strengths = Options.of(corruptions=options.corruptions, severities=options.severities)
-        how = {"checkpoint": root / "random.safetensors", "batch": options.batch, "options": strengths, "device": options.device}
+        how = {
+            "checkpoint": root / "random.safetensors",
+            "batch": options.batch,
+            "options": strengths,
+            "device": options.device,
+        }
         for workers in map(int, options.workers.split(",")):
-            request = Request(options.model, data, root / f"run{workers}", ["corruptions"], workers=workers, **how)
+            request = Request(
+                options.model, data, root / f"run{workers}", ["corruptions"], workers=workers, **how
+            )
             ready, pace = prepare_stress(request), Pace()
             began = time.perf_counter()
             stress_run(request, prepared=ready, pace=pace)
             taken = time.perf_counter() - began
             shown = ready.work(World())
-            table.add_row(str(workers), f"{100 * pace.model / taken:.0f} %", f"{taken:.1f}", f"{pace.model:.1f}", f"{shown / taken:.1f}")
+            table.add_row(
+                str(workers),
+                f"{100 * pace.model / taken:.0f} %",
+                f"{taken:.1f}",
+                f"{pace.model:.1f}",
+                f"{shown / taken:.1f}",
+            )
     Console(width=120).print(table)
 
 

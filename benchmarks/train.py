@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from steadygaze.train.learner import Learner
-from steadygaze.train.recipes import Adl, CrossEntropy, Losses, PictureGradient, Relevance
+from steadygaze.training.learner import Learner
+from steadygaze.training.recipe import Adl, CrossEntropy, Losses, PictureGradient, Relevance
 
 PLAIN = Losses(cross_entropy=CrossEntropy())
 CANDIDATES: dict[str, tuple[Losses, dict[str, Any], float | None]] = {
@@ -42,7 +42,10 @@ def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[],
     losses, asked, _ = (PLAIN, {}, None) if name is None else CANDIDATES[name]
     net = timm.create_model(model, num_classes=1000)
     if asked:
-        net = modules.insert(net, **{key: {"cb": modules.CB, "tap": modules.TAP}[key](**options) for key, options in asked.items()})
+        net = modules.insert(
+            net,
+            **{key: {"cb": modules.CB, "tap": modules.TAP}[key](**options) for key, options in asked.items()},
+        )
     learner = Learner(net, losses).train()
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-6)
     side = timm.get_pretrained_cfg_value(model, "input_size")[-1]
@@ -74,8 +77,12 @@ def main() -> None:
     if options.cpu:
         measure.time.perf_counter = time.process_time
     found = measure.ratios(unit, {name: step(name, *given) for name in names}, options.rounds)
-    memory = {name: measure.peak_memory(step, name, *given) for name in (None, *names)} if options.memory else {}
-    where = f"{options.model}, batch {options.batch}, {options.threads} thread(s), load {os.getloadavg()[0]:.1f}"
+    memory = (
+        {name: measure.peak_memory(step, name, *given) for name in (None, *names)} if options.memory else {}
+    )
+    where = (
+        f"{options.model}, batch {options.batch}, {options.threads} thread(s), load {os.getloadavg()[0]:.1f}"
+    )
     table = Table("step", "seconds", "times the plain step", "goal", "MiB at the peak", "times", title=where)
     if memory:
         table.add_row("plain", "", "1", "", f"{memory[None]:.0f}", "1")

@@ -52,7 +52,11 @@ def in_place(model: nn.Module, batch: Batch, maps: Tensor) -> None:
         for ratio in RATIOS:
             k = int(ratio * patches)
             for kept in (order[:, :k], order[:, k:]):
-                there = torch.zeros(len(order), patches).scatter_(1, kept, 1.0).view(len(order), 1, *scores.shape[-2:])
+                there = (
+                    torch.zeros(len(order), patches)
+                    .scatter_(1, kept, 1.0)
+                    .view(len(order), 1, *scores.shape[-2:])
+                )
                 mask = nn.functional.interpolate(there, size=size, mode="nearest")
                 model(batch.images * mask).softmax(-1)
 
@@ -65,8 +69,15 @@ def quantus(model: nn.Module, batch: Batch, maps: Tensor) -> Callable[[], Any] |
         return None
     size = batch.images.shape[-2:]
     pixels = nn.functional.interpolate(maps[0][:, None], size=size, mode="bilinear").numpy()
-    metric = PixelFlipping(features_in_step=size[0], perturb_baseline="black", disable_warnings=True, display_progressbar=False)
-    arguments = {"x_batch": batch.images.numpy(), "y_batch": batch.labels.numpy(), "a_batch": pixels, "device": "cpu"}
+    metric = PixelFlipping(
+        features_in_step=size[0], perturb_baseline="black", disable_warnings=True, display_progressbar=False
+    )
+    arguments = {
+        "x_batch": batch.images.numpy(),
+        "y_batch": batch.labels.numpy(),
+        "a_batch": pixels,
+        "device": "cpu",
+    }
     return lambda: metric(model=model, **arguments)
 
 
@@ -92,7 +103,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes")
+    parser.add_argument(
+        "--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console(width=140)
@@ -109,25 +122,52 @@ def main() -> None:
     if peer is not None:
         found |= ratios(unit, {"Quantus PixelFlipping": peer}, 1)
         asked["Quantus PixelFlipping"] = f"1 deletion curve, {batch.images.shape[-1]} steps"
-    table = Table("one method, one image", "what", "forward passes", "ms", title=f"{options.model}, {options.threads} thread(s)")
+    table = Table(
+        "one method, one image",
+        "what",
+        "forward passes",
+        "ms",
+        title=f"{options.model}, {options.threads} thread(s)",
+    )
     for name, (seconds, ratio) in found.items():
         table.add_row(name, asked[name], f"{ratio:.2f}", f"{1000 * seconds:.0f}")
     console.print(table)
     if peer is None:
-        console.print("Quantus: left out" + (" as asked" if options.no_quantus else ": not installed (pip install quantus)"))
+        console.print(
+            "Quantus: left out"
+            + (" as asked" if options.no_quantus else ": not installed (pip install quantus)")
+        )
 
-    table = Table("images", "methods", "forward passes an image and method", "images a second", "peak MiB of the process")
-    table.add_row(str(options.batch), "0 (one forward)", "", "", f"{peak(options.model, options.threads, options.batch, 0):.0f}")
+    table = Table(
+        "images",
+        "methods",
+        "forward passes an image and method",
+        "images a second",
+        "peak MiB of the process",
+    )
+    table.add_row(
+        str(options.batch),
+        "0 (one forward)",
+        "",
+        "",
+        f"{peak(options.model, options.threads, options.batch, 0):.0f}",
+    )
     for images, methods in ((1, 1), (options.batch, 1), (options.batch, 4), (options.batch, 12)):
         model, batch, maps = problem(options.model, images, methods)
         run = partial(evaluate, model, batch, maps, NAMES)
-        seconds, ratio = ratios(partial(forward, model, batch.images), {"": run}, max(1, options.rounds // methods))[""]
+        seconds, ratio = ratios(
+            partial(forward, model, batch.images), {"": run}, max(1, options.rounds // methods)
+        )[""]
         memory = peak(options.model, options.threads, images, methods)
-        table.add_row(str(images), str(methods), f"{ratio / methods:.2f}", f"{images / seconds:.2f}", f"{memory:.0f}")
+        table.add_row(
+            str(images), str(methods), f"{ratio / methods:.2f}", f"{images / seconds:.2f}", f"{memory:.0f}"
+        )
     console.print(table)
     own = found["steadygaze: true removal"][1]
     verdict = "held" if own <= GOAL else "MISSED"
-    console.print(f"Goal: at most {GOAL} forward passes for one method and image. Measured: {own:.2f}: {verdict}.")
+    console.print(
+        f"Goal: at most {GOAL} forward passes for one method and image. Measured: {own:.2f}: {verdict}."
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def entries() -> Iterator[Entry]:
 def image_of(model: nn.Module, size: tuple[int, int, int], batch: int = 1, seed: int = 0) -> Tensor:
     """Noise in the model's dtype."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(next(model.parameters()).dtype)
+    return torch.randn(batch, *size, generator=generator, dtype=torch.float64).to(
+        next(model.parameters()).dtype
+    )
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
@@ -67,8 +69,14 @@ def plain(name: str) -> tuple[nn.Module, str]:
             cut = {"depth": 3, "embed_dim": 4 * width, "num_heads": 4, "num_kv_heads": (4, 2, 4)}
         embed = whole.patch_embed
         step = [i // g for i, g in zip(embed.img_size, embed.grid_size, strict=True)]
-        sizes: list[dict[str, Any]] = [{"img_size": (4 * step[0], 5 * step[1])}, {"img_size": 4 * step[0]}, {}]
-        return _first_that_builds(name, [c | s for c in (cut, cut | {"num_kv_heads": None}, {"depth": 3}, {}) for s in sizes])
+        sizes: list[dict[str, Any]] = [
+            {"img_size": (4 * step[0], 5 * step[1])},
+            {"img_size": 4 * step[0]},
+            {},
+        ]
+        return _first_that_builds(
+            name, [c | s for c in (cut, cut | {"num_kv_heads": None}, {"depth": 3}, {}) for s in sizes]
+        )
 
 
 def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
@@ -77,30 +85,53 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
         whole = timm.create_model(name)
     trials: list[dict[str, Any]]
     if module.startswith("swin"):
-        heads = [s.blocks[0].attn.num_heads for s in (whole.stages if module.endswith("cr") else whole.layers)]
+        heads = [
+            s.blocks[0].attn.num_heads for s in (whole.stages if module.endswith("cr") else whole.layers)
+        ]
         small = {"depths": (1, 2, 1, 2), "embed_dim": 16, "num_heads": (1, 2, 4, 8)}
         if module == "swin_transformer" and "s3" in name:
             small["window_size"] = (4, 4, 4, 4)
         trials = [small | {"img_size": 128, "window_size": 4}, {"depths": (1, 2, 1, 2)}, {"num_heads": heads}]
     elif module in ("pvt_v2", "twins"):
-        trials = [{"depths": (1, 2, 1, 2), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 4, 4)}, {"depths": (1, 2, 1, 2)}]
-        small = {"img_size": 64} if module == "twins" else {"pretrained_cfg_overlay": {"input_size": (3, 64, 96)}}
+        trials = [
+            {"depths": (1, 2, 1, 2), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 4, 4)},
+            {"depths": (1, 2, 1, 2)},
+        ]
+        small = (
+            {"img_size": 64} if module == "twins" else {"pretrained_cfg_overlay": {"input_size": (3, 64, 96)}}
+        )
         trials = [t | small for t in trials] + trials
     elif module == "pit":
-        trials = [{"depth": (1, 2, 2), "base_dims": (16, 16, 16), "heads": (1, 2, 4), "img_size": 96}, {"depth": (1, 2, 2)}]
+        trials = [
+            {"depth": (1, 2, 2), "base_dims": (16, 16, 16), "heads": (1, 2, 4), "img_size": 96},
+            {"depth": (1, 2, 2)},
+        ]
     elif module == "mvitv2":
-        from timm.models.mvitv2 import MultiScaleVit, model_cfgs  # depths live in a config object that the entry point hides
+        from timm.models.mvitv2 import (  # depths live in a config object that the entry point hides
+            MultiScaleVit,
+            model_cfgs,
+        )
 
         cfg = model_cfgs[name]
-        cfg = replace(cfg, depths=(1, 2, 1, 2), embed_dim=16 * max(1, cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1))
+        cfg = replace(
+            cfg,
+            depths=(1, 2, 1, 2),
+            embed_dim=16 * max(1, cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1),
+        )
         with _quiet():
             model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=CLASSES)
         return randomise(model), "depths (1, 2, 1, 2), width 16, 64 pixels"
     elif module == "hiera":
-        trials = [{"stages": (1, 2, 1, 2), "embed_dim": 16, "num_heads": 1, "img_size": (64, 96)}, {"stages": (1, 2, 1, 2)}]
+        trials = [
+            {"stages": (1, 2, 1, 2), "embed_dim": 16, "num_heads": 1, "img_size": (64, 96)},
+            {"stages": (1, 2, 1, 2)},
+        ]
     else:  # xcit
         patch = 16 if "p16" in name else 8
-        trials = [{"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": (4 * patch, 5 * patch)}, {"depth": 2}]
+        trials = [
+            {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": (4 * patch, 5 * patch)},
+            {"depth": 2},
+        ]
     with _quiet():
         return _first_that_builds(name, [*trials, {}])
 
@@ -112,9 +143,19 @@ def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Modu
             with torch.device("meta"):
                 shape = timm.create_model(name, num_classes=CLASSES, **options)
             if sum(p.numel() for p in shape.parameters()) > 4e8:
-                raise RuntimeError(f"{name} is too large to be built whole, and its constructor takes no smaller shape")
+                raise RuntimeError(
+                    f"{name} is too large to be built whole, and its constructor takes no smaller shape"
+                )
             model = timm.create_model(name, num_classes=CLASSES, **options)
-        except (TypeError, ValueError, AssertionError, RuntimeError, ZeroDivisionError, KeyError, IndexError) as error:
+        except (
+            TypeError,
+            ValueError,
+            AssertionError,
+            RuntimeError,
+            ZeroDivisionError,
+            KeyError,
+            IndexError,
+        ) as error:
             reason = error
             continue
         return randomise(model), ", ".join(f"{k} {v}" for k, v in options.items()) or "nothing"
@@ -130,10 +171,17 @@ def transformers_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
         "ViTForImageClassification": ("ViT", {}),
         "DeiTForImageClassification": ("DeiT", {}),
         "DeiTForImageClassificationWithTeacher": ("DeiT", {}),
-        "BeitForImageClassification": ("Beit", {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}),
+        "BeitForImageClassification": (
+            "Beit",
+            {"use_relative_position_bias": True, "layer_scale_init_value": 0.1},
+        ),
         "BeitForImageClassification, shared bias, class token": (
             "Beit",
-            {"use_shared_relative_position_bias": True, "use_mean_pooling": False, "use_absolute_position_embeddings": True},
+            {
+                "use_shared_relative_position_bias": True,
+                "use_mean_pooling": False,
+                "use_absolute_position_embeddings": True,
+            },
         ),
         "Data2VecVisionForImageClassification": ("Data2VecVision", {"use_relative_position_bias": True}),
         "Data2VecVisionForImageClassification, shared bias": (
@@ -144,7 +192,10 @@ def transformers_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
         "Dinov2ForImageClassification, SwiGLU": ("Dinov2", {"use_swiglu_ffn": True}),
         "Dinov2WithRegistersForImageClassification": ("Dinov2WithRegisters", {"num_register_tokens": 2}),
         "DINOv3ViTModel and a head": ("DINOv3ViT", {"num_register_tokens": 2}),
-        "DINOv3ViTModel and a head, gated MLP": ("DINOv3ViT", {"num_register_tokens": 2, "use_gated_mlp": True}),
+        "DINOv3ViTModel and a head, gated MLP": (
+            "DINOv3ViT",
+            {"num_register_tokens": 2, "use_gated_mlp": True},
+        ),
         "CLIPForImageClassification": ("CLIP", {}),
         "MetaClip2ForImageClassification": ("MetaClip2", {}),
         "SiglipForImageClassification": ("Siglip", {}),
@@ -167,7 +218,7 @@ def transformers_model(kind: str, attention: str) -> tuple[nn.Module, str]:
             config = getattr(transformers, f"{stem}Config")(**small, num_labels=CLASSES)
         config._attn_implementation = attention
         if stem == "DINOv3ViT":
-            from steadygaze.vit.huggingface import Classifier
+            from steadygaze.vit.adapters.transformers import Classifier
 
             backbone = transformers.DINOv3ViTModel._from_config(config, attn_implementation=attention)
             return randomise(Classifier(backbone, nn.Linear(24, CLASSES))), "depth 3, width 24"
@@ -192,7 +243,9 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     for module in model.modules():
-        if hasattr(module, "t_x"):  # timm makes mixed rotary tables in float32, and fails if the positions are float64
+        if hasattr(
+            module, "t_x"
+        ):  # timm makes mixed rotary tables in float32, and fails if the positions are float64
             module.t_x, module.t_y = module.t_x.float(), module.t_y.float()  # type: ignore[union-attr]
 
     def noise(t: Tensor) -> Tensor:
@@ -203,7 +256,17 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
             leaf = name.rsplit(".", 1)[-1]
             if "logit_scale" in name or "temperature" in name or "freqs" in name or "periods" in name:
                 p.add_(0.1 * noise(p))
-            elif leaf in ("gamma", "gamma_1", "gamma_2", "gamma1", "gamma2", "gamma3", "lambda1", "lambda_1", "lambda_2"):
+            elif leaf in (
+                "gamma",
+                "gamma_1",
+                "gamma_2",
+                "gamma1",
+                "gamma2",
+                "gamma3",
+                "lambda1",
+                "lambda_1",
+                "lambda_2",
+            ):
                 p.copy_(0.7 + 0.3 * noise(p))
             elif "lambda" in leaf:
                 p.copy_(0.3 * noise(p))

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import nn
 
 import steadygaze as sg
-from tests import menagerie
-from tests.oracles.models import pictures, tiny
+from helpers import tiny_models
+from oracles.models import pictures, tiny
 
 MODEL = tiny()
 IMAGES = pictures(MODEL)
@@ -83,13 +83,25 @@ def test_images(images: Any, message: str) -> None:
         ("decompx+plsu", sg.UnknownName, "unknown aggregator 'plsu'. Did you mean 'plus'"),
         ("decompx+", sg.UnknownName, "unknown aggregator ''"),
         ("", sg.UnknownName, "unknown method ''"),
-        ("cat+plus", sg.BadInput, "'cat' is an alias of 'ixg\\+plus' and takes no aggregator. Write 'ixg\\+plus'"),
-        ("gaze+skipplus", sg.BadInput, r"takes no aggregator\. Write 'decompx\+skipplus:freeze=0.75' with score='log_odds'"),
+        (
+            "cat+plus",
+            sg.BadInput,
+            "'cat' is an alias of 'ixg\\+plus' and takes no aggregator. Write 'ixg\\+plus'",
+        ),
+        (
+            "gaze+skipplus",
+            sg.BadInput,
+            r"takes no aggregator\. Write 'decompx\+skipplus:freeze=0.75' with score='log_odds'",
+        ),
         ("GAE", sg.UnknownName, "Did you mean 'gae'"),
         ("gradcam++", sg.UnknownName, "unknown method 'gradcam[+][+]'. Did you mean 'gradcam_plus_plus'"),
         ("attention_rollout", sg.UnknownName, "Did you mean 'rollout'"),
         ("saliency", sg.UnknownName, "Did you mean 'vanilla_grad'"),
-        ("ixg+rollout", sg.BadInput, "rollout multiplies token-by-token matrices.*It works with raw_attention"),
+        (
+            "ixg+rollout",
+            sg.BadInput,
+            "rollout multiplies token-by-token matrices.*It works with raw_attention",
+        ),
         ("smoothgrad+plus", sg.BadInput, "'smoothgrad' has no layers"),
         ("attixg:paring=next", sg.UnknownName, "unknown option of 'attixg' 'paring'. Did you mean 'pairing'"),
         ("attixg:pairing=nxt", sg.UnknownName, "unknown pairing 'nxt'. Did you mean 'next'"),
@@ -183,17 +195,22 @@ ATTENTION = ["raw_attention", "rollout", "attn_grad", "attcam", "genatt", "gae",
              "globenc", "alti", "transatt", "gaze_twice", "atman"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", menagerie.HIERARCHICAL)
+@pytest.mark.parametrize("name", tiny_models.HIERARCHICAL)
 def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
-    model = menagerie.ALL[name]()
-    images = menagerie.images_of(model)
+    model = tiny_models.ALL[name]()
+    images = tiny_models.images_of(model)
     for method in ATTENTION:
         refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
                sg.explain, model, images, method=method)  # fmt: skip
-    assert set(menagerie.served(model)) == {info.name for info in sg.methods()} - {*ATTENTION, "diffmask"}  # diffmask: no file
+    assert set(tiny_models.served(model)) == {info.name for info in sg.methods()} - {
+        *ATTENTION,
+        "diffmask",
+    }  # diffmask: no file
     refuse(sg.MethodUnavailable, "grids change", sg.explain, model, images, method="decompx:bias=norm")
     vit = sg.adapt(model)
-    refuse(sg.BadInput, "cannot be removed", vit.select, vit.embed(images), torch.zeros(2, 1, dtype=torch.long))
+    refuse(
+        sg.BadInput, "cannot be removed", vit.select, vit.embed(images), torch.zeros(2, 1, dtype=torch.long)
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,8 +228,8 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     ],
 )
 def test_methods_that_other_models_cannot_serve(name: str, method: str, message: str) -> None:
-    model = menagerie.ALL[name]()
-    refuse(sg.MethodUnavailable, message, sg.explain, model, menagerie.images_of(model), method=method)
+    model = tiny_models.ALL[name]()
+    refuse(sg.MethodUnavailable, message, sg.explain, model, tiny_models.images_of(model), method=method)
 
 
 def test_selection_of_patches() -> None:
@@ -226,7 +243,9 @@ def test_selection_of_patches() -> None:
         (torch.tensor([[0]]), r"shape \(2, k\)"),
     ):
         refuse(sg.BadInput, message, vit.select, tokens, keep)
-    refuse(sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
+    refuse(
+        sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64)
+    )
 
 
 def test_broken_and_empty_maps() -> None:
@@ -239,7 +258,9 @@ def test_broken_and_empty_maps() -> None:
     empty = tiny()
     with torch.no_grad():
         empty.head.weight[1] = 0
-    with pytest.warns(sg.DegenerateMap, match=r"ixg: the map is zero everywhere for image\(s\) \[0, 1\]") as seen:
+    with pytest.warns(
+        sg.DegenerateMap, match=r"ixg: the map is zero everywhere for image\(s\) \[0, 1\]"
+    ) as seen:
         att = sg.explain(empty, IMAGES, target=1, method="ixg")
     assert att.scores.abs().max() == 0
     assert seen[0].filename == __file__, "the warning points at the caller"
@@ -258,7 +279,12 @@ def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_in_text_and_in_code_are_the_same() -> None:
     """What a name is written as is what it is read from."""
-    for text in ("attixg+plus:freeze=0.75,pairing=next", "gradcam:at=norm1,relu=True", "decompx:bias=none", "ixg:start=2"):
+    for text in (
+        "attixg+plus:freeze=0.75,pairing=next",
+        "gradcam:at=norm1,relu=True",
+        "decompx:bias=none",
+        "ixg:start=2",
+    ):
         assert sg.method(text).name == text and str(sg.method(text)) == text
     assert sg.method("ixg", freeze=np.float64(0.5).item()).option("freeze") == 0.5
     a, b = sg.method("gaze", freeze=0.5), sg.method("gaze:freeze=0.5")
@@ -267,7 +293,13 @@ def test_names_in_text_and_in_code_are_the_same() -> None:
 
 def test_a_size_that_the_patches_do_not_divide() -> None:
     model = tiny(dynamic_img_size=True)
-    refuse(sg.BadInput, r"takes no images of shape \(1, 3, 13, 12\).*divisible", sg.explain, model, torch.zeros(1, 3, 13, 12))
+    refuse(
+        sg.BadInput,
+        r"takes no images of shape \(1, 3, 13, 12\).*divisible",
+        sg.explain,
+        model,
+        torch.zeros(1, 3, 13, 12),
+    )
 
 
 def test_indices_of_maps() -> None:

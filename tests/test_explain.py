@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import steadygaze as sg
-from tests.oracles.models import pictures, tiny
+from oracles.models import pictures, tiny
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def test_wrapped_models_are_unwrapped(model: nn.Module) -> None:
     images = pictures(model)
     plain = sg.explain(model, images).scores
     assert torch.equal(plain, sg.explain(nn.DataParallel(model), images).scores)
-    assert torch.equal(plain, sg.explain(torch.compile(model), images).scores)  # the modules themselves run, not the compiled graph
+    assert torch.equal(
+        plain, sg.explain(torch.compile(model), images).scores
+    )  # the modules themselves run, not the compiled graph
 
 
 def test_a_callable_target_is_the_whole_quantity(model: nn.Module) -> None:

@@ -176,7 +176,10 @@ def test_save_refuses_other_counts(tmp_path, maps, picture):
         maps.save(tmp_path, [picture])
     with pytest.raises(BadInput, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
-    for names in (["one", "one"], ["one", "folder/two"]):  # one file would replace the other; a folder is not made
+    for names in (
+        ["one", "one"],
+        ["one", "folder/two"],
+    ):  # one file would replace the other; a folder is not made
         with pytest.raises(BadInput, match="another file name for each image"):
             maps.save(tmp_path, names=names)
     (tmp_path / "file").touch()
@@ -186,9 +189,17 @@ def test_save_refuses_other_counts(tmp_path, maps, picture):
 
 def test_images_of_an_attribution(maps, picture):
     first, last = maps.with_pictures([picture, picture])
-    assert len(first) == len(last) == 1 and torch.equal(last.scores, maps.scores[1:]) and torch.equal(last.logits, maps.logits[1:])
+    assert (
+        len(first) == len(last) == 1
+        and torch.equal(last.scores, maps.scores[1:])
+        and torch.equal(last.logits, maps.logits[1:])
+    )
     assert last.title() == maps.title(1) and len(last.pictures) == 1
-    assert torch.equal(maps[-1].target, maps.target[1:]) and len(maps[:1]) == 1 and torch.equal(maps[np.int64(0)].scores, maps.scores[:1])
+    assert (
+        torch.equal(maps[-1].target, maps.target[1:])
+        and len(maps[:1]) == 1
+        and torch.equal(maps[np.int64(0)].scores, maps.scores[:1])
+    )
     with pytest.raises(IndexError, match="into 2 images, got 2"):
         maps[2]
     no_class = Attribution(maps.scores, None, maps.logits, "gaze", "callable")
@@ -201,7 +212,10 @@ def test_percentile_out_of_range(maps, picture):
 
 
 def test_file_names_of_methods_with_options():
-    assert overlay_name("cat", "attixg+plus:pairing=next,freeze=0.75") == "cat.attixg+plus-pairing=next-freeze=0.75.png"
+    assert (
+        overlay_name("cat", "attixg+plus:pairing=next,freeze=0.75")
+        == "cat.attixg+plus-pairing=next-freeze=0.75.png"
+    )
 
 
 def test_notebook_shows_maps_with_and_without_pictures(maps, picture):
@@ -229,7 +243,9 @@ def test_grid_picture_has_a_row_for_each_picture_and_a_column_for_each_method(ma
 
 def test_grid_picture_survives_long_words(maps, picture):
     names = ["word " * 40] * 3
-    grid = grid_picture([picture, picture], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64)
+    grid = grid_picture(
+        [picture, picture], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64
+    )
     assert grid.width < 200
 
 

@@ -32,7 +32,8 @@ LEVELS = (
     ("methods", "aggregate"),
     ("explainer",),
     ("modules",),
-    ("faithfulness", "robustness", "train"),
+    ("loading",),
+    ("faithfulness", "robustness", "training"),
     ("runs",),
     ("report",),
     ("app",),
@@ -48,10 +49,17 @@ NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averag
 )  # fmt: skip
 WHERE = {
     "timm": (  # listing: names only
-        "vit.timm", "vit.hierarchical", "vit.load", "vit.small", "vit.trained", "models", "models.", "cli.listing", "train.build",
+        "vit.adapters.timm",
+        "vit.adapters.timm_hierarchical",
+        "loading.load",
+        "loading.run_folder",
+        "models",
+        "models.",
+        "cli.listing",
+        "training.build",
     ),
-    "transformers": ("vit.huggingface", "vit.load", "models."),
-    "torchvision": ("vit.torchvision", "vit.load", "vit.segmenters", "models."),
+    "transformers": ("vit.adapters.transformers", "loading.load", "models."),
+    "torchvision": ("vit.adapters.torchvision", "loading.load", "loading.torchvision_segmenters", "models."),
     "torchattacks": ("robustness.attacks",),
     "gradio": ("app", "app."),
 }
@@ -91,7 +99,9 @@ def wrong_arrows(modules: dict[str, str]) -> list[str]:
                 continue
             other = rest.partition(".")[0]
             if part not in LEVEL or other not in LEVEL:
-                wrong.append(f"{module} -> {name}: {part if part not in LEVEL else other or 'steadygaze'} has no place here")
+                wrong.append(
+                    f"{module} -> {name}: {part if part not in LEVEL else other or 'steadygaze'} has no place here"
+                )
             elif other != part and LEVEL[other] >= LEVEL[part] and (part, other) not in ALSO:
                 wrong.append(f"{module} -> {name}")
     return wrong
@@ -123,7 +133,11 @@ def test_no_circles_between_modules() -> None:
     modules = sources()
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
-        names = [n.removeprefix("steadygaze.") for n in imports(source, top_only=True) if n.startswith("steadygaze.")]
+        names = [
+            n.removeprefix("steadygaze.")
+            for n in imports(source, top_only=True)
+            if n.startswith("steadygaze.")
+        ]
         found = {n if n in modules else n.rpartition(".")[0] for n in names}
         graph[module] = {n for n in found if n in modules and n != module}
     try:
@@ -145,10 +159,18 @@ def test_every_part_has_its_place() -> None:
         ("vit.view", "from steadygaze.trace.seam import Seam", "vit.view -> steadygaze.trace.seam.Seam"),
         ("vit.view", "def f():\n    from steadygaze import methods", "vit.view -> steadygaze.methods"),
         ("methods.cam", "import steadygaze.aggregate", "methods.cam -> steadygaze.aggregate"),
-        ("train.loop", "from steadygaze.faithfulness import evaluate", "train.loop -> steadygaze.faithfulness.evaluate"),
+        (
+            "train.loop",
+            "from steadygaze.faithfulness import evaluate",
+            "train.loop -> steadygaze.faithfulness.evaluate",
+        ),
         ("runs.loop", "from steadygaze.cli import main", "runs.loop -> steadygaze.cli.main"),
         ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no place here"),
-        ("new.part", "from steadygaze.vit import ViT", "new.part -> steadygaze.vit.ViT: new has no place here"),
+        (
+            "new.part",
+            "from steadygaze.vit import ViT",
+            "new.part -> steadygaze.vit.ViT: new has no place here",
+        ),
     ],
 )
 def test_a_turned_arrow_is_found(module: str, source: str, message: str) -> None:
@@ -156,5 +178,9 @@ def test_a_turned_arrow_is_found(module: str, source: str, message: str) -> None
 
 
 def test_a_misplaced_library_is_found() -> None:
-    made_up = {"methods.cam": "def f():\n    import timm", "runs.loop": "import gradio as gr", "data.masks": "import timm.data"}
+    made_up = {
+        "methods.cam": "def f():\n    import timm",
+        "runs.loop": "import gradio as gr",
+        "data.masks": "import timm.data",
+    }
     assert misplaced_libraries(made_up) == ["methods.cam imports timm", "runs.loop imports gradio"]

@@ -40,7 +40,9 @@ def test_other_names_raise():
         _ = sg.explian
 
 
-@pytest.mark.parametrize("error", ["UnsupportedModel", "MethodUnavailable", "UnknownName", "BadInput", "BadImage"])
+@pytest.mark.parametrize(
+    "error", ["UnsupportedModel", "MethodUnavailable", "UnknownName", "BadInput", "BadImage"]
+)
 def test_errors_have_one_root_and_a_built_in(error):
     kind = getattr(sg, error)
     assert issubclass(kind, sg.SteadygazeError)
@@ -48,7 +50,9 @@ def test_errors_have_one_root_and_a_built_in(error):
 
 
 def test_commands():
-    assert {"explain", "verify", "stress", "train", "app", "methods", "models", "demo"} <= set(typer.main.get_command(app).commands)
+    assert {"explain", "verify", "stress", "train", "app", "methods", "models", "demo"} <= set(
+        typer.main.get_command(app).commands
+    )
 
 
 def test_no_module_of_the_command_line_hides_what_the_package_offers():

@@ -20,7 +20,9 @@ HEAVY = ("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "matplo
 )
 def test_nothing_heavy_is_imported(code):
     report = "import json, sys; print(); print(json.dumps([name for name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
+    )
     loaded = set(json.loads(done.stdout.strip().splitlines()[-1]))
     assert "steadygaze" in loaded
     assert not loaded & set(HEAVY)

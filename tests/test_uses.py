@@ -13,9 +13,19 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import zoo
-from tests.oracles.models import pictures, tiny
+from oracles.models import pictures, tiny
 
-READERS = ["gaze_removal", "gae", "transatt", "alti", "globenc", "attnlrp", "gradcam:at=norm1", "decompx:bias=absdot", "gaze_twice"]
+READERS = [
+    "gaze_removal",
+    "gae",
+    "transatt",
+    "alti",
+    "globenc",
+    "attnlrp",
+    "gradcam:at=norm1",
+    "decompx:bias=absdot",
+    "gaze_twice",
+]
 
 
 def agree(model: nn.Module, expected: nn.Module, methods: list[str], tolerance: float = 1e-9) -> None:
@@ -58,7 +68,9 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Linear, product: bool) -> None:
         super().__init__()
         self.base, self.product = base, product
-        self.down, self.up = (nn.Linear(*size, bias=False).double() for size in ((base.in_features, 2), (2, base.out_features)))
+        self.down, self.up = (
+            nn.Linear(*size, bias=False).double() for size in ((base.in_features, 2), (2, base.out_features))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         change = x @ self.down.weight.T @ self.up.weight.T if self.product else self.up(self.down(x))
@@ -120,7 +132,9 @@ def test_quantised_models_are_explained_without_gradients_or_not_at_all() -> Non
     images = pictures(model).float()
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     for method in ("gaze_removal", "gae", "cat", "integrated_gradients", "gaze_twice"):
-        with pytest.raises(sg.MethodUnavailable, match="no gradient passes through the model's quantised layers"):
+        with pytest.raises(
+            sg.MethodUnavailable, match="no gradient passes through the model's quantised layers"
+        ):
             sg.explain(quantised, images, method=method)
     with pytest.raises(sg.MethodUnavailable, match="linear map"):
         sg.explain(quantised, images, method="globenc")
@@ -166,8 +180,14 @@ def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
     model = Doubled(img_size=12, patch_size=3, embed_dim=24, depth=1, num_heads=2, num_classes=5)
     with pytest.raises(sg.UnsupportedModel, match="differ"):
         sg.adapt(model.half())
-    large = VisionTransformer(img_size=240, patch_size=48, embed_dim=24, depth=1, num_heads=2, num_classes=5).half()
-    assert sg.explain(large, torch.full((1, 3, 240, 240), 2.0).half(), method="gae").scores.shape == (1, 5, 5)  # their sum is no half
+    large = VisionTransformer(
+        img_size=240, patch_size=48, embed_dim=24, depth=1, num_heads=2, num_classes=5
+    ).half()
+    assert sg.explain(large, torch.full((1, 3, 240, 240), 2.0).half(), method="gae").scores.shape == (
+        1,
+        5,
+        5,
+    )  # their sum is no half
 
 
 def test_autocast_is_left_outside() -> None:
@@ -206,7 +226,9 @@ def test_threads_share_a_model_and_leave_it_as_it_was() -> None:
     assert before == ([m.training for m in model.modules()], [p.requires_grad for p in model.parameters()])
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))], ids=["copied", "pickled"])
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))], ids=["copied", "pickled"]
+)
 def test_a_copied_view_is_of_the_copied_model(again: Callable[[sg.ViT], sg.ViT]) -> None:
     model = tiny("class")
     view, images = sg.adapt(model), pictures(model)
@@ -219,14 +241,19 @@ def test_a_copied_view_is_of_the_copied_model(again: Callable[[sg.ViT], sg.ViT])
 
 
 def test_a_model_without_a_classifier_has_no_class_but_a_quantity() -> None:
-    for model in (tiny("class", num_classes=0), zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0]):
+    for model in (
+        tiny("class", num_classes=0),
+        zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0],
+    ):
         model.reset_classifier(0)
         images = zoo.image_of(model, sg.adapt(model).plan.input_size)
         for target in (None, 3):
             with pytest.raises(sg.BadInput, match=r"has no classifier.*callable target"):
                 sg.explain(model, images, target=target)
         towards = torch.ones(model.num_features, dtype=torch.float64)
-        assert sg.explain(model, images, target=lambda f, towards=towards: f @ towards).scores.isfinite().all()
+        assert (
+            sg.explain(model, images, target=lambda f, towards=towards: f @ towards).scores.isfinite().all()
+        )
 
 
 def test_clip_of_transformers_for_images_and_text() -> None:
@@ -250,7 +277,9 @@ def test_clip_of_transformers_for_images_and_text() -> None:
     with pytest.raises(sg.BadInput, match="has no classifier"):
         sg.explain(model, images)
     words = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    both = transformers.CLIPModel(transformers.CLIPConfig(text_config=words, vision_config=vision, projection_dim=6))
+    both = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=words, vision_config=vision, projection_dim=6)
+    )
     with pytest.raises(sg.UnsupportedModel, match="CLIPVisionModelWithProjection and a callable target"):
         sg.adapt(both)
 
@@ -263,7 +292,9 @@ def test_one_logit_says_yes_or_no() -> None:
     images = pictures(one)
     for score in ("log_odds", "log_prob", "prob", "contrast"):
         for method in ("cat", "occlusion:budget=20", "gaze_removal"):
-            found, expected = (sg.explain(m, images, target=0, method=method, score=score).scores for m in (one, two))
+            found, expected = (
+                sg.explain(m, images, target=0, method=method, score=score).scores for m in (one, two)
+            )
             assert found.any() and torch.allclose(found, expected, atol=1e-12), (score, method)
     a, b = (sg.explain(m, images, target=0) for m in (one, two))
     assert a.probability(1) == pytest.approx(b.probability(1)) and a.probability(1) < 1

@@ -24,12 +24,16 @@ def shade(top: Colour, bottom: Colour, height: int, grain: float, rng: np.random
     ramp = np.linspace(0, 1, height)[:, None, None]
     strip = (1 - ramp) * np.array(top) + ramp * np.array(bottom) + np.zeros((height, FULL, 1))
     noise = rng.normal(size=(height // 12 + 1, FULL // 24 + 1)) * 127 / 4 + 128
-    soft = Image.fromarray(noise.clip(0, 255).astype(np.uint8)).resize((FULL, height), Image.Resampling.BICUBIC)
+    soft = Image.fromarray(noise.clip(0, 255).astype(np.uint8)).resize(
+        (FULL, height), Image.Resampling.BICUBIC
+    )
     strip = strip + grain * (np.asarray(soft, dtype=np.float64)[..., None] - 128)
     return Image.fromarray(strip.clip(0, 255).astype(np.uint8))
 
 
-def scene(sky: tuple[Colour, Colour], ground: tuple[Colour, Colour] | None, horizon: float, seed: int) -> Image.Image:
+def scene(
+    sky: tuple[Colour, Colour], ground: tuple[Colour, Colour] | None, horizon: float, seed: int
+) -> Image.Image:
     """Sky above ground; only sky where there is no ground."""
     rng = np.random.default_rng(seed)
     picture = shade(*sky, FULL, 0.12, rng)
@@ -46,7 +50,9 @@ def points(*pairs: tuple[float, float]) -> list[tuple[float, float]]:
 
 def finish(picture: Image.Image) -> Image.Image:
     """A little blur, as of a lens, then the final size."""
-    return picture.filter(ImageFilter.GaussianBlur(SCALE * 0.5)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return picture.filter(ImageFilter.GaussianBlur(SCALE * 0.5)).resize(
+        (SIDE, SIDE), Image.Resampling.LANCZOS
+    )
 
 
 def ship() -> Image.Image:
@@ -93,7 +99,9 @@ def horse() -> Image.Image:
     mask = Image.fromarray(np.where(silhouette(), 0, 255).astype(np.uint8))
     mask = mask.crop(mask.getbbox())
     mask.thumbnail((int(FULL * 0.86), int(FULL * 0.78)))
-    mask = mask.resize((int(FULL * 0.86), int(mask.height * FULL * 0.86 / mask.width)), Image.Resampling.LANCZOS)
+    mask = mask.resize(
+        (int(FULL * 0.86), int(mask.height * FULL * 0.86 / mask.width)), Image.Resampling.LANCZOS
+    )
     coat = shade((140, 88, 50), (78, 44, 24), FULL, 0.4, np.random.default_rng(6)).resize(mask.size)
     picture.paste(coat, ((FULL - mask.width) // 2, int(FULL * 0.93) - mask.height), mask)
     return finish(picture)

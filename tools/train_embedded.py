@@ -38,14 +38,24 @@ LEARNING_RATE, WEIGHT_DECAY, SEED = 1.5e-3, 0.05, 0
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/ and test/<class>/")
-    parser.add_argument("--out", type=Path, required=True, help="folder for embedded.safetensors, .json and .md")
-    parser.add_argument("--work", type=Path, default=Path("build/embedded"), help="folder for cache and checkpoint")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with train/<class>/ and test/<class>/"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for embedded.safetensors, .json and .md"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/embedded"), help="folder for cache and checkpoint"
+    )
     parser.add_argument("--epochs", type=int, default=28)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS", help="steps between checkpoints")
+    parser.add_argument(
+        "--save-every", type=int, default=200, metavar="STEPS", help="steps between checkpoints"
+    )
     return parser.parse_args()
 
 
@@ -62,7 +72,9 @@ def load_pictures(folder: Path, cache: Path) -> tuple[Tensor, Tensor, list[str]]
     names = [file.relative_to(folder).as_posix() for file in files]
     classes = sorted({file.parent.name for file in files})
     if len(classes) != ARGUMENTS["num_classes"]:
-        raise SystemExit(f"{folder} has pictures of {len(classes)} classes instead of {ARGUMENTS['num_classes']}")
+        raise SystemExit(
+            f"{folder} has pictures of {len(classes)} classes instead of {ARGUMENTS['num_classes']}"
+        )
     if cache.exists() and (stored := torch.load(cache, weights_only=True))["names"] == names:
         return stored["images"], stored["labels"], classes
     images = torch.empty(len(files), 3, 32, 32, dtype=torch.uint8)
@@ -83,7 +95,9 @@ def augment(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     count, padded = len(images), F.pad(normalise(images), (4, 4, 4, 4))
     rows, columns = (torch.arange(32) + torch.randint(0, 9, (count, 1)) for _ in range(2))
     columns = torch.where(torch.rand(count, 1) < 0.5, columns, columns.flip(1))
-    mixed = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    mixed = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
     mixed = (mixed * (1 + 0.2 * torch.randn(count, 1, 1, 1)) + 0.2 * torch.randn(count, 1, 1, 1)).contiguous()
     shares = F.one_hot(labels, ARGUMENTS["num_classes"]).float()
     if torch.rand(()) < CUTMIX:
@@ -104,7 +118,9 @@ def patch_drop(epoch: int, epochs: int) -> float:
 def learning_rate(step: int, steps: int) -> float:
     """Factor of the learning rate: linear warm-up over 5 % of the steps, then half a cosine down to zero."""
     warm_up = max(1, steps // 20)
-    return min((step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm_up) / (steps - warm_up)))
+    return min(
+        (step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm_up) / (steps - warm_up))
+    )
 
 
 def export(out: Path, weights: dict[str, Tensor], classes: list[str], facts: dict[str, Any]) -> None:
@@ -139,13 +155,21 @@ def main() -> None:
     optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate(step, steps))
     parts = {"model": model, "optimiser": optimiser, "scheduler": scheduler}
-    settings = {"arguments": ARGUMENTS, "epochs": args.epochs, "batch": args.batch, "lr": LEARNING_RATE, "seed": SEED}
+    settings = {
+        "arguments": ARGUMENTS,
+        "epochs": args.epochs,
+        "batch": args.batch,
+        "lr": LEARNING_RATE,
+        "seed": SEED,
+    }
     checkpoint = args.work / "checkpoint.pt"
     step, losses, seconds = 0, 0.0, 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         if state["settings"] != settings:
-            raise SystemExit(f"{checkpoint} belongs to a run with other settings; remove it or choose another --work")
+            raise SystemExit(
+                f"{checkpoint} belongs to a run with other settings; remove it or choose another --work"
+            )
         for name, part in parts.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
@@ -158,7 +182,9 @@ def main() -> None:
         shipped.load_state_dict({name: value.float() for name, value in weights.items()})
         every = 1 if epoch == args.epochs else 10
         with torch.no_grad():
-            answers = torch.cat([shipped(normalise(some)).argmax(1) for some in test_images[::every].split(250)])
+            answers = torch.cat(
+                [shipped(normalise(some)).argmax(1) for some in test_images[::every].split(250)]
+            )
         top1 = (answers == test_labels[::every]).double().mean().item()
         minutes = (time.monotonic() - begin) / 60
         facts = {"epochs": args.epochs, "epochs_done": epoch, "batch": args.batch, "threads": args.threads}

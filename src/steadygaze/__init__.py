@@ -21,28 +21,29 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.errors import UnsupportedModel as UnsupportedModel
     from steadygaze.explainer import explain as explain
     from steadygaze.heatmap import Attribution as Attribution
+    from steadygaze.loading.load import load_model as load_model
     from steadygaze.methods import listed as methods  # noqa: F401
     from steadygaze.methods import method as method
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import stress as stress
     from steadygaze.runs.verify import verify as verify
-    from steadygaze.train.loop import train as train
+    from steadygaze.training.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
-    from steadygaze.vit.load import load_model as load_model
 
 __version__ = "0.1.0"
 
 _HOME = {  # public name -> module that holds it; imported on first use, so that `import steadygaze` stays quick
     "adapt": "steadygaze.vit",
     "ViT": "steadygaze.vit",
-    "load_model": "steadygaze.vit.load",
+    "load_model": "steadygaze.loading.load",
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify",
     "stress": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
+    "train": "steadygaze.training.loop",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
     "MethodUnavailable": "steadygaze.errors",
@@ -56,7 +57,7 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "PartialMap": "steadygaze.errors",
 }
 # sg.methods, called, lists the methods; sg.robustness.corrupt and its like
-_PACKAGES = ("faithfulness", "methods", "models", "modules", "robustness", "train")
+_PACKAGES = ("faithfulness", "methods", "models", "modules", "robustness", "training")
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 

@@ -50,7 +50,9 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
         return row[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
     pieces = [piece for l in span if (piece := base.function(trace, l, **own)) is not None]
     if not pieces:
-        raise BadInput(f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer.")
+        raise BadInput(
+            f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer."
+        )
     total: Any = sum(fit(piece, trace.run.layout.grid) for piece in pieces)
     if base.once is not None:
         total = total + sum(fit(piece, trace.run.layout.grid) for piece in base.once(trace, span[0], **own))
@@ -62,7 +64,9 @@ def fit(image: Float[Tensor, "b h w"], grid: tuple[int, int]) -> Float[Tensor, "
     if tuple(image.shape[-2:]) == tuple(grid):
         return image
     wide = image.float() if image.dtype.itemsize < 4 else image  # no half precision on a CPU
-    small = F.interpolate(wide[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)[:, 0]
+    small = F.interpolate(wide[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)[
+        :, 0
+    ]
     small = small * (image.shape[-2] * image.shape[-1] / (grid[0] * grid[1]))
     lost = wide.sum((-2, -1), keepdim=True) - small.sum((-2, -1), keepdim=True)
     return (small + lost / (grid[0] * grid[1])).to(image.dtype)
@@ -119,7 +123,9 @@ def _pool_row(trace: Trace, function: Any, own: dict[str, Any]) -> Float[Tensor,
 
 def _pool_rollout(trace: Trace, function: Any, product: Tensor, own: dict[str, Any]) -> Float[Tensor, "b n"]:
     """The pooling as one more layer of the rollout: the query starts empty and takes from the tokens (and from itself)."""
-    residual = getattr(function, "pool_residual", (1.0, 1.0))  # (weight of the query itself, weight of what it takes)
+    residual = getattr(
+        function, "pool_residual", (1.0, 1.0)
+    )  # (weight of the query itself, weight of what it takes)
     query = torch.zeros_like(product[:, 0])
     for self_weight, row in _pool_attentions(trace, function, own):
         taken = self_weight * query + torch.einsum("bi,bij->bj", row, product)

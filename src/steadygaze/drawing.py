@@ -83,7 +83,11 @@ def robust_scale(values: np.ndarray, percentile: float = 99.0) -> float:
 
 
 def paint(
-    values: Float[np.ndarray, "h w"], picture: Image.Image | None, *, signed: bool = False, opacity: float = 0.78
+    values: Float[np.ndarray, "h w"],
+    picture: Image.Image | None,
+    *,
+    signed: bool = False,
+    opacity: float = 0.78,
 ) -> Image.Image:
     """Colour values in [-1, 1] over a picture of the same size, or over black without one.
 
@@ -166,12 +170,20 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
             title = _cut(row.title, large, width - 2 * margin)
             pen.text((margin, above + line), title, INK, large, anchor="ls")
             indent = margin + pen.textlength(title, large) + (2 * gap if title else 0)
-            pen.text((indent, above + line), _cut(row.note, small, width - margin - indent), QUIET, small, anchor="ls")
+            pen.text(
+                (indent, above + line),
+                _cut(row.note, small, width - margin - indent),
+                QUIET,
+                small,
+                anchor="ls",
+            )
             above += line + gap
         for column, picture in enumerate(row.pictures):
             sheet.paste(_square(picture, cell), (margin + column * (cell + gap), above))
     if legend:
-        _draw_legend(sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small)
+        _draw_legend(
+            sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small
+        )
     return sheet
 
 
@@ -180,7 +192,11 @@ def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length:
     signed, height = kind == "signed", max(6, length // 24)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
-    words = ("against the class", "for the class") if signed else ("least evidence", "most evidence for the class")
+    words = (
+        ("against the class", "for the class")
+        if signed
+        else ("least evidence", "most evidence for the class")
+    )
     pen = ImageDraw.Draw(sheet)
     right -= int(pen.textlength(words[1], font))
     pen.text((right, top + height), words[1], QUIET, font, anchor="ls")

@@ -1,16 +1,16 @@
 """Every error that steadygaze raises on purpose. Each message says what was expected, what came, and what to do.
 
-    SteadygazeError
-    ├── UnsupportedModel (TypeError)        adapt() cannot view this model
-    ├── MethodUnavailable (ValueError)      this model cannot serve this method
-    ├── UnknownName (ValueError)            a method, aggregator, score, model or class nobody knows
-    ├── BadInput (ValueError)               images, targets or options of the wrong kind
-    ├── BadImage (ValueError)               a picture file that does not decode
-    ├── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
-    ├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
-    └── RowsNotWritten (OSError)            a run or a report that the disk does not take
-    DegenerateMap (UserWarning)             a map that is zero everywhere
-    PartialMap (UserWarning)                a search that was stopped: the map is of what was done until then
+SteadygazeError
+├── UnsupportedModel (TypeError)        adapt() cannot view this model
+├── MethodUnavailable (ValueError)      this model cannot serve this method
+├── UnknownName (ValueError)            a method, aggregator, score, model or class nobody knows
+├── BadInput (ValueError)               images, targets or options of the wrong kind
+├── BadImage (ValueError)               a picture file that does not decode
+├── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
+├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
+└── RowsNotWritten (OSError)            a run or a report that the disk does not take
+DegenerateMap (UserWarning)             a map that is zero everywhere
+PartialMap (UserWarning)                a search that was stopped: the map is of what was done until then
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,12 @@ class UnknownName(SteadygazeError, ValueError):
     """A name that nobody knows; the message offers the nearest one. elsewhere: names that others use -> the known ones."""
 
     def __init__(
-        self, kind: str, name: str, known: Iterable[str], hint: str = "", elsewhere: Mapping[str, str] = MappingProxyType({})
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        hint: str = "",
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         known = sorted(known)
         lower = {**{word.lower(): word for word in known}, **elsewhere}

@@ -18,7 +18,7 @@ from steadygaze.registry import DEFAULT, Method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.quiet import exactly, undisturbed
+from steadygaze.vit.evaluation_mode import exactly, undisturbed
 from steadygaze.vit.view import remember
 
 Named = str | Method
@@ -62,7 +62,13 @@ def explain(model: Any, images: Any, target: Any = None, method: Any = DEFAULT,
 
 def _chosen(method: Any) -> dict[str, Method]:
     """The methods that are asked for, by the text they were asked by."""
-    asked = [method] if isinstance(method, (str, Method)) else list(method) if isinstance(method, Iterable) else [method]
+    asked = (
+        [method]
+        if isinstance(method, (str, Method))
+        else list(method)
+        if isinstance(method, Iterable)
+        else [method]
+    )
     if not all(isinstance(m, (str, Method)) for m in asked):
         raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {method!r}")
     if not asked:
@@ -103,7 +109,9 @@ class Ask:
     rules: Rules
     score: str
     target: Any  # (B,) classes, or a callable
-    hidden: tuple[Tensor, ...] = ()  # x^0 .. x^{L-1} and the last block's output, for methods registered with hidden=True
+    hidden: tuple[
+        Tensor, ...
+    ] = ()  # x^0 .. x^{L-1} and the last block's output, for methods registered with hidden=True
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -139,7 +147,9 @@ def value_of(target: Any, score: str, logits: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
         got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         got += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
-        raise BadInput(f"target: a callable must give a differentiable tensor of shape ({logits.shape[0]},), got {got}")
+        raise BadInput(
+            f"target: a callable must give a differentiable tensor of shape ({logits.shape[0]},), got {got}"
+        )
     return value
 
 
@@ -147,9 +157,13 @@ def _prepared(vit: ViT, images: Any) -> Tensor:
     images = vit.check(images)
     parameter = next(vit.model.parameters())
     if images.device != parameter.device:
-        raise BadInput(f"the images are on {images.device}, the model on {parameter.device}. Use images.to({str(parameter.device)!r}).")
+        raise BadInput(
+            f"the images are on {images.device}, the model on {parameter.device}. Use images.to({str(parameter.device)!r})."
+        )
     if parameter.dtype == torch.bfloat16 and parameter.device.type == "cpu" and not _bf16_on_cpu():
-        raise BadInput("the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes an image. Use model.float().")
+        raise BadInput(
+            "the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes an image. Use model.float()."
+        )
     return images.detach().clone().to(parameter.dtype)
 
 
@@ -158,7 +172,9 @@ def _bf16_on_cpu() -> bool:
     return bool(probe and probe())
 
 
-def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score: str | None) -> dict[str, Attribution]:
+def _explain(
+    vit: ViT, images: Tensor, target: Any, chosen: list[Method], score: str | None
+) -> dict[str, Attribution]:
     with torch.no_grad():
         tokens = vit.embed(images)
     logits: Tensor | None = None
@@ -178,15 +194,22 @@ def _explain(vit: ViT, images: Tensor, target: Any, chosen: list[Method], score:
         logits, hidden = run.logits, run.hidden if reads else ()
         del run
     for m in (m for m in chosen if m.base.kind == "whole"):
-        asks = [Ask(vit, images, tokens, rules_of(m), score or m.score, column, hidden) for column in _columns(target, logits)]
+        asks = [
+            Ask(vit, images, tokens, rules_of(m), score or m.score, column, hidden)
+            for column in _columns(target, logits)
+        ]
         maps[m.name] = [m.base.function(ask, **_own(m)) for ask in asks]
     classes = resolve(target, logits)
     results = {}
     for m in chosen:
-        scores = torch.stack(maps[m.name], 1) if classes is not None and classes.dim() == 2 else maps[m.name][0]
+        scores = (
+            torch.stack(maps[m.name], 1) if classes is not None and classes.dim() == 2 else maps[m.name][0]
+        )
         _judge(m, scores)
         quantity_of = "callable" if classes is None else score or m.score
-        results[m.name] = Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=quantity_of)
+        results[m.name] = Attribution(
+            scores=scores.detach(), target=classes, logits=logits, method=m.name, score=quantity_of
+        )
     return results
 
 
@@ -196,7 +219,9 @@ def _columns(target: Any, logits: Tensor) -> list[Any]:
     return [target] if classes is None else list(classes.unbind(1)) if classes.dim() == 2 else [classes]
 
 
-def _add_maps(maps: dict[str, list[Tensor]], run: Forward, served: tuple[Method, ...], score: str | None, target: Any) -> None:
+def _add_maps(
+    maps: dict[str, list[Tensor]], run: Forward, served: tuple[Method, ...], score: str | None, target: Any
+) -> None:
     """The maps of all methods that one forward pass serves; one backward pass for each score."""
     classes = None if callable(target) else target
     traces: dict[str | None, Trace] = {}
@@ -228,7 +253,9 @@ class Pass:
 
     def run(self, vit: ViT, tokens: Tensor, rules: Rules) -> Forward:
         start, watch = (len(vit.blocks) if at is None else at for at in (self.start, self.watch))
-        return forward(vit, tokens, rules=rules, want=self.want, start=start, watch=watch, grad=self.start is not None)
+        return forward(
+            vit, tokens, rules=rules, want=self.want, start=start, watch=watch, grad=self.start is not None
+        )
 
 
 def _passes(chosen: list[Method], depth: int) -> dict[Rules, Pass]:
@@ -249,8 +276,14 @@ def _own(m: Method) -> dict[str, Any]:
 def _judge(m: Method, scores: Tensor) -> None:
     """A map with NaN is an error; a map of zeros explains nothing, and is said."""
     if not torch.isfinite(scores).all():
-        raise BrokenMap(f"{m.name}: the map has NaN or infinite values. Use the model in float32, or look for NaN among its weights.")
+        raise BrokenMap(
+            f"{m.name}: the map has NaN or infinite values. Use the model in float32, or look for NaN among its weights."
+        )
     empty = (scores.flatten(-2) == 0).all(-1)
     if empty.any():
         which = empty.nonzero()[:, 0].unique().tolist()
-        warn(f"{m.name}: the map is zero everywhere for image(s) {which}: nothing spoke for the class.", DegenerateMap, stacklevel=4)
+        warn(
+            f"{m.name}: the map is zero everywhere for image(s) {which}: nothing spoke for the class.",
+            DegenerateMap,
+            stacklevel=4,
+        )

@@ -65,8 +65,13 @@ class Attribution:
             if not -len(self) <= at < len(self):
                 raise IndexError(f"expected an index into {len(self)} images, got {at}")
             which = slice(at, at + 1 or None)
-        target, pictures = None if self.target is None else self.target[which], None if self.pictures is None else self.pictures[which]
-        return replace(self, scores=self.scores[which], target=target, logits=self.logits[which], pictures=pictures)
+        target, pictures = (
+            None if self.target is None else self.target[which],
+            None if self.pictures is None else self.pictures[which],
+        )
+        return replace(
+            self, scores=self.scores[which], target=target, logits=self.logits[which], pictures=pictures
+        )
 
     def __repr__(self) -> str:
         return f"Attribution(method={self.method!r}, score={self.score!r}, scores={tuple(self.scores.shape)})"
@@ -81,7 +86,9 @@ class Attribution:
 
         images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
         """
-        pictures = tuple(as_picture(image) for image in ([images] if isinstance(images, Image.Image) else images))
+        pictures = tuple(
+            as_picture(image) for image in ([images] if isinstance(images, Image.Image) else images)
+        )
         if len(pictures) != len(self):
             raise BadInput(f"expected {len(self)} pictures, one for each map, got {len(pictures)}")
         if classes is not None and len(classes) != self.logits.shape[1]:
@@ -191,13 +198,20 @@ class Attribution:
         written = []
         for index in self.places():
             image = index if isinstance(index, int) else index[0]
-            picture = shown.bare(index) if shown.pictures is None else shown.overlay(shown.pictures[image], index)
+            picture = (
+                shown.bare(index) if shown.pictures is None else shown.overlay(shown.pictures[image], index)
+            )
             path = folder / overlay_name(names[image], self.method, index)
             picture.save(path)
             written.append(path)
         numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
         np.savez_compressed(folder / "scores.npz", **numbers)
-        facts = {**describe(self), "images": names, "files": [path.name for path in written], "versions": versions()}
+        facts = {
+            **describe(self),
+            "images": names,
+            "files": [path.name for path in written],
+            "versions": versions(),
+        }
         (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         return [*written, folder / "scores.npz", folder / "manifest.json"]
 
@@ -212,7 +226,9 @@ class Attribution:
 
     def _repr_png_(self) -> bytes:
         shown = self._shown()[:4]
-        return _png(tile([Row([picture for _, picture in shown])], [title or self.method for title, _ in shown]))
+        return _png(
+            tile([Row([picture for _, picture in shown])], [title or self.method for title, _ in shown])
+        )
 
     def _repr_html_(self) -> str:
         figures = "".join(
@@ -227,13 +243,17 @@ class Attribution:
         return f'<div>{head}</div><div style="display:flex;flex-wrap:wrap">{figures}</div>{more}'
 
 
-def resized(scores: Float[Tensor, "*lead gh gw"], size: tuple[int, int], mode: str) -> Float[Tensor, "*lead h w"]:
+def resized(
+    scores: Float[Tensor, "*lead gh gw"], size: tuple[int, int], mode: str
+) -> Float[Tensor, "*lead h w"]:
     """Maps brought to another size, in their own dtype; computed in at least float32."""
     if mode not in ("bilinear", "bicubic", "nearest"):
         raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
     flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
     # "nearest-exact" is the one that does not shift patches when sizes do not divide
-    how: dict[str, Any] = {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
+    how: dict[str, Any] = (
+        {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
+    )
     return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
 
 

@@ -47,9 +47,13 @@ class Base:
     rules: Any = None  # rules that are part of the method; None: those of the option `freeze`
     freeze: float | None = None  # default of the option `freeze`
     score: str = "logit"  # the quantity that is explained unless the caller says otherwise
-    serves: Callable[..., str] | None = None  # (view, and those of the options that it names) -> "" or why not
+    serves: Callable[..., str] | None = (
+        None  # (view, and those of the options that it names) -> "" or why not
+    )
     hidden: bool = False  # whole: it reads the hidden states of the forward pass that gives the logits
-    once: Callable[..., Any] | None = None  # (trace, first layer, **options) -> maps that are added once, not for each layer
+    once: Callable[..., Any] | None = (
+        None  # (trace, first layer, **options) -> maps that are added once, not for each layer
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,11 @@ def register(name: str, kind: Kind, *, family: str, bare: Aggregator | None = No
     needs = more.pop("needs", {})
 
     def decorate(function: Any) -> Any:
-        own = {k: p.default for k, p in signature(function).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
+        own = {
+            k: p.default
+            for k, p in signature(function).parameters.items()
+            if p.kind is Parameter.KEYWORD_ONLY
+        }
         BASES[name] = Base(
             name=name, kind=kind, function=function, family=family, bare=bare, gradient=gradient, options=own,
             needs=needs if callable(needs) else lambda options: needs,
@@ -164,15 +172,25 @@ def make(name: str, **options: Any) -> Method:
         say = f" Write {other!r}{with_score}." if aggregator in AGGREGATORS else ""
         raise BadInput(f"{name!r}: {stem!r} is an alias of {target!r} and takes no aggregator.{say}")
     if stem not in BASES or name in ELSEWHERE:
-        raise UnknownName("method", name if name in ELSEWHERE else stem, [*BASES, *ALIASES], "`steadygaze methods` lists them.", ELSEWHERE)
+        raise UnknownName(
+            "method",
+            name if name in ELSEWHERE else stem,
+            [*BASES, *ALIASES],
+            "`steadygaze methods` lists them.",
+            ELSEWHERE,
+        )
     base = BASES[stem]
     if plus and aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     if plus and base.kind == "whole":
-        raise BadInput(f"{stem!r} has no layers, so it cannot be aggregated by {aggregator!r}. Use the bare name.")
+        raise BadInput(
+            f"{stem!r} has no layers, so it cannot be aggregated by {aggregator!r}. Use the bare name."
+        )
     if aggregator == "rollout" and base.kind != "matrix":
         able = ", ".join(b.name for b in BASES.values() if b.kind == "matrix")
-        raise BadInput(f"rollout multiplies token-by-token matrices, and {stem!r} gives one score a token. It works with {able}.")
+        raise BadInput(
+            f"rollout multiplies token-by-token matrices, and {stem!r} gives one score a token. It works with {able}."
+        )
     how: Any = aggregator or base.bare
     allowed = allowed_options(base, how)
     for key in options:
@@ -201,7 +219,16 @@ def allowed_options(base: Base, aggregator: str | None) -> dict[str, Any]:
 def infos() -> list[MethodInfo]:
     """All names: base methods, then aliases."""
     listed = [
-        MethodInfo(b.name, b.family, b.cost, b.class_specific, b.kind != "whole", allowed_options(b, b.bare), b.summary, b.score)
+        MethodInfo(
+            b.name,
+            b.family,
+            b.cost,
+            b.class_specific,
+            b.kind != "whole",
+            allowed_options(b, b.bare),
+            b.summary,
+            b.score,
+        )
         for b in BASES.values()
     ]
     for name, known in ALIASES.items():
@@ -249,7 +276,9 @@ def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
 def _check(name: str, options: dict[str, Any]) -> None:
     freeze = options.get("freeze")
     if freeze is not None and (isinstance(freeze, (bool, str)) or not 0 <= freeze <= 1):
-        raise BadInput(f"{name}: freeze is the share of attention that is held constant, a number in 0..1, got {freeze!r}")
+        raise BadInput(
+            f"{name}: freeze is the share of attention that is held constant, a number in 0..1, got {freeze!r}"
+        )
     if options.get("bias", "none") not in ("none", "token") and freeze not in (None, 1):
         raise BadInput(
             f"{name}: sharing out biases (bias={options['bias']!r}) decomposes with attention wholly held, got freeze={freeze!r}. "

@@ -35,7 +35,9 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
     if target is None:
         return logits.argmax(-1)
     if isinstance(target, (bool, float, str)):
-        raise BadInput(f"target: expected None, a class index, one index for each image, or a callable, got {target!r}")
+        raise BadInput(
+            f"target: expected None, a class index, one index for each image, or a callable, got {target!r}"
+        )
     try:
         index = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -52,7 +54,9 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
     index = index.long().clone()  # also of a small dtype, also from inference mode
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
-        raise BadInput(f"target: class {low if low < 0 else high} is out of range; the model has classes 0..{classes - 1}")
+        raise BadInput(
+            f"target: class {low if low < 0 else high} is out of range; the model has classes 0..{classes - 1}"
+        )
     return index
 
 

@@ -74,7 +74,9 @@ def attn_grad(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tenso
     return attn_grad_layers(model, images, target, **how)[0]
 
 
-def attcam_layers(model: Model, images: Tensor, target: Tensor, *, relu: bool = False, **how: Any) -> list[Tensor]:
+def attcam_layers(
+    model: Model, images: Tensor, target: Tensor, *, relu: bool = False, **how: Any
+) -> list[Tensor]:
     """For averaged heads each row keeps its own weight w_hi, and the mean of rows is taken last; relu after that."""
     maps = []
     for a, g in zip(*attentions(model, images, target, **how), strict=True):
@@ -90,7 +92,9 @@ def attcam(model: Model, images: Tensor, target: Tensor, **options: Any) -> Tens
 
 def genatt_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
     """mean_h relu(G A): the clamp is per head, before the mean."""
-    return [(a * g).clamp(min=0).mean(1) for a, g in zip(*attentions(model, images, target, **how), strict=True)]
+    return [
+        (a * g).clamp(min=0).mean(1) for a, g in zip(*attentions(model, images, target, **how), strict=True)
+    ]
 
 
 def genatt(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:

@@ -84,7 +84,14 @@ MAPS = {
 
 
 def cam_layers(
-    name: str, model: Model, images: Tensor, target: Tensor, *, at: str = "input", relu: bool = False, **how: Any
+    name: str,
+    model: Model,
+    images: Tensor,
+    target: Tensor,
+    *,
+    at: str = "input",
+    relu: bool = False,
+    **how: Any,
 ) -> list[Tensor]:
     """One map for every block."""
     maps = [MAPS[name](a, g) for a, g in pairs(model, images, target, at, **how)]

@@ -101,10 +101,14 @@ def decomposed_logits(
         for index in range(layer, len(model.blocks)):
             D = block_step(D, model.blocks[index], whole.at(index), bias, slope)
         D = norm_step(D, whole.final, bias)
-        pooled = torch.stack([D[:, i] for i in vit.reads(model)], dim=0).mean(dim=0)[:, None]  # (B,1,K,d): one "token"
+        pooled = torch.stack([D[:, i] for i in vit.reads(model)], dim=0).mean(dim=0)[
+            :, None
+        ]  # (B,1,K,d): one "token"
         if whole.fc is not None:
             fc = whole.fc
-            one = NormState(fc.x[:, None], fc.mu[:, None], fc.sigma[:, None], fc.eps, fc.gain, fc.bias, fc.out[:, None])
+            one = NormState(
+                fc.x[:, None], fc.mu[:, None], fc.sigma[:, None], fc.eps, fc.gain, fc.bias, fc.out[:, None]
+            )
             pooled = norm_step(pooled, one, bias)
         sources = linear_step(pooled, vit.weight(model.head.weight), vit.bias(model.head), bias)
         return sources[:, 0], whole.logits

@@ -29,7 +29,9 @@ def trapezoid(curve: list[float], xs: list[float]) -> float:
     return total / (xs[-1] - xs[0])
 
 
-def removal(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float], empty: bool = True) -> dict:
+def removal(
+    logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float], empty: bool = True
+) -> dict:
     """The four scores of one map; logits_of(image, keep). empty=False: no answer without patches, so chance."""
     order = ordered(scores.flatten().tolist())
     p = len(order)
@@ -113,7 +115,10 @@ def swin_masked(model, image: Tensor, keep: Tensor) -> Tensor:
         def cell(place, w=window, s=shift):
             """(window, region that the shift joins, place in the window) after rolling by −shift."""
             rolled = [(p - s) % n for p, n in zip(place, (height, width), strict=True)]
-            region = [0 if not s or r < n - w else 1 if r < n - s else 2 for r, n in zip(rolled, (height, width), strict=True)]
+            region = [
+                0 if not s or r < n - w else 1 if r < n - s else 2
+                for r, n in zip(rolled, (height, width), strict=True)
+            ]
             return tuple(r // w for r in rolled), tuple(region), tuple(r % w for r in rolled)
 
         qkv = {p: attn.qkv(block.norm1(state[p])).view(3, attn.num_heads, -1) for p in there}

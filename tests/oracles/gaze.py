@@ -57,7 +57,9 @@ def gaze_removal_layers(
     maps = [m / len(maps) for m in maps]
     grads = vit.gradients(scalar, [block.A for block in state.blocks])
     for l, (block, by_attention) in enumerate(zip(state.blocks, grads, strict=True)):
-        logits = block.S.detach().requires_grad_()  # the softmax by itself, so that attention may be frozen wholly
+        logits = (
+            block.S.detach().requires_grad_()
+        )  # the softmax by itself, so that attention may be frozen wholly
         (g,) = torch.autograd.grad(logits.softmax(-1), logits, by_attention)
         for j in range(g.shape[-1] - model.num_prefix_tokens):
             key = model.num_prefix_tokens + j
@@ -78,4 +80,6 @@ def gaze_removal(
     freeze: float = 0.75,
     slope: str = "origin",
 ) -> Tensor:
-    return torch.stack(gaze_removal_layers(model, images, target, score=score, freeze=freeze, slope=slope)).sum(0)
+    return torch.stack(
+        gaze_removal_layers(model, images, target, score=score, freeze=freeze, slope=slope)
+    ).sum(0)

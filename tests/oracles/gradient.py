@@ -54,7 +54,9 @@ def vanilla_grad_norm(model: Model, images: Tensor, target: Tensor, **how: Any) 
     return vanilla_grad_norm_layers(model, images, target, **how)[0]
 
 
-def attixg_layers(model: Model, images: Tensor, target: Tensor, *, pairing: str = "same", **how: Any) -> list[Tensor]:
+def attixg_layers(
+    model: Model, images: Tensor, target: Tensor, *, pairing: str = "same", **how: Any
+) -> list[Tensor]:
     """L maps for pairing "same" (the default), L-1 maps for "next" (the last block's attention is not used)."""
     state, scalar = vit.trace(model, images, target, **how)
     grads = vit.gradients(scalar, state.x)
@@ -123,7 +125,9 @@ def smoothgrad(
     width = (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3))).reshape(-1, 1, 1, 1)
     for n in noise.double():
         x = (images + spread * width * n).detach().requires_grad_()
-        state = vit.run(model, vit.embed(model, x), how=vit.rule(how.get("freeze"), how.get("slope", "origin")))
+        state = vit.run(
+            model, vit.embed(model, x), how=vit.rule(how.get("freeze"), how.get("slope", "origin"))
+        )
         scalar = vit.quantity(state.logits, target, how.get("score", "logit")).sum()
         total = total + vit.gradients(scalar, [x])[0] / len(noise)
     return patch_sums(model, total)
@@ -131,7 +135,9 @@ def smoothgrad(
 
 # FullGrad ------------------------------------------------------------------------------------------------------------
 
-Term = tuple[Tensor, Tensor]  # (b, out): the bias b (broadcast over tokens) that was added into the tensor `out`
+Term = tuple[
+    Tensor, Tensor
+]  # (b, out): the bias b (broadcast over tokens) that was added into the tensor `out`
 
 
 def norm_terms(norm: NormState | None, implicit: bool, frozen: bool) -> list[Term]:
@@ -203,14 +209,19 @@ def fullgrad_tokens(
     state, scalar = vit.trace(model, images, target, **how)
     grads = vit.gradients(scalar, state.x[:-1])
     products = [(x * g).sum(-1).detach() for x, g in zip(state.x, grads, strict=False)]
-    return products, [m.detach() for m in bias_maps(model, state, scalar, implicit, held)], state.logits.detach()
+    return (
+        products,
+        [m.detach() for m in bias_maps(model, state, scalar, implicit, held)],
+        state.logits.detach(),
+    )
 
 
 def fullgrad_layers(model: Model, images: Tensor, target: Tensor, **options: Any) -> list[Tensor]:
     """IxG^l + all biases at or after block l. `implicit=True` adds the implicit offsets: complete for the logit."""
     products, biases, _ = fullgrad_tokens(model, images, target, **options)
     return [
-        vit.patches_of(model, product + torch.stack(biases[layer:]).sum(0)) for layer, product in enumerate(products)
+        vit.patches_of(model, product + torch.stack(biases[layer:]).sum(0))
+        for layer, product in enumerate(products)
     ]
 
 

@@ -28,7 +28,11 @@ def bias_total(value: Tensor, modules: list[nn.Module]) -> Tensor:
     shifts = {id(m.bias): -m.running_mean * m.weight / (m.running_var + m.eps).sqrt() for top in modules for m in top.modules()
               if isinstance(m, nn.BatchNorm2d)}  # fmt: skip
     grads = torch.autograd.grad(value, list(known.values()), allow_unused=True, retain_graph=True)
-    pieces = [((p + shifts.get(i, 0)) * g).sum() for (i, p), g in zip(known.items(), grads, strict=True) if g is not None]
+    pieces = [
+        ((p + shifts.get(i, 0)) * g).sum()
+        for (i, p), g in zip(known.items(), grads, strict=True)
+        if g is not None
+    ]
     return torch.stack(pieces).sum().detach() if pieces else torch.zeros((), dtype=value.dtype)
 
 
@@ -40,7 +44,9 @@ def scaled_biases(module: nn.Module, run: Callable[[], Tensor], names: list[str]
         changed = {k: s * own[k].detach() for k in names}
         return functional_call(_Calls(module, run), {f"module.{k}": v for k, v in changed.items()}, ())
 
-    return torch.autograd.functional.jvp(outer, torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.float64))[1]
+    return torch.autograd.functional.jvp(
+        outer, torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    )[1]
 
 
 class _Calls(nn.Module):
@@ -68,7 +74,10 @@ def swin_terms(model: Any, images: Tensor, target: int) -> list[tuple[Tensor, Te
         kept: list[tuple[Tensor, Tensor]] = []
         at_input = [block.norm1, block.norm2, block.mlp.fc1, block.mlp.fc2]
         at_input += [block.attn.qkv, block.attn.proj] if one_window(block) else []
-        hooks = [m.register_forward_hook(lambda m, _, y, kept=kept: kept.append((m.bias.detach(), y))) for m in at_input]
+        hooks = [
+            m.register_forward_hook(lambda m, _, y, kept=kept: kept.append((m.bias.detach(), y)))
+            for m in at_input
+        ]
         given = x
         x = block(x) if merge is None else merge(block(x))
         for hook in hooks:
@@ -77,7 +86,9 @@ def swin_terms(model: Any, images: Tensor, target: int) -> list[tuple[Tensor, Te
     logit = model.forward_head(model.norm(x))[:, target].sum()
     found = []
     for block, merge, given, kept, out in seen:
-        placed = sum((b * torch.autograd.grad(logit, y, retain_graph=True)[0]).sum(-1).flatten(1) for b, y in kept)
+        placed = sum(
+            (b * torch.autograd.grad(logit, y, retain_graph=True)[0]).sum(-1).flatten(1) for b, y in kept
+        )
         whole = nn.ModuleList([block] if merge is None else [block, merge])
         names = [k for k in biases(whole) if k.startswith("1.") or (".attn." in k and not one_window(block))]
         moved = scaled_biases(whole, lambda b=block, m=merge, g=given: b(g) if m is None else m(b(g)), names)

@@ -60,7 +60,9 @@ def length(vectors: Tensor) -> Tensor:
 def rows_to_one(M: Tensor) -> Tensor:
     """Rows divided by their sum; rows of zeros stay zeros."""
     total = M.sum(-1, keepdim=True)
-    return torch.where(total > 0, M / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(M))
+    return torch.where(
+        total > 0, M / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(M)
+    )
 
 
 def attin_matrices(model: Model, images: Tensor, target: Tensor, *, form: str = "n") -> list[Tensor]:

@@ -14,7 +14,12 @@ def pool(x: Tensor, weights: Tensor, kind: str) -> Tensor:
         reach = [0] if k == 0 else [-k, 0, k] if kind == "dilated" else list(range(-k, k + 1))
         for i in range(h):
             for j in range(w):
-                near = [x[:, i + di, j + dj] for di in reach for dj in reach if 0 <= i + di < h and 0 <= j + dj < w]
+                near = [
+                    x[:, i + di, j + dj]
+                    for di in reach
+                    for dj in reach
+                    if 0 <= i + di < h and 0 <= j + dj < w
+                ]
                 z[:, i, j] += weights[:, i, j, k : k + 1] * torch.stack(near).sum(0) / len(reach) ** 2
     return z
 
@@ -36,7 +41,9 @@ def tap(x: Tensor, module: Any, prefix: int, grid: tuple[int, int]) -> Tensor:
     """T of tokens (B, prefix + h·w, D), with the weights of a TokenPool."""
     first, norm, last = module.predict
     g = x[:, prefix:].unflatten(1, grid)
-    y = (convolve(g, first.weight) - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
+    y = (convolve(g, first.weight) - norm.running_mean) / (
+        norm.running_var + 1e-5
+    ).sqrt() * norm.weight + norm.bias
     e = (convolve(y, last.weight) / module.temperature).exp()
     return torch.cat([x[:, :prefix], pool(g, e / e.sum(-1, keepdim=True), module.kind).flatten(1, 2)], 1)
 

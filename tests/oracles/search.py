@@ -25,7 +25,11 @@ def answer(model: Any, tokens: Tensor) -> Tensor:
 
 
 def logits(model: Any, image: Tensor, keep: list[int], hide: str = "remove") -> Tensor:
-    side, (_, columns), prefix = model.patch_embed.patch_size[0], model.patch_embed.grid_size, model.num_prefix_tokens
+    side, (_, columns), prefix = (
+        model.patch_embed.patch_size[0],
+        model.patch_embed.grid_size,
+        model.num_prefix_tokens,
+    )
     if hide == "fill":
         painted = torch.zeros_like(image)
         for j in keep:
@@ -53,13 +57,19 @@ def draws(image: Tensor, seed: int, *shape: int) -> Tensor:
 
 
 def halves(model: Any, image: Tensor, budget: int, seed: int) -> list[list[int]]:
-    return [[j for j in range(patches(model)) if row[j] < 0.5] for row in draws(image, seed, budget, patches(model))]
+    return [
+        [j for j in range(patches(model)) if row[j] < 0.5]
+        for row in draws(image, seed, budget, patches(model))
+    ]
 
 
 def occlusion(model: Any, image: Tensor, c: int, hide: str = "remove") -> Tensor:
     everything = list(range(patches(model)))
     whole = f(model, image, everything, c, hide)
-    return torch.tensor([whole - f(model, image, [k for k in everything if k != j], c, hide) for j in everything], dtype=torch.float64)
+    return torch.tensor(
+        [whole - f(model, image, [k for k in everything if k != j], c, hide) for j in everything],
+        dtype=torch.float64,
+    )
 
 
 def rise(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
@@ -93,7 +103,9 @@ def lime(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: st
 
 def shapley_sets(model: Any, image: Tensor, budget: int, seed: int = 0) -> list[list[int]]:
     P, sets = patches(model), []
-    kernel = [(P - 1) / (comb(P, s) * s * (P - s)) * comb(P, s) for s in range(1, P)]  # of all sets of a size together
+    kernel = [
+        (P - 1) / (comb(P, s) * s * (P - s)) * comb(P, s) for s in range(1, P)
+    ]  # of all sets of a size together
     for i, row in enumerate(draws(image, seed, -(-budget // 2), P + 1).tolist()):
         size, mass = 1, kernel[0]
         while mass < row[0] * sum(kernel) and size < P - 1:
@@ -104,7 +116,9 @@ def shapley_sets(model: Any, image: Tensor, budget: int, seed: int = 0) -> list[
     return sets[:budget]
 
 
-def kernel_shap(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove") -> Tensor:
+def kernel_shap(
+    model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove"
+) -> Tensor:
     """Least squares under Σ φ = f(all) − f(none), by Lagrange's equations. Needs enough samples to have one solution."""
     P = patches(model)
     sets = shapley_sets(model, image, budget, seed)
@@ -121,8 +135,12 @@ def kernel_shap(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, h
 def exact_shapley(model: Any, image: Tensor, c: int) -> Tensor:
     """By definition, over all 2^P sets, absent patches painted with zeros; all pictures in one batch."""
     P, side = patches(model), model.patch_embed.patch_size[0]
-    cells = torch.tensor([[float(keep >> j & 1) for j in range(P)] for keep in range(2**P)], dtype=torch.float64)
-    cells = cells.view(-1, 1, *model.patch_embed.grid_size).repeat_interleave(side, 2).repeat_interleave(side, 3)
+    cells = torch.tensor(
+        [[float(keep >> j & 1) for j in range(P)] for keep in range(2**P)], dtype=torch.float64
+    )
+    cells = (
+        cells.view(-1, 1, *model.patch_embed.grid_size).repeat_interleave(side, 2).repeat_interleave(side, 3)
+    )
     value = model(cells * image).detach().softmax(1)[:, c].tolist()
     phi = torch.zeros(P, dtype=torch.float64)
     for keep, v in enumerate(value):
@@ -139,14 +157,24 @@ def pami(model: Any, image: Tensor, c: int, hide: str = "remove") -> Tensor:
         for shift in (0, side // 2):
             cells: dict[tuple[int, int], list[int]] = {}
             for j in range(rows * columns):
-                cells.setdefault(((j // columns + shift) // side, (j % columns + shift) // side), []).append(j)
+                cells.setdefault(((j // columns + shift) // side, (j % columns + shift) // side), []).append(
+                    j
+                )
             for cell in cells.values():
                 for j in cell:
                     answers[j].append(f(model, image, cell, c, hide))
     return torch.tensor([sum(a) / len(a) for a in answers], dtype=torch.float64)
 
 
-def hsic(model: Any, image: Tensor, c: int, budget: int, seed: int = 0, output: str = "distribution", hide: str = "remove") -> Tensor:
+def hsic(
+    model: Any,
+    image: Tensor,
+    c: int,
+    budget: int,
+    seed: int = 0,
+    output: str = "distribution",
+    hide: str = "remove",
+) -> Tensor:
     sets = halves(model, image, budget, seed)
     out = torch.stack([logits(model, image, keep, hide).softmax(0) for keep in sets])
     out = out if output == "distribution" else out[:, c : c + 1]
@@ -190,7 +218,9 @@ def scorecam(model: Any, image: Tensor, c: int, softmax: bool = True, budget: in
     return (a * weight).sum(1).clamp(min=0)
 
 
-def vit_cx(model: Any, image: Tensor, c: int, clusters: list[list[int]], noise: float = 0.1, seed: int = 0) -> Tensor:
+def vit_cx(
+    model: Any, image: Tensor, c: int, clusters: list[list[int]], noise: float = 0.1, seed: int = 0
+) -> Tensor:
     a, x = channels(model, image), tokens_of(model, image)
     generator = torch.Generator().manual_seed(crc32(str(seed).encode() + image.double().numpy().tobytes()))
     rest = noise * x.flatten().std() * torch.randn(x.shape, generator=generator, dtype=torch.float64)
@@ -218,7 +248,9 @@ def closed(model: Any, tokens: Tensor, gate: Tensor) -> Tensor:
     """Logits with each patch's key, for all but itself, and its place in the head's mean, weighed by its gate (n,)."""
     prefix, n = model.num_prefix_tokens, len(tokens)
     columns = torch.cat([torch.zeros(prefix, dtype=torch.float64), gate.log()]).expand(n, n)
-    y = model.norm(attended(model, tokens, torch.ones(()), columns * (1 - torch.eye(n, dtype=torch.float64))))[0]
+    y = model.norm(
+        attended(model, tokens, torch.ones(()), columns * (1 - torch.eye(n, dtype=torch.float64)))
+    )[0]
     pooled = y[0] if model.global_pool == "token" else (gate[:, None] * y[prefix:]).sum(0) / gate.sum()
     return model.head(model.fc_norm(pooled))
 
@@ -229,7 +261,9 @@ def atman(model: Any, image: Tensor, c: int, suppress: float = 0.9, similar: flo
     x0 = tokens_of(model, image)
 
     def logit(factor: Tensor) -> float:
-        return float(model.forward_head(model.norm(attended(model, x0, factor, torch.zeros(())))).detach()[0, c])
+        return float(
+            model.forward_head(model.norm(attended(model, x0, factor, torch.zeros(())))).detach()[0, c]
+        )
 
     scores = []
     for j in range(P):
@@ -253,7 +287,9 @@ def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9
         (g,) = torch.autograd.grad(p, gate)
         history.append(left)
         confidence.append(float(p.detach()))
-        gone = sorted(range(len(left)), key=lambda i, g=g: float(g[i]))[:k]  # the gates whose closing helps most
+        gone = sorted(range(len(left)), key=lambda i, g=g: float(g[i]))[
+            :k
+        ]  # the gates whose closing helps most
         left = [j for i, j in enumerate(left) if i not in gone]
     enough = [i for i, p in enumerate(confidence) if p >= threshold]
     best = enough[-1] if enough else max(range(len(confidence)), key=lambda i: confidence[i])
@@ -268,7 +304,9 @@ def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9
     return confidence, subset, history
 
 
-def summed(model: Any, image: Tensor, c: int, steps: int, threshold: float) -> tuple[list[float], list[int], list[list[int]]]:
+def summed(
+    model: Any, image: Tensor, c: int, steps: int, threshold: float
+) -> tuple[list[float], list[int], list[list[int]]]:
     """(p_c before each step, the subset of pixels, what was left at each step), by gradients that are added up."""
     pixels = image.shape[1] * image.shape[2]
     left, total, history, confidence = list(range(pixels)), [0.0] * pixels, [], []

@@ -113,7 +113,9 @@ def gain(scale: Any, width: int) -> Tensor:
 def check(model: Model) -> None:
     """Refuse what this file does not write out."""
     plain = type(model).__name__ == "VisionTransformer" and model.attn_pool is None
-    plain = plain and model.global_pool in ("token", "avg") and isinstance(model.patch_embed.norm, nn.Identity)
+    plain = (
+        plain and model.global_pool in ("token", "avg") and isinstance(model.patch_embed.norm, nn.Identity)
+    )
     for block in model.blocks:
         plain = plain and type(block).__name__ == "Block" and type(block.attn).__name__ == "Attention"
         plain = plain and isinstance(block.attn.norm, nn.Identity) and isinstance(block.mlp.norm, nn.Identity)
@@ -161,7 +163,8 @@ def embed(model: Model, images: Tensor) -> Tensor:
     rows, columns = model.patch_embed.grid_size
     assert images.shape[-2:] == (rows * ph, columns * pw), "the oracle does not resample position embeddings"
     patches = [
-        images[:, :, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].flatten(1) @ weight(proj.weight).flatten(1).T
+        images[:, :, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].flatten(1)
+        @ weight(proj.weight).flatten(1).T
         + bias(proj)
         for r in range(rows)
         for c in range(columns)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput
-from steadygaze.vit.load import Loaded
+from steadygaze.loading.load import Loaded
 
 __all__ = ["page"]
 

@@ -15,7 +15,7 @@ from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import SteadygazeError
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.heatmap import Attribution
-from steadygaze.methods.perturbation_runs import manner
+from steadygaze.methods.search import manner
 from steadygaze.registry import DEFAULT
 from steadygaze.target import SCORES
 
@@ -47,12 +47,22 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
 
         return safe
 
-    def maps_of(picture: Any, methods: list[str], target: str, score: str, bar: gr.Progress) -> dict[str, Attribution]:
-        with manner(lambda name, done, total: bar((done, total), desc=name, unit="runs")):  # how far a search is
-            return viewer.maps(picture, methods, None if target == PREDICTED else target, None if score == OWN else score)
+    def maps_of(
+        picture: Any, methods: list[str], target: str, score: str, bar: gr.Progress
+    ) -> dict[str, Attribution]:
+        with manner(
+            lambda name, done, total: bar((done, total), desc=name, unit="runs")
+        ):  # how far a search is
+            return viewer.maps(
+                picture, methods, None if target == PREDICTED else target, None if score == OWN else score
+            )
 
-    def look(picture: Any, methods: list[str], target: str, score: str, signed: bool, bar: gr.Progress = BAR) -> Any:
-        return viewer.answers(picture), viewer.overlays(picture, maps_of(picture, methods, target, score, bar), signed)
+    def look(
+        picture: Any, methods: list[str], target: str, score: str, signed: bool, bar: gr.Progress = BAR
+    ) -> Any:
+        return viewer.answers(picture), viewer.overlays(
+            picture, maps_of(picture, methods, target, score, bar), signed
+        )
 
     def judge(picture: Any, methods: list[str], target: str, score: str, bar: gr.Progress = BAR) -> Any:
         found = viewer.truths(picture, maps_of(picture, methods, target, score, bar))
@@ -69,14 +79,20 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
         patch = viewer.patch_at(picture, *event.index)
         return changed(picture, [p for p in gone if p != patch] if patch in gone else [*gone, patch])
 
-    def top(picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress) -> tuple[list[int], list[int]]:
+    def top(
+        picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress
+    ) -> tuple[list[int], list[int]]:
         (best,) = maps_of(picture, methods[:1], target, score, bar).values()
         return viewer.split(best, share / 100)
 
-    def without(picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress = BAR) -> Any:
+    def without(
+        picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress = BAR
+    ) -> Any:
         return changed(picture, top(picture, methods, target, score, share, bar)[0])
 
-    def alone(picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress = BAR) -> Any:
+    def alone(
+        picture: Any, methods: list[str], target: str, score: str, share: float, bar: gr.Progress = BAR
+    ) -> Any:
         return changed(picture, top(picture, methods, target, score, share, bar)[1])
 
     def new(picture: Any) -> Any:
@@ -85,14 +101,18 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
         return viewer.answers(picture), [], *changed(picture, [])
 
     with gr.Blocks(title="steadygaze", analytics_enabled=False) as made:
-        gr.Markdown(f"# steadygaze\n{viewer.loaded.name}: see what it looks at, test whether that is true, and take patches away yourself.")
+        gr.Markdown(
+            f"# steadygaze\n{viewer.loaded.name}: see what it looks at, test whether that is true, and take patches away yourself."
+        )
         with gr.Row():
             with gr.Column(scale=2, min_width=280):
                 picture = gr.Image(type="pil", label="picture", sources=["upload", "clipboard"], height=280)
                 answers = gr.Label(num_top_classes=5, label="the model says")
                 methods = gr.Dropdown(viewer.methods, value=opening, multiselect=True, allow_custom_value=True, label="methods",
                                       info="or type one: decompx+skipplus, attixg+plus:pairing=next")  # fmt: skip
-                target = gr.Dropdown([PREDICTED, *viewer.classes], value=PREDICTED, label="class that is explained")
+                target = gr.Dropdown(
+                    [PREDICTED, *viewer.classes], value=PREDICTED, label="class that is explained"
+                )
                 score = gr.Dropdown([OWN, *SCORES], value=OWN, label="quantity of it")
                 signed = gr.Checkbox(label="show what speaks against it, too")
                 gr.Examples([str(one) for one in _examples()], picture, label="examples")
@@ -100,7 +120,9 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
                 with gr.Tab("What does it look at?"):
                     gr.Markdown(ABOUT["look"])
                     explain = gr.Button("Explain", variant="primary")
-                    gallery = gr.Gallery(label="maps", columns=2, object_fit="contain", height=880)  # two rows; more scroll
+                    gallery = gr.Gallery(
+                        label="maps", columns=2, object_fit="contain", height=880
+                    )  # two rows; more scroll
                 with gr.Tab("Is that true?"):
                     gr.Markdown(ABOUT["true"])
                     verify = gr.Button("Take patches out", variant="primary")
@@ -116,7 +138,14 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
                         with gr.Column():
                             words = gr.Markdown()
                             now = gr.Label(num_top_classes=5, label="the model says now")
-                            share = gr.Slider(0, 100, 20, step=1, label="share of the patches, %", info="by the first method on the left")
+                            share = gr.Slider(
+                                0,
+                                100,
+                                20,
+                                step=1,
+                                label="share of the patches, %",
+                                info="by the first method on the left",
+                            )
                             out = gr.Button("Take the most relevant out")
                             rest = gr.Button("Leave only the most relevant")
                             back = gr.Button("Put all back")
@@ -124,7 +153,14 @@ def lay_out(viewer: Viewer) -> gr.Blocks:
         asked, board_parts = [picture, methods, target, score], [gone, board, now, words]
         queue = {"concurrency_id": "model", "concurrency_limit": 1}  # one model: one question at a time
         picture.change(told(new), picture, [answers, gallery, *board_parts], api_name="new", **queue)
-        gr.on([explain.click, signed.change], told(look), [*asked, signed], [answers, gallery], api_name="look", **queue)
+        gr.on(
+            [explain.click, signed.change],
+            told(look),
+            [*asked, signed],
+            [answers, gallery],
+            api_name="look",
+            **queue,
+        )
         verify.click(told(judge), asked, [*plots, table], api_name="judge", **queue)
         board.select(told(click), [picture, gone], board_parts, **queue)
         out.click(told(without), [*asked, share], board_parts, api_name="without", **queue)

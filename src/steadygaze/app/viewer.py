@@ -22,12 +22,12 @@ from steadygaze.errors import BadInput, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.removal import RATIOS, Whole, ranking, removal
 from steadygaze.heatmap import Attribution, percent
-from steadygaze.methods.masking import with_gates
+from steadygaze.loading.load import Loaded
+from steadygaze.methods.diffmask import with_gates
 from steadygaze.registry import Method
 from steadygaze.runs.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded
 from steadygaze.vit.subsets import can_mask, subset_logits
 
 SIDE = 448  # pixels of the longer side that is shown
@@ -93,10 +93,15 @@ class Viewer:
             found = explain(self.vit, self._image(picture), self._class(target), method=asked, score=score)
         return {name: attribution.to("cpu") for name, attribution in found.items()}
 
-    def overlays(self, picture: Image.Image, maps: dict[str, Attribution], signed: bool = False) -> list[tuple[Image.Image, str]]:
+    def overlays(
+        self, picture: Image.Image, maps: dict[str, Attribution], signed: bool = False
+    ) -> list[tuple[Image.Image, str]]:
         """Every map over what the model sees, with the method's name and the class."""
         shown = self.shown(picture)
-        return [(one.overlay(shown, signed=signed), f"{name}: {one.title(0, self._short)}") for name, one in maps.items()]
+        return [
+            (one.overlay(shown, signed=signed), f"{name}: {one.title(0, self._short)}")
+            for name, one in maps.items()
+        ]
 
     def truths(self, picture: Image.Image, maps: dict[str, Attribution]) -> list[Truth]:
         """Removal curves and scores of every map on this picture, and of a random ranking."""
@@ -112,8 +117,14 @@ class Viewer:
         start = float(whole.probabilities[0, target[0]])
         found = []
         for row, name in enumerate(known):
-            curve = {kind: values[f"{kind}_aopc"].detail for kind in ("deletion", "insertion")}  # 100 (p_whole - p_left)
-            left = {kind: [start - at / 100 for at in lost[row, 0].tolist()] for kind, lost in curve.items() if lost is not None}
+            curve = {
+                kind: values[f"{kind}_aopc"].detail for kind in ("deletion", "insertion")
+            }  # 100 (p_whole - p_left)
+            left = {
+                kind: [start - at / 100 for at in lost[row, 0].tolist()]
+                for kind, lost in curve.items()
+                if lost is not None
+            }
             deletion = zip((0.0, *RATIOS), (start, *left["deletion"]), strict=True)
             insertion = zip((*RATIOS, 1.0), (*left["insertion"], start), strict=True)
             scores = {metric: float(value.value[row, 0]) for metric, value in values.items()}
@@ -180,4 +191,6 @@ class Viewer:
         tokens = self.vit.embed(image)
         keep = torch.ones(1, self.vit.grid[0] * self.vit.grid[1], dtype=torch.bool, device=image.device)
         keep[0, list(without)] = False
-        return subset_logits(self.vit, image, tokens, keep, torch.zeros(1, dtype=torch.long, device=image.device), self.way)
+        return subset_logits(
+            self.vit, image, tokens, keep, torch.zeros(1, dtype=torch.long, device=image.device), self.way
+        )

@@ -28,7 +28,13 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
     place, console, notes = world(), wide(Console()), Console(stderr=True)
     try:
         folders = [
-            measured(side, which, ask, place, lambda verb, total: progress(total, place, notes, verb, f"pictures, {verb}"))
+            measured(
+                side,
+                which,
+                ask,
+                place,
+                lambda verb, total: progress(total, place, notes, verb, f"pictures, {verb}"),
+            )
             for side, which in ((before, "before"), (after, "after"))
         ]
         place.wait()
@@ -47,7 +53,9 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
         runs = [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")]
         path = ask.out / "card.html"
         masked = [bool(masked_models(side)) for side in sections]
-        for file in write_card(found, shifts, path, runs, method=method, show=show, pictures=pictures, masked=masked):
+        for file in write_card(
+            found, shifts, path, runs, method=method, show=show, pictures=pictures, masked=masked
+        ):
             say(console, f"wrote {file}")
         return 0
     except KeyboardInterrupt:
@@ -58,7 +66,16 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
 
 
 def _numbers(changes: list[Change]) -> Table:
-    table = Table("setting", "metric", "before", "after", "difference", "95 %", box=SIMPLE, title="accuracy, robustness, attention")
+    table = Table(
+        "setting",
+        "metric",
+        "before",
+        "after",
+        "difference",
+        "95 %",
+        box=SIMPLE,
+        title="accuracy, robustness, attention",
+    )
     for c in changes:
         gap = f"{c.scale * c.difference:+.3g}"
         span = f"{c.scale * c.low:+.3g} to {c.scale * c.high:+.3g}"
@@ -68,11 +85,20 @@ def _numbers(changes: list[Change]) -> Table:
 
 
 def _faithful(shifts: list[Shift]) -> Table:
-    table = Table("method", "metric", "before", "after", "difference", "95 %", box=SIMPLE, title="faithfulness")
+    table = Table(
+        "method", "metric", "before", "after", "difference", "95 %", box=SIMPLE, title="faithfulness"
+    )
     for s in shifts:
         sides = (number(s.before, s.metric), number(s.after, s.metric))
         span = f"{s.low:+.3g} to {s.high:+.3g}"
-        table.add_row(s.method, faithful_label(s.metric), *sides, f"{s.difference:+.3g}", span, style=STYLE.get(s.verdict))
+        table.add_row(
+            s.method,
+            faithful_label(s.metric),
+            *sides,
+            f"{s.difference:+.3g}",
+            span,
+            style=STYLE.get(s.verdict),
+        )
     return table
 
 

@@ -24,7 +24,9 @@ def run(before: str, after: str, out: Path | None, setting: str, method: str, sh
         console: Console | None = None) -> int:  # fmt: skip
     """Compare, print and write; gives the exit code."""
     console = console or wide(Console())
-    folders = [[Path(piece.strip()) for piece in text.split(",") if piece.strip()] for text in (before, after)]
+    folders = [
+        [Path(piece.strip()) for piece in text.split(",") if piece.strip()] for text in (before, after)
+    ]
     found = compare(folders[0], folders[1], setting=setting)
     _heading(found, console)
     console.print(_changes(found))
@@ -43,13 +45,22 @@ def run(before: str, after: str, out: Path | None, setting: str, method: str, sh
 
 def _heading(found: Comparison, console: Console) -> None:
     one, two = found.before[0], found.after[0]
-    seeds = f"; {len(found.before)} and {len(found.after)} seeds" if max(len(found.before), len(found.after)) > 1 else ""
+    seeds = (
+        f"; {len(found.before)} and {len(found.after)} seeds"
+        if max(len(found.before), len(found.after)) > 1
+        else ""
+    )
     models = f"before: {one.model} ({one.weights}); after: {two.model} ({two.weights})"
     say(console, f"{models}; {counted(one.pictures, 'picture')} of {one.data}{seeds}", "bold")
 
 
 def _changes(found: Comparison) -> Shown:
-    shown = Shown(title="after minus before, 95 % interval over the same pictures", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown = Shown(
+        title="after minus before, 95 % interval over the same pictures",
+        title_justify="left",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     for column in ("setting", "metric"):
         shown.add_column(column, no_wrap=True)
     for column in ("before", "after", "difference", "interval", "p"):
@@ -60,7 +71,9 @@ def _changes(found: Comparison) -> Shown:
         sides = []
         for spread in (c.before, c.after):
             several = f" ±{c.scale * spread.deviation:.{digits}f}" if spread.seeds > 1 else ""
-            sides.append("no number" if np.isnan(spread.mean) else f"{c.scale * spread.mean:.{digits}f}{several}")
+            sides.append(
+                "no number" if np.isnan(spread.mean) else f"{c.scale * spread.mean:.{digits}f}{several}"
+            )
         numbers = [f"{c.scale * v:+.{digits}f}" for v in (c.difference, c.low, c.high)]
         chance = "" if c.p is None else f"{c.p:.3f}"
         shown.add_row(c.setting, label(c.metric), *sides, numbers[0], f"[{numbers[1]}, {numbers[2]}]".replace("[", "\\["), chance,
@@ -88,4 +101,7 @@ def _turned(found: Comparison, show: int, console: Console) -> None:
     for way in ("wrong", "right"):
         names = found.turned[way]
         more = f", and {len(names) - show} more" if len(names) > show else ""
-        say(console, f"turned {way} ({found.setting}): {len(names)}{': ' if names and show else ''}{', '.join(names[:show])}{more}")
+        say(
+            console,
+            f"turned {way} ({found.setting}): {len(names)}{': ' if names and show else ''}{', '.join(names[:show])}{more}",
+        )

@@ -12,7 +12,7 @@ from steadygaze.cli.verify import say
 from steadygaze.errors import BadInput
 from steadygaze.report.html import write_all
 from steadygaze.report.svg import COLOURS, HEIGHT, WIDTH, Series, lines
-from steadygaze.train.files import read_log
+from steadygaze.training.run_files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 FEW = 60  # rows of a log whose points are seen one by one
@@ -44,16 +44,23 @@ def picture(logs: dict[str, list[dict[str, str]]], columns: list[str]) -> str:
     down = -(-len(panels) // across)
     legend = LINE * len(logs) + 12
     width, height = across * WIDTH, down * (HEIGHT + 24) + legend
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">', _style(logs)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        _style(logs),
+    ]
     parts.append(f'<rect width="{width}" height="{height}" fill="white"/>')
     for number, name in enumerate(logs):
         shade = f"c{number}" if number < COLOURS else "rest"
-        parts.append(f'<line class="line {shade}" x1="12" x2="40" y1="{14 + LINE * number}" y2="{14 + LINE * number}"/>')
+        parts.append(
+            f'<line class="line {shade}" x1="12" x2="40" y1="{14 + LINE * number}" y2="{14 + LINE * number}"/>'
+        )
         parts.append(f'<text x="48" y="{18 + LINE * number}">{escape(name)}</text>')
     for number, (column, chart) in enumerate(panels):
         row, place = divmod(number, across)
         top = legend + row * (HEIGHT + 24)
-        parts.append(f'<text x="{place * WIDTH + 46}" y="{top + 14}" font-weight="bold">{escape(column)}</text>')
+        parts.append(
+            f'<text x="{place * WIDTH + 46}" y="{top + 14}" font-weight="bold">{escape(column)}</text>'
+        )
         box = f'x="{place * WIDTH}" y="{top + 18}" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         parts.append(re.sub(r"^<svg[^>]*>", f"<svg {box}>", chart, count=1))
     return "\n".join([*parts, "</svg>\n"])
@@ -70,7 +77,9 @@ def _panel(column: str, logs: dict[str, list[dict[str, str]]]) -> str:
 
 def _style(logs: dict[str, list[dict[str, str]]]) -> str:
     dots = 2.4 if all(len(rows) <= FEW for rows in logs.values()) else 1
-    shades = "".join(f".c{i} {{ stroke: {shade}; }} circle.c{i} {{ fill: {shade}; }}" for i, shade in enumerate(SHADES))
+    shades = "".join(
+        f".c{i} {{ stroke: {shade}; }} circle.c{i} {{ fill: {shade}; }}" for i, shade in enumerate(SHADES)
+    )
     return (
         "<style>text { font: 11px sans-serif; fill: #333; stroke: none; } .line { fill: none; stroke-width: 1.4; } "
         f".rest {{ stroke: #999; }} line {{ stroke: #ccc; }} circle {{ r: {dots}px; }} {shades}</style>"

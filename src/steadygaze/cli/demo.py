@@ -17,4 +17,6 @@ METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
 def run(out: Path) -> int:
     """Explain the demo pictures; gives the exit code."""
     with as_file(files("steadygaze") / "assets" / "demo") as folder:
-        return explain_files(Request(images=[folder], model="embedded", methods=list(METHODS), out=out), Console())
+        return explain_files(
+            Request(images=[folder], model="embedded", methods=list(METHODS), out=out), Console()
+        )

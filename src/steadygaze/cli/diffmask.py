@@ -22,39 +22,78 @@ def top() -> None:
 @diffmask.command()
 def train(
     model: Annotated[
-        str, typer.Option(help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'.")
+        str,
+        typer.Option(
+            help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'."
+        ),
     ],
-    data: Annotated[list[Path], typer.Option(help="Folder of pictures, at any depth; labels are not needed. May be repeated.")],
-    out: Annotated[Path, typer.Option(help="The mask, .safetensors; the same command goes on where it stopped.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Folder of pictures, at any depth; labels are not needed. May be repeated."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The mask, .safetensors; the same command goes on where it stopped.")
+    ],
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights of the model.")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="cifar10 (the default), imagenet: the paper's values; reference: its code's choices.")
+        list[str] | None,
+        typer.Option(
+            help="cifar10 (the default), imagenet: the paper's values; reference: its code's choices."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps. Default: by --epochs.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Times through the pictures.")] = 5,
     batch: Annotated[int | None, typer.Option(min=1, help="Pictures a step. Default: 16.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn at random. Default: 0.")] = None,
-    gate_rate: Annotated[float | None, typer.Option(help="Learning rate of the gates. Default: 2e-5.")] = None,
-    baseline_rate: Annotated[float | None, typer.Option(help="Of the vector that stands for masked patches: 1e-3.")] = None,
-    dual_rate: Annotated[float | None, typer.Option(help="Of λ, the price of changing the answer. Default: 0.3.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of everything that is drawn at random. Default: 0.")
+    ] = None,
+    gate_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of the gates. Default: 2e-5.")
+    ] = None,
+    baseline_rate: Annotated[
+        float | None, typer.Option(help="Of the vector that stands for masked patches: 1e-3.")
+    ] = None,
+    dual_rate: Annotated[
+        float | None, typer.Option(help="Of λ, the price of changing the answer. Default: 0.3.")
+    ] = None,
     dual_start: Annotated[float | None, typer.Option(min=0, help="λ at the start. Default: 20.")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Steps until the rates are full. Default: 1200.")] = None,
-    margin: Annotated[float | None, typer.Option(help="How far the answer may change (KL). Default: 0.1.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, help="Steps until the rates are full. Default: 1200.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="How far the answer may change (KL). Default: 0.1.")
+    ] = None,
     stretch: Annotated[float | None, typer.Option(help="α, the range of the gates. Default: 15.")] = None,
     shift: Annotated[float | None, typer.Option(help="β, where the gates begin. Default: 8.")] = None,
     dual: Annotated[str | None, typer.Option(help="ascent, or reference: λ with its code's sign.")] = None,
     l0: Annotated[str | None, typer.Option(help="norm, or log as in its code.")] = None,
-    tokens: Annotated[str | None, typer.Option(help="patches, or all: prefix tokens counted, as in its code.")] = None,
-    layers: Annotated[str | None, typer.Option(help="uniform or weighted: how the last gate of a step is drawn.")] = None,
-    slow: Annotated[str | None, typer.Option(help="start, or first_sync as in its code: Lookahead's slow weights.")] = None,
-    kl: Annotated[str | None, typer.Option(help="all: keep the whole distribution; class: keep one class.")] = None,
-    begin: Annotated[str | None, typer.Option(help="drawn: random first weights; open: all patches kept at first.")] = None,
-    target: Annotated[str | None, typer.Option(help="That class, by number or name. Default: the predicted one.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="patches, or all: prefix tokens counted, as in its code.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="uniform or weighted: how the last gate of a step is drawn.")
+    ] = None,
+    slow: Annotated[
+        str | None, typer.Option(help="start, or first_sync as in its code: Lookahead's slow weights.")
+    ] = None,
+    kl: Annotated[
+        str | None, typer.Option(help="all: keep the whole distribution; class: keep one class.")
+    ] = None,
+    begin: Annotated[
+        str | None, typer.Option(help="drawn: random first weights; open: all patches kept at first.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="That class, by number or name. Default: the predicted one.")
+    ] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Begin from a mask of the same widths.")] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Begin anew so often if the masks go all on or all off.")] = 0,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Begin anew so often if the masks go all on or all off.")
+    ] = 0,
     restart_with: Annotated[str, typer.Option(help="seed: the next one; stretch: also α + 5.")] = "seed",
     save_every: Annotated[int, typer.Option(min=1, help="Steps between two saves.")] = 200,
-    num_classes: Annotated[int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
 ) -> None:
     """Learn which patches the model needs for its answer; the model itself is not changed."""
@@ -80,13 +119,22 @@ def run(**asked: Any) -> int:
     from steadygaze.cli.verify import progress, say
     from steadygaze.errors import RowsNotWritten
     from steadygaze.runs.loop import World
-    from steadygaze.train.diffmask_run import Request, Run
+    from steadygaze.training.diffmask.loop import Request, Run
 
     console, notes = Console(), Console(stderr=True)
     request = Request(**asked)
     ready = Run(request)
-    begun = f", {ready.trainer.steps} done before" if ready.trainer.steps else f", from {request.warm_start}" if request.warm_start else ""
-    say(notes, f"{request.model}: {len(ready.album.files)} pictures, {ready.steps} steps of {ready.asked.batch}{begun}")
+    begun = (
+        f", {ready.trainer.steps} done before"
+        if ready.trainer.steps
+        else f", from {request.warm_start}"
+        if request.warm_start
+        else ""
+    )
+    say(
+        notes,
+        f"{request.model}: {len(ready.album.files)} pictures, {ready.steps} steps of {ready.asked.batch}{begun}",
+    )
     try:
         with progress(ready.steps, World(), notes, verb="training", unit="steps") as told:
             ended = ready.go(told, lambda text: say(notes, text))
@@ -101,7 +149,11 @@ def run(**asked: Any) -> int:
         console,
         f"{request.out}: {ended.steps} steps; all gates together keep {100 * found.l0:.1f} % of the patches, "
         f"KL {found.kl:.3f}, same answer for {100 * found.accuracy:.1f} %"
-        + (f" (before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)" if first else ""),
+        + (
+            f" (before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)"
+            if first
+            else ""
+        ),
     )
     for why in ended.unreadable[:20]:
         say(console, f"not used: {why}", "red")

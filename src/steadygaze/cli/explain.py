@@ -17,7 +17,14 @@ from PIL import Image
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 from torch import Tensor
 
@@ -25,13 +32,13 @@ from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap, PartialMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
+from steadygaze.loading.load import Loaded, load_model
 from steadygaze.methods import parse
-from steadygaze.methods.masking import with_gates
-from steadygaze.methods.perturbation_runs import manner
+from steadygaze.methods.diffmask import with_gates
+from steadygaze.methods.search import manner
 from steadygaze.runs.wording import counted
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded, load_model
 
 GRID_ROWS = 12  # pictures in the comparing grid
 TABLE_ROWS = 20  # pictures in the printed table
@@ -78,7 +85,9 @@ def run(request: Request, console: Console | None = None) -> int:
     """Do it; 0, or 1 where a file could not be read or explained."""
     console, live = console or Console(), Console(stderr=True)
     if request.top > 1 and request.target != "auto":
-        raise BadInput(f"--top means the likeliest classes, but --target is {request.target}: give only one of them")
+        raise BadInput(
+            f"--top means the likeliest classes, but --target is {request.target}: give only one of them"
+        )
     for method in request.methods:
         parse(method)  # a wrong name is told before anything is loaded
     request = replace(request, methods=with_gates(request.methods, request.diffmask))
@@ -93,15 +102,31 @@ def run(request: Request, console: Console | None = None) -> int:
     try:
         request.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--out: expected a folder that can be written, got {request.out} ({error.strerror})") from error
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        raise BadInput(
+            f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
+        ) from error
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     progress = Progress(*columns, console=live, transient=True)
     task = progress.add_task("explaining", total=len(files))
     with progress if live.is_terminal else nullcontext():
         for some, images in batches(files, loaded, request.batch, found.unreadable):
-            with manner(lambda name, done, total: progress.update(task, description=f"explaining: {name}, {done} of {total} runs")):
+            with manner(
+                lambda name, done, total: progress.update(
+                    task, description=f"explaining: {name}, {done} of {total} runs"
+                )
+            ):
                 explain_batch(request, loaded, vit, [names[f] for f in some], some, images.to(device), found)
-            progress.update(task, completed=len(found.rows) + len(found.unreadable) + len(found.broken), description="explaining")
+            progress.update(
+                task,
+                completed=len(found.rows) + len(found.unreadable) + len(found.broken),
+                description="explaining",
+            )
             if found.partial:  # stopped: what was found until then is written, and nothing more begun
                 break
     if found.rows:
@@ -111,7 +136,9 @@ def run(request: Request, console: Console | None = None) -> int:
     for text in found.partial:
         console.print(f"stopped before all was done. {text}", style="yellow", markup=False, soft_wrap=True)
     for text in found.empty:
-        console.print(f"zero everywhere, explains nothing: {text}", style="yellow", markup=False, soft_wrap=True)
+        console.print(
+            f"zero everywhere, explains nothing: {text}", style="yellow", markup=False, soft_wrap=True
+        )
     for text in found.broken:
         console.print(f"not explained: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
     for text in found.unreadable:
@@ -119,7 +146,9 @@ def run(request: Request, console: Console | None = None) -> int:
     return 1 if found.unreadable or found.broken else 0
 
 
-def batches(files: list[Path], loaded: Loaded, size: int, unreadable: list[str]) -> Iterator[tuple[list[Path], Tensor]]:
+def batches(
+    files: list[Path], loaded: Loaded, size: int, unreadable: list[str]
+) -> Iterator[tuple[list[Path], Tensor]]:
     """Files that could be read and their preprocessed pictures (b, 3, H, W); the others are noted down."""
     some: list[Path] = []
     images: list[Tensor] = []
@@ -137,7 +166,13 @@ def batches(files: list[Path], loaded: Loaded, size: int, unreadable: list[str])
 
 
 def explain_batch(
-    request: Request, loaded: Loaded, vit: ViT, names: list[str], files: list[Path], images: Tensor, found: Results
+    request: Request,
+    loaded: Loaded,
+    vit: ViT,
+    names: list[str],
+    files: list[Path],
+    images: Tensor,
+    found: Results,
 ) -> None:
     """Explain a batch, write its overlays and note it for the record; a picture with a broken map is left out."""
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
@@ -149,7 +184,9 @@ def explain_batch(
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("ignore", DegenerateMap)  # told at the end, with the picture's name
             many = explain(vit, images, target=target, method=list(request.methods), score=request.score)
-        found.partial += [f"{', '.join(names)}: {w.message}" for w in heard if issubclass(w.category, PartialMap)]
+        found.partial += [
+            f"{', '.join(names)}: {w.message}" for w in heard if issubclass(w.category, PartialMap)
+        ]
         for w in heard:
             if not issubclass(w.category, PartialMap):
                 warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
@@ -195,7 +232,9 @@ def draw(request: Request, name: str, picture: Image.Image, attribution: Attribu
     for index in attribution.places():
         if (index if isinstance(index, int) else index[0]) == row:
             file = overlay_name(name, attribution.method, index)
-            shares = attribution.method.startswith("diffmask")  # of 0..1: a patch that alone is kept is no outlier
+            shares = attribution.method.startswith(
+                "diffmask"
+            )  # of 0..1: a patch that alone is kept is no outlier
             how: dict[str, Any] = {"signed": request.signed, "percentile": 100.0 if shares else 99.0}
             attribution.overlay(picture, index, **how).save(request.out / file)
             written.append(file)
@@ -234,11 +273,15 @@ def finish(request: Request, loaded: Loaded, found: Results) -> None:
             parts[name].append(attribution)
     rows = slice(0, GRID_ROWS)
     whole = {name: joined(some)[rows] for name, some in parts.items()}
-    grid = grid_picture(pictures[rows], whole, classes=short(loaded.classes), notes=notes[rows], signed=request.signed)
+    grid = grid_picture(
+        pictures[rows], whole, classes=short(loaded.classes), notes=notes[rows], signed=request.signed
+    )
     grid.save(request.out / "grid.png")
     arrays: dict[str, Any] = {name: np.concatenate(some) for name, some in found.scores.items()}
     arrays |= {"logits": np.concatenate(found.logits), "target": np.concatenate(found.targets)}
-    np.savez_compressed(request.out / "scores.npz", **arrays, names=np.array([row["name"] for row in found.rows]))
+    np.savez_compressed(
+        request.out / "scores.npz", **arrays, names=np.array([row["name"] for row in found.rows])
+    )
     manifest = {
         "model": {
             "name": loaded.name,
@@ -280,10 +323,19 @@ def short(classes: tuple[str, ...] | None) -> list[str] | None:
 
 
 def print_predictions(found: Results, console: Console) -> None:
-    table = Table(Column("picture", overflow="fold"), "1st", "2nd", "3rd", title="what the model says", title_justify="left", box=SIMPLE)
+    table = Table(
+        Column("picture", overflow="fold"),
+        "1st",
+        "2nd",
+        "3rd",
+        title="what the model says",
+        title_justify="left",
+        box=SIMPLE,
+    )
     for row in found.rows[:TABLE_ROWS]:
         answers = [
-            f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}" for p in row["predictions"]
+            f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
+            for p in row["predictions"]
         ]
         table.add_row(*(escape(text) for text in (row["name"], *answers)))
     console.print(table)
@@ -293,7 +345,12 @@ def print_predictions(found: Results, console: Console) -> None:
 
 def print_written(request: Request, found: Results, console: Console) -> None:
     overlays = sum(len(files) for row in found.rows for files in row["overlays"].values())
-    console.print(f"wrote to {request.out}: {counted(overlays, 'overlay')}, and", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"wrote to {request.out}: {counted(overlays, 'overlay')}, and",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
     rest = "" if len(found.rows) <= GRID_ROWS else f", the first {GRID_ROWS} of {len(found.rows)} pictures"
     for name, what in (
         ("grid.png", f"the methods side by side{rest}"),
@@ -311,7 +368,9 @@ def unique_names(files: list[Path]) -> dict[Path, str]:
         words = (*file.parts[:-1], file.stem)
         parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
         choices = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
-        name = next((choice for choice in choices if choice.lower() not in taken), f"{choices[0]}-{len(taken)}")
+        name = next(
+            (choice for choice in choices if choice.lower() not in taken), f"{choices[0]}-{len(taken)}"
+        )
         taken.add(name.lower())  # some disks do not tell A.png from a.png
         names[file] = name
     return names

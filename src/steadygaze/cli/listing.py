@@ -59,15 +59,22 @@ def named_models() -> list[dict[str, str]]:
     import timm
 
     from steadygaze import models
-    from steadygaze.vit.load import torchvision_names
+    from steadygaze.loading.load import torchvision_names
 
     rows = [{"name": "embedded", "library": "steadygaze", "view": "plain"}]
     for view, own in (("plain", models.PLAIN), ("staged", models.STAGED)):
-        rows += [{"name": name, "library": "steadygaze", "view": view} for module in own for name in timm.list_models(module=module)]
+        rows += [
+            {"name": name, "library": "steadygaze", "view": view}
+            for module in own
+            for name in timm.list_models(module=module)
+        ]
     for view, modules in (("plain", PLAIN), ("staged", STAGED)):
         names = sorted({name for module in modules for name in timm.list_models(module=module)})
         rows += [{"name": name, "library": "timm", "view": view} for name in names]
-    return rows + [{"name": f"torchvision:{name}", "library": "torchvision", "view": "plain"} for name in torchvision_names()]
+    return rows + [
+        {"name": f"torchvision:{name}", "library": "torchvision", "view": "plain"}
+        for name in torchvision_names()
+    ]
 
 
 def list_models(pattern: str, json: bool, console: Console | None = None) -> None:
@@ -91,4 +98,3 @@ def list_models(pattern: str, json: bool, console: Console | None = None) -> Non
         "DINOv3, CLIP, MetaCLIP 2, SigLIP, I-JEPA, MSN; and a folder of `steadygaze train`.",
         highlight=False,
     )
-

@@ -9,7 +9,9 @@ from rich.console import Console
 from steadygaze.report.html import write_report
 
 
-def run(runs: list[Path], out: Path | None, baseline: str | None, pictures: bool, console: Console | None = None) -> int:
+def run(
+    runs: list[Path], out: Path | None, baseline: str | None, pictures: bool, console: Console | None = None
+) -> int:
     """Write it; gives the exit code."""
     console = console or Console()
     for path in write_report(runs, out, baseline=baseline, pictures=pictures):

@@ -13,10 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from steadygaze.errors import RowsNotWritten
-from steadygaze.methods.perturbation_runs import manner
+from steadygaze.methods.search import manner
 from steadygaze.runs.loop import World, world
 from steadygaze.runs.rows import Rows
 
@@ -47,7 +54,9 @@ def wide(console: Console) -> Console:
 
 
 @contextmanager
-def progress(total: int, place: World, notes: Console, verb: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+def progress(
+    total: int, place: World, notes: Console, verb: str, unit: str
+) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left, and how far a search is; plain lines now and then where nobody watches a terminal."""
     if place.rank:
         yield lambda finished, computed: None
@@ -93,7 +102,9 @@ class _Plain:
         if self.finished >= self.total or self.due():
             spent = self.said - self.began
             left = (self.total - self.finished) * spent / self.computed if self.computed else 0.0
-            before = f" ({self.finished - self.computed} from before)" if self.finished > self.computed else ""
+            before = (
+                f" ({self.finished - self.computed} from before)" if self.finished > self.computed else ""
+            )
             say(self.notes, f"{self.finished}/{self.total} {self.unit}{before}, {duration(left)} left")
 
     def searching(self, name: str, done: int, total: int) -> None:
@@ -111,7 +122,9 @@ class _Plain:
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return (
+        f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    )
 
 
 def tell_unreadable(rows: Rows, console: Console) -> int:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from steadygaze.cli.running import guarded, progress, say, tell_unreadable, wide
-from steadygaze.robustness.corruptions import CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.runs.loop import World
 from steadygaze.runs.rows import Rows
@@ -34,7 +34,10 @@ def run(request: Request, console: Console | None = None) -> int:
             return 0
         if pace.model:
             by = counted(ready.workers, "worker")
-            say(notes, f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({by})")
+            say(
+                notes,
+                f"the model worked {100 * pace.share:.0f} % of the time and waited for pictures the rest ({by})",
+            )
         return _close(request, rows, console or wide(Console()))
 
     return guarded(request.out, work)
@@ -105,10 +108,20 @@ def _answers(card: Card) -> Shown | None:
     if not settings:
         return None
     restricted = list(dict.fromkeys(m for _, m in card.keys if "_of_" in m))
-    metrics = ["top1", *(["top5"] if any(m == "top5" for _, m in card.keys) else []), *restricted, "confidence", "ece"]
-    table = _table("right answers, confidence and ECE, %", "setting", *(label(m) for m in metrics), "pictures")
+    metrics = [
+        "top1",
+        *(["top5"] if any(m == "top5" for _, m in card.keys) else []),
+        *restricted,
+        "confidence",
+        "ece",
+    ]
+    table = _table(
+        "right answers, confidence and ECE, %", "setting", *(label(m) for m in metrics), "pictures"
+    )
     for setting in settings:
-        table.add_row(setting, *(_cell(card, setting, m) for m in metrics), str(card.numbers[setting, "top1"].images))
+        table.add_row(
+            setting, *(_cell(card, setting, m) for m in metrics), str(card.numbers[setting, "top1"].images)
+        )
     return table
 
 
@@ -120,7 +133,11 @@ def _segmentation(card: Card) -> Shown | None:
     levels = [s for s in SEVERITIES if any((f"{name}/{s}", "miou") in card.numbers for name in names)]
     table = _table("segmentation, %", "corruption", *(f"mIoU at {s}" for s in levels), "mean")
     for name in names:
-        table.add_row(name, *(_cell(card, f"{name}/{s}", "miou", spread=False) for s in levels), _cell(card, name, "miou"))
+        table.add_row(
+            name,
+            *(_cell(card, f"{name}/{s}", "miou", spread=False) for s in levels),
+            _cell(card, name, "miou"),
+        )
     return table
 
 
@@ -163,7 +180,9 @@ def _sequences(card: Card, prefix: str) -> Shown | None:
         return None
     table = _table("sequences" if prefix == "sequence" else prefix, "kind", "flips, %", "top-5 distance")
     for name in kinds:
-        table.add_row(name, _cell(card, f"{prefix}/{name}", "flips"), _cell(card, f"{prefix}/{name}", "top5_distance"))
+        table.add_row(
+            name, _cell(card, f"{prefix}/{name}", "flips"), _cell(card, f"{prefix}/{name}", "top5_distance")
+        )
     return table
 
 
@@ -172,23 +191,42 @@ def _neighbours(card: Card) -> Shown | None:
     if not settings:
         return None
     metrics = list(dict.fromkeys(m for s, m in card.keys if s in settings))
-    table = _table("right answers of the k nearest neighbours, %", "set", *(label(m) for m in metrics), "pictures", "bank")
+    table = _table(
+        "right answers of the k nearest neighbours, %",
+        "set",
+        *(label(m) for m in metrics),
+        "pictures",
+        "bank",
+    )
     for setting in settings:
         number = card.numbers[setting, metrics[0]]
-        name, bank = setting.removeprefix("neighbours/"), number.note.removeprefix("bank of ").removesuffix(" pictures")
+        name, bank = (
+            setting.removeprefix("neighbours/"),
+            number.note.removeprefix("bank of ").removesuffix(" pictures"),
+        )
         table.add_row(name, *(_cell(card, setting, m) for m in metrics), str(number.images), bank)
     return table
 
 
 def _drops(card: Card) -> Shown | None:
     shares = card.run["settings"].get("shares") or []
-    curves = [(name, found[0]) for name in ("random_drop", "salient_drop") if (found := card.curve(name, "drop_right"))]
+    curves = [
+        (name, found[0])
+        for name in ("random_drop", "salient_drop")
+        if (found := card.curve(name, "drop_right"))
+    ]
     if not curves:
         return None
-    table = _table("right answers while tokens are dropped, %", "share dropped", *(f"{s:g}" for s in shares), "mean")
+    table = _table(
+        "right answers while tokens are dropped, %", "share dropped", *(f"{s:g}" for s in shares), "mean"
+    )
     for name, points in curves:
         note = card.numbers[name, "drop_right"].note
-        table.add_row(f"{name.replace('_', ' ')} {note}".strip(), *(f"{100 * p:.1f}" for p in points), _cell(card, name, "drop_right"))
+        table.add_row(
+            f"{name.replace('_', ' ')} {note}".strip(),
+            *(f"{100 * p:.1f}" for p in points),
+            _cell(card, name, "drop_right"),
+        )
     return table
 
 
@@ -196,14 +234,20 @@ def _layers(card: Card) -> Shown | None:
     first = card.curve("clean", "attention_entropy")
     if first is None:
         return None
-    table = _table("attention by layer, mean of heads", "clean", *(str(i) for i in range(len(first[0]))), "mean")
+    table = _table(
+        "attention by layer, mean of heads", "clean", *(str(i) for i in range(len(first[0]))), "mean"
+    )
     for metric in dict.fromkeys(m for s, m in card.keys if s == "clean" and m.startswith("attention_")):
         found = card.curve("clean", metric)
         if found is not None:
             cells = [f"{v:.2f}" for v in found[0]]
-            table.add_row(metric.removeprefix("attention_"), *cells, _cell(card, "clean", metric, spread=False))
+            table.add_row(
+                metric.removeprefix("attention_"), *cells, _cell(card, "clean", metric, spread=False)
+            )
     stable = [found[0] for s, m in card.keys if m == "attention_stability" and (found := card.curve(s, m))]
     if stable:
         cells = [f"{v:.2f}" for v in np.mean(stable, axis=0)]
-        table.add_row("stability, corrupted", *cells, _cell(card, "corruptions", "attention_stability", spread=False))
+        table.add_row(
+            "stability, corrupted", *cells, _cell(card, "corruptions", "attention_stability", spread=False)
+        )
     return table

@@ -15,14 +15,21 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from steadygaze.cli.verify import say, wide
 from steadygaze.errors import BadInput
-from steadygaze.train.files import TrainingStopped
-from steadygaze.train.loop import Report, train
-from steadygaze.train.reading import read_recipe, shipped
+from steadygaze.training.loop import Report, train
+from steadygaze.training.recipe_files import read_recipe, shipped
+from steadygaze.training.run_files import TrainingStopped
 
 EVERY = 15.0  # seconds between lines of progress where there is no terminal
 
@@ -47,7 +54,12 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
             say(console, f"top-1 on the test pictures: {100 * got.top1:.2f} %", "bold")
         if got.miou is not None:
             say(console, f"mIoU on the test pictures: {100 * got.miou:.2f} %", "bold")
-        say(console, f"wrote {got.weights}" if got.steps else f"the run had ended before; its weights are {got.weights}")
+        say(
+            console,
+            f"wrote {got.weights}"
+            if got.steps
+            else f"the run had ended before; its weights are {got.weights}",
+        )
     return 0
 
 
@@ -99,7 +111,13 @@ class _progress:
 
     def __enter__(self) -> Any:
         if self.main and self.notes.is_terminal:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self.bar = Progress(*columns, TextColumn("{task.fields[told]}"), console=self.notes)  # type: ignore[assignment]
             self.bar.start()  # type: ignore[attr-defined]
         return self.told
@@ -107,14 +125,23 @@ class _progress:
     def told(self, report: Report) -> None:
         if not self.main:
             return
-        words = f"lr {report.lr:.3g}  " + "  ".join(f"{key} {value:.4g}" for key, value in report.values.items())
+        words = f"lr {report.lr:.3g}  " + "  ".join(
+            f"{key} {value:.4g}" for key, value in report.values.items()
+        )
         if self.bar is not None:
             if self.task is None:
                 self.task = self.bar.add_task("", total=report.steps, told="")
             self.bar.update(self.task, completed=report.step, told=words)
-        elif time.monotonic() - self.last > EVERY or report.step == report.steps or "test_loss" in report.values:
+        elif (
+            time.monotonic() - self.last > EVERY
+            or report.step == report.steps
+            or "test_loss" in report.values
+        ):
             self.last = time.monotonic()
-            say(self.notes, f"epoch {report.epoch}/{report.epochs}  step {report.step}/{report.steps}  {report.seconds:.0f} s  {words}")
+            say(
+                self.notes,
+                f"epoch {report.epoch}/{report.epochs}  step {report.step}/{report.steps}  {report.seconds:.0f} s  {words}",
+            )
 
     def __exit__(self, *exc: Any) -> None:
         if self.bar is not None:

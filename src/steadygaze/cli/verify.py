@@ -43,9 +43,14 @@ def _announce(ready: Prepared, place: World, notes: Console) -> None:
     plan, request = ready.plan, ready.request
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {place.size} processes" if place.size > 1 else ""
-    methods, scores = {column.method.name for column in plan.columns}, {column.score for column in plan.columns}
+    methods, scores = (
+        {column.method.name for column in plan.columns},
+        {column.score for column in plan.columns},
+    )
     each = f", {len(scores)} scores each" if len(plan.columns) > len(methods) else ""
-    what = f"{counted(len(methods), 'method')}{each}{shared}, {counted(len(plan.metrics), 'metric')}{processes}"
+    what = (
+        f"{counted(len(methods), 'method')}{each}{shared}, {counted(len(plan.metrics), 'metric')}{processes}"
+    )
     say(notes, f"{request.model}: {counted(len(ready.found.items), 'picture')}, {what}")
     if plan.searches and (text := price(ready)):
         say(notes, text, "yellow")
@@ -100,7 +105,11 @@ def _close(request: Request, rows: Rows, console: Console) -> int:
 def tell_masking(sections: Sequence[Section], console: Console) -> None:
     """Say of which models patches cannot be removed."""
     for model in masked_models(sections):
-        say(console, f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention masking)", "yellow")
+        say(
+            console,
+            f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention masking)",
+            "yellow",
+        )
 
 
 def _ranking(section: Section) -> Shown:

@@ -75,12 +75,16 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def complete(what: str, root: Path, kind: str, wanted: Iterable[str], there: Iterable[str], *, partial: bool) -> str:
+def complete(
+    what: str, root: Path, kind: str, wanted: Iterable[str], there: Iterable[str], *, partial: bool
+) -> str:
     """A note on what is missing, empty if nothing is; an error unless `partial`. Names that nobody wants are always an error."""
     wanted, there = list(wanted), set(there)
     strange = sorted(there - set(wanted))
     if strange:
-        raise BadInput(f"{what}: {root} holds {kind}s that do not map: {some(strange)}. Expected {some(wanted)}")
+        raise BadInput(
+            f"{what}: {root} holds {kind}s that do not map: {some(strange)}. Expected {some(wanted)}"
+        )
     missing = [name for name in wanted if name not in there]
     if missing and (not partial or not there):
         raise BadInput(
@@ -95,7 +99,9 @@ def complete_count(what: str, root: Path, kind: str, found: int, expected: int, 
     if found == expected:
         return ""
     if not partial:
-        raise BadInput(f"{what}: expected {expected} {kind} in {root}, found {found}. Half downloaded? partial=True reads what is there")
+        raise BadInput(
+            f"{what}: expected {expected} {kind} in {root}, found {found}. Half downloaded? partial=True reads what is there"
+        )
     return f"{found} of {expected} {kind}"
 
 
@@ -127,14 +133,19 @@ class PictureSet:
 
 def inaturalist_mini(root: str | Path, *, partial: bool = False) -> PictureSet:
     """iNaturalist 2021 with its mini training set; tested on its validation set."""
-    what, expected = "iNaturalist 2021 mini", "a folder with train_mini/<00000_..._species>/ and val/<the same>/"
+    what, expected = (
+        "iNaturalist 2021 mini",
+        "a folder with train_mini/<00000_..._species>/ and val/<the same>/",
+    )
     root = folder(root, what, expected)
     splits = [folder(root / name, what, expected) for name in ("train_mini", "val")]
     names = sorted(set(folders_in(splits[0])) | set(folders_in(splits[1])))
     odd = [name for name in names if not re.fullmatch(r"\d{5}_.+", name)]
     if odd:
         raise BadInput(f"{what}: expected species folders such as 00000_Animalia_..., got {some(odd)}")
-    notes = [complete(what, split, "species folder", names, folders_in(split), partial=partial) for split in splits]
+    notes = [
+        complete(what, split, "species folder", names, folders_in(split), partial=partial) for split in splits
+    ]
     notes.append(complete_count(what, root, "species", len(names), 10_000, partial=partial))
     if partial:  # a class without training or without test pictures cannot be judged
         names = sorted(set(folders_in(splits[0])) & set(folders_in(splits[1])))
@@ -161,7 +172,9 @@ def pneumonia(root: str | Path, *, validation: bool = False, partial: bool = Fal
     return PictureSet(made.name, made.classes, made.train, made.test, tuple(note for note in notes if note))
 
 
-def two_folders(name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False) -> PictureSet:
+def two_folders(
+    name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False
+) -> PictureSet:
     """Any pictures in class folders, to learn from and to judge by; without `test`, the folders train and test (or val) in
     the one that is given."""
     expected = "train/<class>/ and test/<class>/ (or val/<class>/), or two folders of class folders"
@@ -178,14 +191,22 @@ def two_folders(name: str, train: str | Path, test: str | Path | None = None, *,
     return _split_set(name, name, splits, classes, [note])
 
 
-def _split_set(name: str, what: str, splits: list[Path], classes: Sequence[str], notes: list[str]) -> PictureSet:
+def _split_set(
+    name: str, what: str, splits: list[Path], classes: Sequence[str], notes: list[str]
+) -> PictureSet:
     made = []
     for split in splits:
-        files = [(path, label) for label, folder_name in enumerate(classes) for path in pictures(split / folder_name)]
+        files = [
+            (path, label)
+            for label, folder_name in enumerate(classes)
+            for path in pictures(split / folder_name)
+        ]
         have = {label for _, label in files}
         empty = [c for label, c in enumerate(classes) if label not in have]
         if not files or empty:
-            raise BadInput(f"{what}: expected pictures in {split}/<class>/, found none in {some(empty) or 'any'}")
+            raise BadInput(
+                f"{what}: expected pictures in {split}/<class>/, found none in {some(empty) or 'any'}"
+            )
         made.append(Pictures(np.array([label for _, label in files]), [path for path, _ in files]))
     return PictureSet(name, tuple(classes), made[0], made[1], tuple(note for note in notes if note))
 
@@ -204,14 +225,18 @@ def cifar100(root: str | Path, *, coarse: bool = False, partial: bool = False) -
             names, parts = _pickled(what, place, kind)
             break
     else:
-        raise BadInput(f"{what}: expected {expected} in {root}, found {some(sorted(p.name for p in root.iterdir())) or 'nothing'}")
+        raise BadInput(
+            f"{what}: expected {expected} in {root}, found {some(sorted(p.name for p in root.iterdir())) or 'nothing'}"
+        )
     return PictureSet("cifar-100" + ("-coarse" if coarse else ""), names, parts[0], parts[1])
 
 
 SETS = {"inaturalist-2021-mini": inaturalist_mini, "cifar-100": cifar100, "pneumonia": pneumonia}
 
 
-def picture_set(name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False) -> PictureSet:
+def picture_set(
+    name: str, train: str | Path, test: str | Path | None = None, *, partial: bool = False
+) -> PictureSet:
     """The published set of that name, or two folders called so."""
     if test is None and name in SETS:
         return SETS[name](train, partial=partial)
@@ -221,7 +246,9 @@ def picture_set(name: str, train: str | Path, test: str | Path | None = None, *,
 def _need(what: str, place: Path, names: Sequence[str]) -> None:
     missing = [name for name in names if not (place / name).is_file()]
     if missing:
-        raise BadInput(f"{what}: {place} lacks {some(missing)}; expected {', '.join(names)}. Half downloaded?")
+        raise BadInput(
+            f"{what}: {place} lacks {some(missing)}; expected {', '.join(names)}. Half downloaded?"
+        )
 
 
 def _binary(what: str, place: Path, kind: str) -> tuple[tuple[str, ...], list[Pictures]]:
@@ -232,7 +259,9 @@ def _binary(what: str, place: Path, kind: str) -> tuple[tuple[str, ...], list[Pi
     for file in ("train.bin", "test.bin"):
         data = np.fromfile(place / file, dtype=np.uint8)
         if not len(data) or len(data) % 3074:
-            raise BadInput(f"{what}: expected records of 3074 bytes in {place / file}, got {len(data)} bytes: cut off?")
+            raise BadInput(
+                f"{what}: expected records of 3074 bytes in {place / file}, got {len(data)} bytes: cut off?"
+            )
         rows = data.reshape(-1, 3074)
         parts.append(_arrays(what, place / file, rows[:, 1 if kind == "fine" else 0], rows[:, 2:], names))
     return names, parts
@@ -243,7 +272,13 @@ class _Plain(pickle.Unpickler):
 
     ALLOWED = frozenset(
         (module, name)
-        for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
+        for module in (
+            "numpy",
+            "numpy.core.multiarray",
+            "numpy._core.multiarray",
+            "numpy.core.numeric",
+            "numpy._core.numeric",
+        )
         for name in ("ndarray", "dtype", "_reconstruct", "_frombuffer")
     ) | {("_codecs", "encode")}
 
@@ -262,21 +297,41 @@ def _pickled(what: str, place: Path, kind: str) -> tuple[tuple[str, ...], list[P
             read[name] = {k.decode() if isinstance(k, bytes) else k: v for k, v in raw.items()}
         except Exception as error:  # a damaged pickle raises whatever its bytes call for
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise BadInput(f"{what}: {place / name} cannot be read ({reason}): cut off, or no file of CIFAR-100") from error
+            raise BadInput(
+                f"{what}: {place / name} cannot be read ({reason}): cut off, or no file of CIFAR-100"
+            ) from error
     try:
         names = tuple(n.decode() if isinstance(n, bytes) else n for n in read["meta"][f"{kind}_label_names"])
         parts = [
-            _arrays(what, place / name, np.asarray(read[name][f"{kind}_labels"]), np.asarray(read[name]["data"]), names)
+            _arrays(
+                what,
+                place / name,
+                np.asarray(read[name][f"{kind}_labels"]),
+                np.asarray(read[name]["data"]),
+                names,
+            )
             for name in ("train", "test")
         ]
     except KeyError as error:
-        raise BadInput(f"{what}: {place} lacks the entry {error}; expected data, {kind}_labels and {kind}_label_names") from error
+        raise BadInput(
+            f"{what}: {place} lacks the entry {error}; expected data, {kind}_labels and {kind}_label_names"
+        ) from error
     return names, parts
 
 
 def _arrays(what: str, file: Path, labels: np.ndarray, data: np.ndarray, names: tuple[str, ...]) -> Pictures:
-    if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8 or len(labels) != len(data) or not len(data):
-        raise BadInput(f"{what}: expected rows of 3072 bytes and a label each in {file}, got {data.shape} and {len(labels)} labels")
+    if (
+        data.ndim != 2
+        or data.shape[1] != 3072
+        or data.dtype != np.uint8
+        or len(labels) != len(data)
+        or not len(data)
+    ):
+        raise BadInput(
+            f"{what}: expected rows of 3072 bytes and a label each in {file}, got {data.shape} and {len(labels)} labels"
+        )
     if int(labels.max()) >= len(names):
         raise BadInput(f"{what}: {file} has the label {int(labels.max())}, but there are {len(names)} names")
-    return Pictures(labels.astype(np.int64), np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)))
+    return Pictures(
+        labels.astype(np.int64), np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    )

@@ -22,14 +22,18 @@ from steadygaze.errors import BadInput
 IGNORED = 255  # the value of pixels that count for nothing
 
 
-def confusion(predicted: Int[Tensor, "b h w"], truth: Tensor, classes: int, *, ignored: int = IGNORED) -> Int[Tensor, "b c c"]:
+def confusion(
+    predicted: Int[Tensor, "b h w"], truth: Tensor, classes: int, *, ignored: int = IGNORED
+) -> Int[Tensor, "b c c"]:
     """How many pixels of each true class (rows) are said to be of each class (columns), picture by picture.
 
     >>> confusion(torch.tensor([[[0, 1]]]), torch.tensor([[[0, 255]]]), 2).tolist()
     [[[1, 0], [0, 0]]]
     """
     if predicted.dim() != 3 or predicted.shape != truth.shape:
-        raise BadInput(f"expected label maps (B, H, W) of one size, got {tuple(predicted.shape)} and {tuple(truth.shape)}")
+        raise BadInput(
+            f"expected label maps (B, H, W) of one size, got {tuple(predicted.shape)} and {tuple(truth.shape)}"
+        )
     counted = truth != ignored
     for name, labels in (("predicted", predicted), ("truth", truth[counted])):
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:

@@ -53,18 +53,24 @@ class Classes:
                 raise BadInput(f"class {text} is out of range: the model has classes 0..{self.count - 1}")
             return int(text)
         if not self._named:
-            raise BadInput(f"expected a class index or a synset, got {text!r}: the {self.count} classes of this model have no names")
+            raise BadInput(
+                f"expected a class index or a synset, got {text!r}: the {self.count} classes of this model have no names"
+            )
         for known in (self._named, self._parts):
             found = known.get(_plain(text), set())
             if len(found) > 1:
-                raise BadInput(f"{text!r} names the classes {sorted(found)}: use the index or the synset instead")
+                raise BadInput(
+                    f"{text!r} names the classes {sorted(found)}: use the index or the synset instead"
+                )
             if found:
                 return next(iter(found))
         raise UnknownName("class", text, self._parts, "Name folders by synset, index or class name.")
 
     def _synset(self, text: str) -> int:
         if not self._synsets:
-            raise BadInput(f"{text} is an ImageNet synset, but the model has {self.count} classes: name folders by index or class name")
+            raise BadInput(
+                f"{text} is an ImageNet synset, but the model has {self.count} classes: name folders by index or class name"
+            )
         if text not in self._synsets:
             raise UnknownName("class", text, self._synsets, "It is no synset of the model's classes.")
         return self._synsets[text]
@@ -74,7 +80,9 @@ class Classes:
         from timm.data import ImageNetInfo, infer_imagenet_subset
 
         subset = infer_imagenet_subset({"num_classes": self.count})
-        return {} if subset is None else {name: i for i, name in enumerate(ImageNetInfo(subset).label_names())}
+        return (
+            {} if subset is None else {name: i for i, name in enumerate(ImageNetInfo(subset).label_names())}
+        )
 
     @cached_property
     def _named(self) -> dict[str, set[int]]:
@@ -99,7 +107,9 @@ def _plain(name: str) -> str:
 def pictures_in(folder: Path) -> list[Path]:
     """Every picture below a folder, by name; none is an error."""
     if not folder.is_dir():
-        raise BadInput(f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}")
+        raise BadInput(
+            f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}"
+        )
     found = sorted(below(folder))
     if not found:
         raise BadInput(f"expected pictures in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
@@ -112,10 +122,15 @@ def by_class(folder: Path, classes: Classes) -> list[Item]:
     for path in pictures_in(folder):
         inside = path.relative_to(folder)
         if len(inside.parts) < 2:
-            raise BadInput(f"{path} lies in no class folder: expected {folder}/<class>/{path.name}, the class a synset, an index or a name")
+            raise BadInput(
+                f"{path} lies in no class folder: expected {folder}/<class>/{path.name}, the class a synset, an index or a name"
+            )
         groups.setdefault(inside.parts[0], []).append(path)
     labels = {name: classes.index(name) for name in groups}
-    items = [[Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths] for name, paths in groups.items()]
+    items = [
+        [Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths]
+        for name, paths in groups.items()
+    ]
     return evenly(items)
 
 
@@ -129,12 +144,16 @@ def from_index(file: Path, classes: Classes) -> list[Item]:
             columns = reader.fieldnames or []
             label = next((name for name in LABELS if name in columns), None)
             if "image" not in columns or label is None:
-                raise BadInput(f"{file}: expected the columns image and one of {', '.join(LABELS)}, got {', '.join(columns) or 'nothing'}")
+                raise BadInput(
+                    f"{file}: expected the columns image and one of {', '.join(LABELS)}, got {', '.join(columns) or 'nothing'}"
+                )
             for row in reader:
                 if not row["image"] or not row[label]:
                     raise BadInput(f"{file}, line {reader.line_num}: image or {label} is empty")
                 index, mask = classes.index(row[label]), row.get("mask")
-                item = Item(Path(row["image"]).as_posix(), root / row["image"], index, root / mask if mask else None)
+                item = Item(
+                    Path(row["image"]).as_posix(), root / row["image"], index, root / mask if mask else None
+                )
                 groups.setdefault(row[label], []).append(item)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{file} cannot be read as a table ({error})") from error

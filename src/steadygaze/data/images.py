@@ -22,8 +22,14 @@ def below(folder: Path) -> Iterator[Path]:
     for here, inner, names in os.walk(folder, followlinks=True):
         place = Path(here)
         above = [place, *(p for p in place.parents if p.is_relative_to(folder))]
-        inner[:] = [name for name in inner if not (place / name).is_symlink() or not _leads_up(place / name, above)]
-        yield from (place / name for name in names if Path(name).suffix.lower() in SUFFIXES and (place / name).is_file())
+        inner[:] = [
+            name for name in inner if not (place / name).is_symlink() or not _leads_up(place / name, above)
+        ]
+        yield from (
+            place / name
+            for name in names
+            if Path(name).suffix.lower() in SUFFIXES and (place / name).is_file()
+        )
 
 
 def _leads_up(link: Path, above: list[Path]) -> bool:
@@ -41,7 +47,9 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
                 raise BadInput(f"expected pictures in {path}, found none ({', '.join(sorted(SUFFIXES))})")
             found.update(dict.fromkeys(inside))
         else:
-            found[path] = None  # a missing file is found out when it is read, so that the others are still served
+            found[path] = (
+                None  # a missing file is found out when it is read, so that the others are still served
+            )
     return list(found)
 
 
@@ -59,7 +67,11 @@ def size_of(path: str | Path) -> tuple[int, int]:
     """Width and height of the picture that `read_image` would give; its pixels are not decoded."""
     with _opened(path) as opened:
         width, height = opened.size
-        return (height, width) if opened.getexif().get(ExifTags.Base.Orientation, 1) in LYING else (width, height)
+        return (
+            (height, width)
+            if opened.getexif().get(ExifTags.Base.Orientation, 1) in LYING
+            else (width, height)
+        )
 
 
 @contextmanager
@@ -72,7 +84,9 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
         raise BadImage(f"{path}: no such file") from error
     except Image.DecompressionBombError as error:
         raise BadImage(f"{path}: too large to be read safely ({error})") from error
-    except Exception as error:  # PIL's decoders raise whatever their format calls for, from SyntaxError to struct.error
+    except (
+        Exception
+    ) as error:  # PIL's decoders raise whatever their format calls for, from SyntaxError to struct.error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadImage(f"{path}: does not decode as a picture ({reason})") from error
 

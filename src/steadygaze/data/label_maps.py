@@ -29,7 +29,27 @@ CITYSCAPES = (
     "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain", "sky", "person",
     "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle",
 )  # fmt: skip
-CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # labelIds of these classes
+CITYSCAPES_IDS = (
+    7,
+    8,
+    11,
+    12,
+    13,
+    17,
+    19,
+    20,
+    21,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    28,
+    31,
+    32,
+    33,
+)  # labelIds of these classes
 ADE20K = 150
 
 
@@ -51,7 +71,9 @@ class _Whatever(Classes):
         return 0
 
 
-def find_maps(folder: str | Path, masks: str | Path | None = None, part: str = "test", limit: int | None = None) -> Segmented:
+def find_maps(
+    folder: str | Path, masks: str | Path | None = None, part: str = "test", limit: int | None = None
+) -> Segmented:
     """The pictures of `folder` with their label maps, in whatever layout of the table above."""
     root = Path(folder)
     if masks is not None and (Path(masks) / "classes.txt").is_file():
@@ -83,13 +105,20 @@ def _objects(root: Path, masks: str | Path | None) -> Segmented:
 def _own(root: Path, masks: Path) -> Segmented:
     names = tuple(filter(None, (masks / "classes.txt").read_text(encoding="utf-8").split("\n")))
     if not 2 <= len(names) <= IGNORED:
-        raise BadInput(f"{masks / 'classes.txt'}: expected from 2 to {IGNORED} names of classes, one a line, got {len(names)}")
-    items = [_item(root, path, (masks / path.relative_to(root)).with_suffix(".png")) for path in pictures_in(root)]
+        raise BadInput(
+            f"{masks / 'classes.txt'}: expected from 2 to {IGNORED} names of classes, one a line, got {len(names)}"
+        )
+    items = [
+        _item(root, path, (masks / path.relative_to(root)).with_suffix(".png")) for path in pictures_in(root)
+    ]
     return _paired(items, _numbered(range(len(names)), strict=True), "your own", len(names), names)
 
 
 def _voc(root: Path, part: str) -> Segmented:
-    made = [_item(root, root / "JPEGImages" / f"{s}.jpg", root / "SegmentationClass" / f"{s}.png") for s in voc_stems(root, part)]
+    made = [
+        _item(root, root / "JPEGImages" / f"{s}.jpg", root / "SegmentationClass" / f"{s}.png")
+        for s in voc_stems(root, part)
+    ]
     names = ("background", *VOC)
     return _paired(made, _numbered(range(len(names))), "Pascal VOC", len(names), names)
 
@@ -101,11 +130,15 @@ def _cityscapes(root: Path, part: str) -> Segmented:
     ends = None
     for path in pictures:
         stem = path.name.removesuffix("_leftImg8bit.png")
-        maps = {kind: root / "gtFine" / part / path.parent.name / f"{stem}_gtFine_{kind}.png" for kind in kinds}
+        maps = {
+            kind: root / "gtFine" / part / path.parent.name / f"{stem}_gtFine_{kind}.png" for kind in kinds
+        }
         ends = ends or next((kind for kind in kinds if maps[kind].is_file()), None)
         cities.setdefault(path.parent.name, []).append(_item(root, path, maps[ends or "labelTrainIds"]))
     items = evenly([cities[name] for name in sorted(cities)])
-    return _paired(items, _numbered(kinds[ends or "labelTrainIds"]), "Cityscapes", len(CITYSCAPES), CITYSCAPES)
+    return _paired(
+        items, _numbered(kinds[ends or "labelTrainIds"]), "Cityscapes", len(CITYSCAPES), CITYSCAPES
+    )
 
 
 def _ade20k(root: Path, part: str) -> Segmented:
@@ -118,10 +151,14 @@ def _item(root: Path, picture: Path, mask: Path) -> Item:
     return Item(picture.relative_to(root).as_posix(), picture, 0, mask)
 
 
-def _paired(items: list[Item], decode: Decode, layout: str, classes: int, names: tuple[str, ...] | None) -> Segmented:
+def _paired(
+    items: list[Item], decode: Decode, layout: str, classes: int, names: tuple[str, ...] | None
+) -> Segmented:
     have = [item for item in items if item.mask is not None and item.mask.is_file()]
     if not have:
-        raise BadInput(f"{layout}: no picture has a label map: expected {items[0].mask if items else 'pictures'}, and so on")
+        raise BadInput(
+            f"{layout}: no picture has a label map: expected {items[0].mask if items else 'pictures'}, and so on"
+        )
     return Segmented(have, decode, len(items) - len(have), layout, classes, names)
 
 
@@ -132,10 +169,14 @@ def _numbered(ids: Sequence[int], strict: bool = False) -> Decode:
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         if mask.mode not in ("P", "L"):
-            raise BadImage(f"{item.mask}: expected a map of class numbers, one channel of 8 bits, got a picture of mode {mask.mode}")
+            raise BadImage(
+                f"{item.mask}: expected a map of class numbers, one channel of 8 bits, got a picture of mode {mask.mode}"
+            )
         values = indices(mask)
         if strict and (other := set(np.unique(values).tolist()) - {*ids, IGNORED}):
-            raise BadImage(f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} where nothing counts, got {sorted(other)[:8]}")
+            raise BadImage(
+                f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} where nothing counts, got {sorted(other)[:8]}"
+            )
         return table[values]
 
     return decode

@@ -48,7 +48,9 @@ class Labelled:
     layout: str = "class folders"
 
 
-def find(folder: str | Path, masks: str | Path | None, classes: Classes, limit: int | None = None) -> Labelled:
+def find(
+    folder: str | Path, masks: str | Path | None, classes: Classes, limit: int | None = None
+) -> Labelled:
     """The labelled pictures of `folder`, whatever its layout, with their masks if there are any."""
     found = _find(Path(folder), None if masks is None else Path(masks), classes)
     return replace(found, items=found.items[:limit])
@@ -56,9 +58,13 @@ def find(folder: str | Path, masks: str | Path | None, classes: Classes, limit: 
 
 def _find(folder: Path, masks: Path | None, classes: Classes) -> Labelled:
     if not folder.is_dir():
-        raise BadInput(f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}")
+        raise BadInput(
+            f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}"
+        )
     if masks is not None and not masks.is_dir():
-        raise BadInput(f"expected a folder of masks, got {masks}: {'a file' if masks.exists() else 'no such folder'}")
+        raise BadInput(
+            f"expected a folder of masks, got {masks}: {'a file' if masks.exists() else 'no such folder'}"
+        )
     for place in (folder, masks):
         if place is not None and (place / "index.csv").is_file():
             return _with_index(place / "index.csv", masks, classes)
@@ -87,9 +93,15 @@ def _with_index(file: Path, masks: Path | None, classes: Classes) -> Labelled:
 
 def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> Labelled:
     """Each picture with the mask of the same path; pictures without one are left out."""
-    have = [replace(item, mask=mask) for item in items if (mask := (masks / item.name).with_suffix(".png")).is_file()]
+    have = [
+        replace(item, mask=mask)
+        for item in items
+        if (mask := (masks / item.name).with_suffix(".png")).is_file()
+    ]
     if not have:
-        raise BadInput(f"no picture has a mask: expected {(masks / items[0].name).with_suffix('.png')}, and so on")
+        raise BadInput(
+            f"no picture has a mask: expected {(masks / items[0].name).with_suffix('.png')}, and so on"
+        )
     return Labelled(have, decode, len(items) - len(have), layout)
 
 
@@ -129,7 +141,11 @@ def _voc(folder: Path, classes: Classes) -> Labelled:
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         ids = indices(mask)
-        own = ids == _most_frequent(ids, leave_out=(0, 255)) if item.label is not None else (ids > 0) & (ids < 255)
+        own = (
+            ids == _most_frequent(ids, leave_out=(0, 255))
+            if item.label is not None
+            else (ids > 0) & (ids < 255)
+        )
         return _coded(own, ids == 255)
 
     return Labelled(evenly([groups[number] for number in sorted(groups)]), decode, 0, "Pascal VOC")
@@ -149,7 +165,9 @@ def plain(mask: Image.Image, item: Item) -> Pixels:
     if values <= {0, 1}:
         return _coded(pixels == 1, np.zeros_like(pixels, dtype=bool))
     if not values <= {0, BORDER, OBJECT}:
-        raise BadImage(f"{item.mask}: expected a mask of 255 (object), 128 (border) and 0, or of 1 and 0; got {sorted(values)[:8]}")
+        raise BadImage(
+            f"{item.mask}: expected a mask of 255 (object), 128 (border) and 0, or of 1 and 0; got {sorted(values)[:8]}"
+        )
     return pixels
 
 
@@ -170,13 +188,19 @@ def geometry(source: str, recipe: dict[str, Any]) -> Callable[[Image.Image], Ima
     """Resize and crop as the model's preprocessing does, without mixing pixels (nearest): for masks."""
     from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
-    if source == "timm" or "resize" not in recipe:  # what `steadygaze train` wrote says it as timm does, whatever the library
+    if (
+        source == "timm" or "resize" not in recipe
+    ):  # what `steadygaze train` wrote says it as timm does, whatever the library
         from timm.data import create_transform
 
         steps = create_transform(**recipe, is_training=False).transforms
-        steps = [step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))]
+        steps = [
+            step for step in steps if not type(step).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))
+        ]
         for step in steps:
-            if hasattr(step, "interpolation"):  # set here, since timm hands none on where pictures are not square
+            if hasattr(
+                step, "interpolation"
+            ):  # set here, since timm hands none on where pictures are not square
                 step.interpolation = InterpolationMode.NEAREST
         return Compose(steps)
     steps = [Resize(recipe["resize"], InterpolationMode.NEAREST)]

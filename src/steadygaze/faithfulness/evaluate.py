@@ -37,10 +37,14 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
     families = dict.fromkeys(m.family for m in chosen.values())
     lacking = [m.name for m in chosen.values() if m.masks and batch.masks is None]
     if lacking:
-        raise BadInput(f"{', '.join(lacking)}: expected a batch with masks, got none. Give masks, or leave these measures out.")
+        raise BadInput(
+            f"{', '.join(lacking)}: expected a batch with masks, got none. Give masks, or leave these measures out."
+        )
     rerun = [m.name for m in chosen.values() if m.explains and explain is None]
     if rerun:
-        raise BadInput(f"{', '.join(rerun)}: the method is run again, so evaluate needs explain=(model, images, target) -> maps")
+        raise BadInput(
+            f"{', '.join(rerun)}: the method is run again, so evaluate needs explain=(model, images, target) -> maps"
+        )
     found: dict[str, Values] = {}
     notes = dict.fromkeys(chosen, "")
     with torch.no_grad(), undisturbed(view.model):
@@ -55,7 +59,11 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
             notes |= dict.fromkeys((n for n, m in chosen.items() if m.family == "removal"), how)
         if "perturbation" in families:
             found |= perturbation.perturbation(whole, batch, maps, target, list(chosen), seed=seed, fill=fill)
-            notes |= {n: fill if n.endswith("_perturbation") else "noise" for n, m in chosen.items() if m.family == "perturbation"}
+            notes |= {
+                n: fill if n.endswith("_perturbation") else "noise"
+                for n, m in chosen.items()
+                if m.family == "perturbation"
+            }
         if "localisation" in families:
             assert batch.masks is not None
             found |= localisation.localisation(maps, batch.masks, list(chosen))
@@ -67,7 +75,9 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
         found["agreement"] = sanity.agreement_by_image(maps)
     if "class_sensitivity" in chosen:
         assert explain is not None and logits is not None
-        found["class_sensitivity"] = sanity.class_sensitivity(explain, view.model, batch.images, maps, target, logits)
+        found["class_sensitivity"] = sanity.class_sensitivity(
+            explain, view.model, batch.images, maps, target, logits
+        )
     if "randomisation" in chosen:
         assert explain is not None
         found["randomisation"] = sanity.randomisation(explain, view, batch.images, maps, target, seed=seed)
@@ -77,15 +87,23 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
 def _check(whole: removal.Whole, maps: Tensor) -> None:
     expected = (whole.images.shape[0], *whole.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
-        raise BadInput(f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got {tuple(maps.shape)}")
+        raise BadInput(
+            f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got {tuple(maps.shape)}"
+        )
     if not torch.isfinite(maps).all():
-        raise BrokenMap("maps: a map has NaN or infinite values. Leave it out, or look at the method that made it.")
+        raise BrokenMap(
+            "maps: a map has NaN or infinite values. Leave it out, or look at the method that made it."
+        )
 
 
 def _check_target(target: Tensor, batch: Batch, whole: removal.Whole | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
-        raise BadInput(f"target: expected one class for each of {len(batch.labels)} images, got shape {tuple(target.shape)}")
+        raise BadInput(
+            f"target: expected one class for each of {len(batch.labels)} images, got shape {tuple(target.shape)}"
+        )
     if whole is not None:
         classes = whole.logits.shape[1]
         if int(target.min()) < 0 or int(target.max()) >= classes:
-            raise BadInput(f"target: classes must lie in 0..{classes - 1}, got {int(target.min())}..{int(target.max())}")
+            raise BadInput(
+                f"target: classes must lie in 0..{classes - 1}, got {int(target.min())}..{int(target.max())}"
+            )

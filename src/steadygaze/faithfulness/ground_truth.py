@@ -24,12 +24,14 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import Batch, Values
 from steadygaze.faithfulness.truth import patches, truth
+from steadygaze.models.small_vit import small_vit
 from steadygaze.vit import adapt
 from steadygaze.vit.packing import Group, take
-from steadygaze.vit.small import small_vit
 from steadygaze.vit.view import undisturbed
 
-COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]).float()  # bits, no black, no white; red first
+COLOURS = torch.tensor(
+    [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]
+).float()  # bits, no black, no white; red first
 JITTER = 0.1  # of the brightness of a cell, so that no two are quite the same
 
 
@@ -82,7 +84,9 @@ def shortcut(grid: int = 4, cell: int = 8, classes: int = 4) -> Task:
     return Task(f"shortcut {grid}x{grid}", grid, cell, classes, draw, drop=True)
 
 
-def _paint(colour: Int[Tensor, "n cells"], grid: int, cell: int, generator: torch.Generator) -> Float[Tensor, "n 3 h w"]:
+def _paint(
+    colour: Int[Tensor, "n cells"], grid: int, cell: int, generator: torch.Generator
+) -> Float[Tensor, "n 3 h w"]:
     shade = 1 - JITTER * torch.rand(*colour.shape, 1, generator=generator)
     picture = (COLOURS[colour] * shade).unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
     return picture.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
@@ -161,7 +165,9 @@ def proof(model: nn.Module, task: Task, *, count: int = 1000, seed: int = 123) -
     return found
 
 
-def score(task: Task, maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> tuple[dict[str, Values], str]:
+def score(
+    task: Task, maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]
+) -> tuple[dict[str, Values], str]:
     """`truth_auroc` and `truth_precision` of M methods, and the side they are held against: "marked" or "others".
 
     For a two-sided task the side with the higher mean AUROC over all methods and pictures is taken: once for a model.
@@ -171,5 +177,3 @@ def score(task: Task, maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b 
         sides["others"] = truth(maps, 255 - masks)
     best = max(sides, key=lambda side: float(sides[side]["truth_auroc"].value.nanmean().nan_to_num(0.0)))
     return sides[best], best
-
-

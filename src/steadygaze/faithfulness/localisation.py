@@ -24,7 +24,10 @@ from steadygaze.faithfulness.ranks import average_precision
 
 OBJECT, BACKGROUND = 255, 0
 NAMES = tuple(name for name, m in METRICS.items() if m.family == "localisation")
-COUNTS = {"pixel_accuracy": 2, "miou": 4}  # [right, labelled]; [inter_object, union_object, inter_background, union_background]
+COUNTS = {
+    "pixel_accuracy": 2,
+    "miou": 4,
+}  # [right, labelled]; [inter_object, union_object, inter_background, union_background]
 
 
 def localisation(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"],
@@ -44,14 +47,18 @@ def localisation(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]
     return {n: Values(value[n], detail.get(n)) for n in wanted}
 
 
-def upsample(maps: Float[Tensor, "*b gh gw"], size: tuple[int, int], mode: str = "bilinear") -> Float[Tensor, "*b h w"]:
+def upsample(
+    maps: Float[Tensor, "*b gh gw"], size: tuple[int, int], mode: str = "bilinear"
+) -> Float[Tensor, "*b h w"]:
     """Maps in pixels: "bilinear" (corners not aligned) or "nearest"."""
     flat = maps.reshape(-1, 1, *maps.shape[-2:])
     large = F.interpolate(flat, size=size, mode=mode, align_corners=False if mode == "bilinear" else None)
     return large.reshape(*maps.shape[:-2], *size)
 
 
-def _one(image: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _one(
+    image: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     size = (mask.shape[0], mask.shape[1])
     labelled = ((mask == OBJECT) | (mask == BACKGROUND)).flatten()
     inside = (mask == OBJECT).flatten()[labelled]
@@ -59,7 +66,9 @@ def _one(image: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[
     found: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
     if "average_precision" in names:
-        found["average_precision"] = 100 * average_precision(upsample(image, size, "nearest").flatten()[labelled], inside)
+        found["average_precision"] = 100 * average_precision(
+            upsample(image, size, "nearest").flatten()[labelled], inside
+        )
     if {"pixel_accuracy", "miou", "map_chefer"} & set(names):
         scaled = min_max(smooth)
         chosen = (scaled > scaled.mean())[labelled]

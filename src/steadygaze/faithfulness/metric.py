@@ -72,14 +72,20 @@ class Batch:
     images: Float[Tensor, "b c h w"]
     labels: Int[Tensor, " b"]
     masks: UInt8[Tensor, "b h w"] | None = None
-    mean: Float[Tensor, " c"] | None = None  # of the normalisation; needed by perturbations, which paint pixels
+    mean: Float[Tensor, " c"] | None = (
+        None  # of the normalisation; needed by perturbations, which paint pixels
+    )
     std: Float[Tensor, " c"] | None = None
-    names: tuple[str, ...] = ()  # one for each image; random numbers of an image depend on the seed and its name
+    names: tuple[
+        str, ...
+    ] = ()  # one for each image; random numbers of an image depend on the seed and its name
 
     def __post_init__(self) -> None:
         count = self.images.shape[0]
         if tuple(self.labels.shape) != (count,):
-            raise BadInput(f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}")
+            raise BadInput(
+                f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}"
+            )
         if self.names and len(self.names) != count:
             raise BadInput(f"names: expected one for each of {count} images, got {len(self.names)}")
         if self.masks is not None and tuple(self.masks.shape) != (count, *self.images.shape[-2:]):
@@ -96,10 +102,42 @@ class Batch:
 def _removal() -> list[Metric]:
     said = "area under the curve over the ratios, by true token removal"
     return [
-        Metric("insertion_accuracy", "removal", "higher", 0, 100, "%", f"right answers with the top k patches alone; {said}"),
-        Metric("deletion_accuracy", "removal", "higher", 0, 100, "%", f"100 − right answers without the top k patches; {said}"),
-        Metric("insertion_aopc", "removal", "higher", 0, 200, "%", f"100 − lost probability with the top k patches alone; {said}"),
-        Metric("deletion_aopc", "removal", "higher", -100, 100, "%", f"lost probability without the top k patches; {said}"),
+        Metric(
+            "insertion_accuracy",
+            "removal",
+            "higher",
+            0,
+            100,
+            "%",
+            f"right answers with the top k patches alone; {said}",
+        ),
+        Metric(
+            "deletion_accuracy",
+            "removal",
+            "higher",
+            0,
+            100,
+            "%",
+            f"100 − right answers without the top k patches; {said}",
+        ),
+        Metric(
+            "insertion_aopc",
+            "removal",
+            "higher",
+            0,
+            200,
+            "%",
+            f"100 − lost probability with the top k patches alone; {said}",
+        ),
+        Metric(
+            "deletion_aopc",
+            "removal",
+            "higher",
+            -100,
+            100,
+            "%",
+            f"lost probability without the top k patches; {said}",
+        ),
     ]
 
 
@@ -114,10 +152,21 @@ def _perturbation() -> list[Metric]:
     down: Better = "lower"
     for sign, first, kl, accuracy in (("positive", "most", up, down), ("negative", "least", down, up)):
         order = f"{first} relevant pixels turned into noise first, 29 points"
-        mean_height, as_code = f"{order}; mean height of the curve", f"{order}; area with steps of 1, as the code"
+        mean_height, as_code = (
+            f"{order}; mean height of the curve",
+            f"{order}; area with steps of 1, as the code",
+        )
         found += [
             Metric(f"{sign}_kl", family, kl, 0, INF, "nats", f"KL(p whole ‖ p perturbed), {mean_height}"),
-            Metric(f"{sign}_accuracy", family, accuracy, 0, 100, "%", f"answer still that of the whole picture, {mean_height}"),
+            Metric(
+                f"{sign}_accuracy",
+                family,
+                accuracy,
+                0,
+                100,
+                "%",
+                f"answer still that of the whole picture, {mean_height}",
+            ),
             Metric(f"{sign}_kl_code", family, kl, 0, INF, "nats", f"−log p of the first answer, {as_code}"),
             Metric(f"{sign}_accuracy_code", family, accuracy, 0, 28, "", f"p of the first answer, {as_code}"),
         ]
@@ -139,7 +188,9 @@ def _localisation() -> list[Metric]:
 
 
 def _others() -> list[Metric]:
-    shuffled = "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
+    shuffled = (
+        "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
+    )
     classes = "rank correlation of the maps of the target and of another class"
     alike = "mean rank correlation with the maps of the other methods of the run"
     area = "area under the ROC curve of the truly relevant patches"
@@ -153,7 +204,9 @@ def _others() -> list[Metric]:
     ]
 
 
-METRICS: dict[str, Metric] = {m.name: m for m in (*_removal(), *_perturbation(), *_localisation(), *_others())}
+METRICS: dict[str, Metric] = {
+    m.name: m for m in (*_removal(), *_perturbation(), *_localisation(), *_others())
+}
 
 
 def metric(name: str) -> Metric:

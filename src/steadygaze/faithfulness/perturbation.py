@@ -58,7 +58,9 @@ def chefer(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, "
     return Values(detail.mean(-1), detail)
 
 
-def diffmask(whole: Whole, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor, "b c h w"], sign: str) -> dict[str, Values]:
+def diffmask(
+    whole: Whole, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor, "b c h w"], sign: str
+) -> dict[str, Values]:
     """The four curves of one sign, each (M, B, 29), and their areas."""
     size = (noise.shape[-2], noise.shape[-1])
     counts = [size[0] * size[1] * i // (POINTS - 1) for i in range(1, POINTS - 1)]
@@ -67,7 +69,9 @@ def diffmask(whole: Whole, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor
     curves: dict[str, list[Tensor]] = {kind: [] for kind in ("kl", "accuracy", "kl_code", "accuracy_code")}
     for one in maps:
         between = _run(whole, places(upsample(one, size, "nearest"), sign), noise, counts)
-        log_p = wide(torch.cat([nothing[:, None], between, everything[:, None]], dim=1)).log_softmax(-1)  # (B, 29, classes)
+        log_p = wide(torch.cat([nothing[:, None], between, everything[:, None]], dim=1)).log_softmax(
+            -1
+        )  # (B, 29, classes)
         log_c = log_p.gather(-1, answer[:, None, None].expand(-1, POINTS, 1))[..., 0]
         curves["kl"].append((log_p[:, :1].exp() * (log_p[:, :1] - log_p)).sum(-1).clamp_min(0))
         curves["accuracy"].append(100.0 * (log_p.argmax(-1) == answer[:, None]).to(log_p.dtype))
@@ -89,7 +93,9 @@ def places(pixels: Float[Tensor, "b h w"], sign: str) -> Int[Tensor, "b h w"]:
     return torch.empty_like(order).scatter_(1, order, turn).view(pixels.shape)
 
 
-def _run(whole: Whole, place: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]) -> Float[Tensor, "b s classes"]:
+def _run(
+    whole: Whole, place: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]
+) -> Float[Tensor, "b s classes"]:
     """Logits with the first `counts` pixels painted."""
     pairs = [(i, n) for i in range(len(place)) for n in counts]
     size = max(1, whole.chunk // whole.tokens.shape[1])
@@ -109,7 +115,9 @@ def filling(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h w"]:
     match fill:
         case "zero":
             if batch.mean is None or batch.std is None:
-                raise BadInput("fill 'zero' is black before normalisation: expected a batch with mean and std, got none")
+                raise BadInput(
+                    "fill 'zero' is black before normalisation: expected a batch with mean and std, got none"
+                )
             black = -batch.mean.to(images) / batch.std.to(images)
             return black[:, None, None].expand_as(images)
         case "mean":
@@ -135,9 +143,11 @@ def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h
         radius = min(int(3 * sigma + 0.5), images.shape[axis] - 1)
         x = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
         weights = (-0.5 * (x / sigma) ** 2).exp()
-        weights = (weights / weights.sum()).view((1, 1, -1, 1) if axis == -2 else (1, 1, 1, -1)).expand(images.shape[1], 1, -1, -1)
+        weights = (
+            (weights / weights.sum())
+            .view((1, 1, -1, 1) if axis == -2 else (1, 1, 1, -1))
+            .expand(images.shape[1], 1, -1, -1)
+        )
         pad = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
         images = F.conv2d(F.pad(images, pad, mode="reflect"), weights, groups=images.shape[1])
     return images
-
-

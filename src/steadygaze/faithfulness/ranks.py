@@ -45,7 +45,9 @@ def auroc(scores: Float[Tensor, "*b n"], positive: Bool[Tensor, " n"]) -> Float[
     return (ranks(scores)[..., positive].sum(-1) - p * (p + 1) / 2) / (p * n)
 
 
-def average_precision(scores: Float[Tensor, "*b n"], positive: Bool[Tensor, "*b n"] | Bool[Tensor, " n"]) -> Float[Tensor, "*b"]:
+def average_precision(
+    scores: Float[Tensor, "*b n"], positive: Bool[Tensor, "*b n"] | Bool[Tensor, " n"]
+) -> Float[Tensor, "*b"]:
     """Σ_n (R_n − R_{n−1}) P_n over the distinct thresholds, 0..1; NaN without a positive.
 
     >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True])).item()
@@ -54,5 +56,7 @@ def average_precision(scores: Float[Tensor, "*b n"], positive: Bool[Tensor, "*b 
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     hit = positive.expand(scores.shape).gather(-1, order).double()
     _, last = _groups(ordered)
-    precision = (hit.cumsum(-1) / torch.arange(1, scores.shape[-1] + 1, device=scores.device)).gather(-1, last)
+    precision = (hit.cumsum(-1) / torch.arange(1, scores.shape[-1] + 1, device=scores.device)).gather(
+        -1, last
+    )
     return (hit * precision).sum(-1) / hit.sum(-1)

@@ -103,7 +103,11 @@ def curves(whole: Whole, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
     image = torch.arange(b, device=order.device).repeat(m)
     right = whole.probabilities.new_empty(2, len(ratios), m * b)
     probability = right.clone()
-    runs = [(kind, column, int(r * p) if kind == 0 else p - int(r * p)) for kind in (0, 1) for column, r in enumerate(ratios)]
+    runs = [
+        (kind, column, int(r * p) if kind == 0 else p - int(r * p))
+        for kind in (0, 1)
+        for column, r in enumerate(ratios)
+    ]
     wanted: list[Piece] = []
     for kind, column, left in sorted(runs, key=lambda run: run[2]):
         here = (kind, column)
@@ -129,7 +133,9 @@ def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor,
         return curve[..., 0].double()
     x = torch.tensor(ratios, dtype=torch.float64, device=curve.device)
     height = torch.trapezoid(curve.double(), x, dim=-1) / (x[-1] - x[0])
-    return height.clamp(curve.double().amin(-1), curve.double().amax(-1))  # rounding must not leave the curve's range
+    return height.clamp(
+        curve.double().amin(-1), curve.double().amax(-1)
+    )  # rounding must not leave the curve's range
 
 
 def checked(ratios: Sequence[float]) -> tuple[float, ...]:
@@ -137,5 +143,7 @@ def checked(ratios: Sequence[float]) -> tuple[float, ...]:
     found = tuple(float(r) for r in ratios)
     rising = all(a < b for a, b in pairwise(found))
     if not found or not rising or found[0] < 0 or found[-1] > 1:
-        raise BadInput(f"ratios: expected numbers from 0 to 1 in rising order, such as 0.1, 0.5, 0.9, got {list(ratios)}")
+        raise BadInput(
+            f"ratios: expected numbers from 0 to 1 in rising order, such as 0.1, 0.5, 0.9, got {list(ratios)}"
+        )
     return found

@@ -25,7 +25,9 @@ from steadygaze.faithfulness.ranks import spearman
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import remember, undisturbed
 
-Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images (B,C,H,W), target (B,) -> maps (M,B,gh,gw)
+Explain = Callable[
+    [nn.Module, Tensor, Tensor], Tensor
+]  # model, images (B,C,H,W), target (B,) -> maps (M,B,gh,gw)
 
 
 def randomisation(explain: Explain, vit: ViT, images: Float[Tensor, "b c h w"], maps: Float[Tensor, "m b gh gw"],
@@ -68,7 +70,9 @@ def agreement(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m"]:
 def agreement_by_image(maps: Float[Tensor, "m b gh gw"]) -> Values:
     """Mean rank correlation with the other methods, NaN for one method alone; detail: with each, in their order."""
     rho = _alike(maps)
-    others = rho.masked_fill(torch.eye(len(maps), dtype=torch.bool, device=maps.device)[:, :, None], float("nan"))
+    others = rho.masked_fill(
+        torch.eye(len(maps), dtype=torch.bool, device=maps.device)[:, :, None], float("nan")
+    )
     return Values(others.nanmean(1), rho.transpose(1, 2))
 
 
@@ -108,5 +112,7 @@ def shuffle(parameters: list[nn.Parameter], generator: torch.Generator) -> None:
 def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, like: Tensor) -> Tensor:
     found = explain(model, images, target)
     if found.shape != like.shape:
-        raise BadInput(f"explain: expected maps of shape {tuple(like.shape)}, as those that are measured, got {tuple(found.shape)}")
+        raise BadInput(
+            f"explain: expected maps of shape {tuple(like.shape)}, as those that are measured, got {tuple(found.shape)}"
+        )
     return found.detach()

@@ -30,11 +30,18 @@ def truth(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> di
         n = int(yes.sum())
         top = scores.argsort(dim=1, descending=True, stable=True)[:, :n]
         defined = 0 < n < len(yes)
-        precisions.append(100 * yes[top].double().mean(1) if defined else torch.full_like(areas[-1], float("nan")))
-    return {"truth_auroc": Values(torch.stack(areas, 1)), "truth_precision": Values(torch.stack(precisions, 1))}
+        precisions.append(
+            100 * yes[top].double().mean(1) if defined else torch.full_like(areas[-1], float("nan"))
+        )
+    return {
+        "truth_auroc": Values(torch.stack(areas, 1)),
+        "truth_precision": Values(torch.stack(precisions, 1)),
+    }
 
 
-def patches(masks: UInt8[Tensor, "b h w"], grid: tuple[int, int]) -> tuple[Bool[Tensor, "b p"], Bool[Tensor, "b p"]]:
+def patches(
+    masks: UInt8[Tensor, "b h w"], grid: tuple[int, int]
+) -> tuple[Bool[Tensor, "b p"], Bool[Tensor, "b p"]]:
     """(truly relevant, has a labelled pixel) for each patch."""
     yes = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid).flatten(1)
     no = F.adaptive_avg_pool2d((masks == BACKGROUND)[:, None].double(), grid).flatten(1)

@@ -8,9 +8,9 @@ from steadygaze.methods import (
     attention,
     cam,
     decomposition,
+    diffmask,
     gaze,
     gradient,
-    masking,
     perturbation,
     perturbation_soft,
     propagation,
@@ -19,8 +19,20 @@ from steadygaze.methods import (
 from steadygaze.registry import Method, MethodInfo, infos, make, parse
 
 __all__ = [
-    "Method", "MethodInfo", "attention", "cam", "decomposition", "gaze", "gradient", "masking", "method", "parse", "perturbation",
-    "perturbation_soft", "propagation", "sufficient",
+    "Method",
+    "MethodInfo",
+    "attention",
+    "cam",
+    "decomposition",
+    "diffmask",
+    "gaze",
+    "gradient",
+    "method",
+    "parse",
+    "perturbation",
+    "perturbation_soft",
+    "propagation",
+    "sufficient",
 ]  # fmt: skip
 
 

@@ -45,13 +45,29 @@ def half_identity(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n
     return 0.5 * m + 0.5 * identity_like(m)
 
 
-@register("raw_attention", "matrix", family="attention", bare="last", gradient=False, needs=NEEDS, serves=global_attention)
+@register(
+    "raw_attention",
+    "matrix",
+    family="attention",
+    bare="last",
+    gradient=False,
+    needs=NEEDS,
+    serves=global_attention,
+)
 def raw_attention(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention of the last block, mean over heads."""
     return trace.weights(layer).mean(1)
 
 
-@register("rollout", "matrix", family="attention", bare="rollout", gradient=False, needs=NEEDS, serves=global_attention)
+@register(
+    "rollout",
+    "matrix",
+    family="attention",
+    bare="rollout",
+    gradient=False,
+    needs=NEEDS,
+    serves=global_attention,
+)
 def rollout(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention rolled out over all blocks: Π (½ A + ½ I)."""
     return trace.weights(layer).mean(1)

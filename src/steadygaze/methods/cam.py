@@ -73,9 +73,13 @@ def _activations(trace: Trace, layer: int, at: str) -> tuple[Tensor, Tensor]:
         raise UnknownName("at", at, ("input", "norm1"))
     norms = trace.norms(layer)
     parts = trace.vit.blocks[layer].parts
-    norms = norms[1:] if parts is not None and parts().before is not None else norms  # `norm_pre` ran in this block
+    norms = (
+        norms[1:] if parts is not None and parts().before is not None else norms
+    )  # `norm_pre` ran in this block
     if not norms or norms[0].shape != trace.run.hidden[layer].shape:
-        raise MethodUnavailable(f"at='norm1': block {layer} of this model does not begin with a norm over its tokens")
+        raise MethodUnavailable(
+            f"at='norm1': block {layer} of this model does not begin with a norm over its tokens"
+        )
     return norms[0].detach(), trace.grad(norms[0])
 
 
@@ -98,8 +102,22 @@ def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         return image
 
     cam.__doc__ = function.__doc__
-    register(function.__name__, "vector", family="cam", bare="last", needs=lambda o: {"norm": o.get("at") == "norm1"})(cam)
+    register(
+        function.__name__,
+        "vector",
+        family="cam",
+        bare="last",
+        needs=lambda o: {"norm": o.get("at") == "norm1"},
+    )(cam)
 
 
-for _function in (gradcam, xgradcam, xgradcam_plus, gradcam_plus_plus, hirescam, elementwise_gradcam, layercam):
+for _function in (
+    gradcam,
+    xgradcam,
+    xgradcam_plus,
+    gradcam_plus_plus,
+    hirescam,
+    elementwise_gradcam,
+    layercam,
+):
     _register(_function)

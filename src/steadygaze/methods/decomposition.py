@@ -80,7 +80,16 @@ def _mix(trace: Trace, layer: int) -> Mixed:
         a, branch = a * s[:, None, :, None], branch * s[..., None]
     after = x + branch if parts.output_bias is None else x + branch + parts.output_bias.detach()
     own = x + torch.einsum("bhi,bhid->bid", a.diagonal(dim1=-2, dim2=-1), f)
-    return Mixed(x, a, f, own, after, parts.second_gain.detach(), parts.second_norm[1], _inverse_sigma(after, parts.second_norm))
+    return Mixed(
+        x,
+        a,
+        f,
+        own,
+        after,
+        parts.second_gain.detach(),
+        parts.second_norm[1],
+        _inverse_sigma(after, parts.second_norm),
+    )
 
 
 def _quadratic(a: Tensor, f: Tensor, g: Tensor) -> Float[Tensor, "b n n"]:

@@ -44,7 +44,15 @@ def pooled(trace: Trace) -> Float[Tensor, "b p"]:
     return ((x - x.mean(1, keepdim=True)) * g).sum(-1)
 
 
-@register("gaze_removal", "vector", family="decomposition", bare="plus", freeze=0.75, score="log_odds", needs={"attention": True})
+@register(
+    "gaze_removal",
+    "vector",
+    family="decomposition",
+    bare="plus",
+    freeze=0.75,
+    score="log_odds",
+    needs={"attention": True},
+)
 def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """What is lost when a patch goes, to first order: what it sends (gaze) and what the others take of it.
 
@@ -62,7 +70,9 @@ def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
 
 def z(x: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
     """z-score over the patches; zeros where all are alike."""
-    return (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True).clamp_min(
+        torch.finfo(x.dtype).tiny
+    )
 
 
 def sent(trace: Trace) -> Float[Tensor, "b p"]:
@@ -83,10 +93,14 @@ def _evidence(ask: Any, tokens: Tensor) -> Float[Tensor, "b p"]:
 
 
 def _removable(vit: Any) -> str:
-    return global_attention(vit) or ("" if vit.plan.removable else f"patches of a {vit.plan.kind} cannot be removed.")
+    return global_attention(vit) or (
+        "" if vit.plan.removable else f"patches of a {vit.plan.kind} cannot be removed."
+    )
 
 
-@register("gaze_twice", "whole", family="decomposition", freeze=0.75, score="log_odds", serves=_removable, cost=5.0)
+@register(
+    "gaze_twice", "whole", family="decomposition", freeze=0.75, score="log_odds", serves=_removable, cost=5.0
+)
 def gaze_twice(ask: Any) -> Float[Tensor, "b h w"]:
     """What is sent and what is taken, of the whole image, and again of its best patches and of the rest, each alone."""
     whole = _evidence(ask, ask.tokens)

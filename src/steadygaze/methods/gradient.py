@@ -48,7 +48,9 @@ def ixg(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     return torch.einsum("bhwc,bhwc->bhw", x, g)
 
 
-@register("attixg", "vector", family="gradient", bare="first", needs={"attention": True}, serves=global_attention)
+@register(
+    "attixg", "vector", family="gradient", bare="first", needs={"attention": True}, serves=global_attention
+)
 def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, "b h w"] | None:
     """Input x gradient weighted by the attention that a token receives (pairing: "same" layer, or "next" as in SkipPLUS' code)."""
     if pairing not in ("same", "next"):
@@ -79,7 +81,11 @@ def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tenso
 
 alias("cat", "ixg+plus", summary="Input x gradient summed over the blocks (CAT).")
 alias("attcat", "attixg+plus", summary="Attention-weighted input x gradient summed over the blocks (AttCAT).")
-alias("fullgrad_plus", "fullgrad+plus", summary="Input x gradient of every block and every bias once (FullGrad+).")
+alias(
+    "fullgrad_plus",
+    "fullgrad+plus",
+    summary="Input x gradient of every block and every bias once (FullGrad+).",
+)
 
 
 @register("integrated_gradients", "whole", family="gradient", cost=40.0)
@@ -98,13 +104,17 @@ def smoothgrad(ask: Any, *, samples: int = 20, noise: float = 0.1, seed: int = 0
     """Size of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
     _positive("smoothgrad", "samples", samples)
     if not 0 <= noise < float("inf"):
-        raise BadInput(f"smoothgrad: noise is a share of the image's range, a number from 0 on, got {noise!r}")
+        raise BadInput(
+            f"smoothgrad: noise is a share of the image's range, a number from 0 on, got {noise!r}"
+        )
     x = ask.images
     spread = noise * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     mean = torch.zeros_like(x)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(samples):
-        draw = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64).to(x)  # the same for each image of a batch
+        draw = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64).to(
+            x
+        )  # the same for each image of a batch
         mean += ask.gradient(x + spread * draw, "pixels") / samples
     return ask.per_patch(mean.abs(), "pixels")
 
@@ -131,5 +141,3 @@ def _start_of(ask: Any, space: str) -> Tensor:
     if space not in ("tokens", "pixels"):
         raise UnknownName("space", space, ("tokens", "pixels"))
     return ask.images if space == "pixels" else ask.tokens
-
-

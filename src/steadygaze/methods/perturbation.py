@@ -24,12 +24,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steadygaze.errors import UnknownName
-from steadygaze.methods.perturbation_runs import budget_of, measured, uniform, values
+from steadygaze.methods.search import budget_of, measured, uniform, values
 from steadygaze.registry import register
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the costs that are listed
 SIGMA, RIDGE = 0.25, 1.0
-BLACK_BOX: dict[str, Any] = {"family": "black box", "gradient": False, "class_specific": True, "score": "prob"}
+BLACK_BOX: dict[str, Any] = {
+    "family": "black box",
+    "gradient": False,
+    "class_specific": True,
+    "score": "prob",
+}
 
 
 def _patches(ask: Any) -> int:
@@ -38,7 +43,9 @@ def _patches(ask: Any) -> int:
 
 def on_grid(ask: Any, scores: Float[Tensor, "b p"]) -> Float[Tensor, "b h w"]:
     """On the model's grid and device, in its precision but at least float32: float16 has no room for a rare class's probability."""
-    return scores.to(ask.images.device, torch.promote_types(ask.images.dtype, torch.float32)).unflatten(1, ask.grid)
+    return scores.to(ask.images.device, torch.promote_types(ask.images.dtype, torch.float32)).unflatten(
+        1, ask.grid
+    )
 
 
 def spread_order(n: int) -> list[int]:
@@ -91,7 +98,9 @@ def lime(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     distance = 1 - (z.mean(2)).sqrt()
     weight = (-(distance**2) / SIGMA**2).exp()
     share = weight / weight.sum(1, keepdim=True)
-    z = z - torch.einsum("bm,bmp->bp", share, z)[:, None]  # the intercept is not penalised: centre by the weights
+    z = (
+        z - torch.einsum("bm,bmp->bp", share, z)[:, None]
+    )  # the intercept is not penalised: centre by the weights
     f = f - (share * f).sum(1, keepdim=True)
     gram = torch.einsum("bm,bmp,bmq->bpq", weight, z, z) + RIDGE * torch.eye(p, dtype=torch.float64)
     return on_grid(ask, torch.linalg.solve(gram, torch.einsum("bm,bmp,bm->bp", weight, z, f)))
@@ -101,7 +110,9 @@ def lime(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
 def kernel_shap(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Shapley values by regression: they add up to what all patches together give (KernelSHAP)."""
     p = _patches(ask)
-    keep = shapley_samples(uniform(ask, seed, -(-budget_of("kernel_shap", budget, 4) // 2), p + 1))[:, :budget]
+    keep = shapley_samples(uniform(ask, seed, -(-budget_of("kernel_shap", budget, 4) // 2), p + 1))[
+        :, :budget
+    ]
     f = measured(ask, "kernel_shap", keep, hide, least=4).double().cpu()
     z = keep[:, 2 : f.shape[1]].double()
     whole, none = f[:, 0], f[:, 1]
@@ -127,7 +138,9 @@ def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]
 def pami(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Mean answer to one region alone, over the regions that hold the patch (PAMI; budget: none is every region)."""
     height, width = ask.grid
-    regions = torch.stack([cell for side in sides(height, width) for cell in cells(height, width, side)]).flatten(1)
+    regions = torch.stack(
+        [cell for side in sides(height, width) for cell in cells(height, width, side)]
+    ).flatten(1)
     regions = regions[: budget_of("pami", budget, 1, len(regions))]
     f = measured(ask, "pami", regions.expand(len(ask.images), -1, -1), hide)
     return on_grid(ask, held_mean(f, regions[: f.shape[1]].to(f).expand(len(f), -1, -1)))
@@ -148,20 +161,30 @@ def cells(height: int, width: int, side: int) -> Iterator[Bool[Tensor, "h w"]]:
                 yield cell
 
 
-@register("hsic", "whole", cost=1000.0, **{**BLACK_BOX, "class_specific": False})  # unless output="class": see Method.class_specific
-def hsic(ask: Any, *, budget: int = 1000, seed: int = 0, output: str = "distribution", hide: str = "auto") -> Float[Tensor, "b h w"]:
+@register(
+    "hsic", "whole", cost=1000.0, **{**BLACK_BOX, "class_specific": False}
+)  # unless output="class": see Method.class_specific
+def hsic(
+    ask: Any, *, budget: int = 1000, seed: int = 0, output: str = "distribution", hide: str = "auto"
+) -> Float[Tensor, "b h w"]:
     """How much the answer depends on the patch being there, by HSIC; never negative (output: "distribution", or the "class")."""
     if output not in ("distribution", "class"):
         raise UnknownName("output", str(output), ("distribution", "class"))
     keep = uniform(ask, seed, budget_of("hsic", budget, 2), _patches(ask)) < 0.5
-    f = measured(ask, "hsic", keep, hide, least=2, of=_distribution if output == "distribution" else _class).double().cpu()
+    f = (
+        measured(ask, "hsic", keep, hide, least=2, of=_distribution if output == "distribution" else _class)
+        .double()
+        .cpu()
+    )
     m = f.shape[1]
     distance = torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist")
     apart = distance[:, ~torch.eye(m, dtype=torch.bool)]
     width = apart.median(1).values.clamp_min(torch.finfo(torch.float64).tiny)
     kernel = (-(distance**2) / (2 * width[:, None, None] ** 2)).exp()
     z = keep[:, :m].double()
-    z = z - z.mean(1, keepdim=True)  # H K_j H = 2 z zᵀ with z centred: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
+    z = z - z.mean(
+        1, keepdim=True
+    )  # H K_j H = 2 z zᵀ with z centred: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
     return on_grid(ask, 2 * torch.einsum("bmp,bmn,bnp->bp", z, kernel, z) / (m - 1) ** 2)
 
 

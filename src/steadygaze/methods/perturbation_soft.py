@@ -22,8 +22,15 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.methods.attention import global_attention
-from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, held_mean, of_those_done, on_grid, spread_order
-from steadygaze.methods.perturbation_runs import budget_of, generators, searched, values, whole_rounds
+from steadygaze.methods.perturbation import (
+    BLACK_BOX,
+    PATCHES,
+    held_mean,
+    of_those_done,
+    on_grid,
+    spread_order,
+)
+from steadygaze.methods.search import budget_of, generators, searched, values, whole_rounds
 from steadygaze.registry import register
 from steadygaze.trace.seam import Seam
 from steadygaze.vit.masking import places
@@ -52,13 +59,17 @@ def on_tokens(ask: Any, masks: Float[Tensor, "s h w"]) -> Float[Tensor, "s n 1"]
     """Masks over the map's grid as weights of the tokens; prefix tokens have weight one."""
     where = places(ask.vit, ask.tokens)
     if masks.shape[-2:] != where.shape:
-        masks = F.interpolate(masks[:, None], size=tuple(where.shape), mode="bilinear", align_corners=False)[:, 0]
+        masks = F.interpolate(masks[:, None], size=tuple(where.shape), mode="bilinear", align_corners=False)[
+            :, 0
+        ]
     weights = masks.new_ones(len(masks), ask.tokens.shape[1])
     weights[:, where.flatten()] = masks.flatten(1)
     return weights[..., None]
 
 
-def soft(ask: Any, name: str, masks: Float[Tensor, "b r h w"], total: int, hidden: Tensor | None = None) -> Float[Tensor, "b done"]:
+def soft(
+    ask: Any, name: str, masks: Float[Tensor, "b r h w"], total: int, hidden: Tensor | None = None
+) -> Float[Tensor, "b done"]:
     """f with the tokens weighed by each mask, and the rest taken from `hidden` (default: zero)."""
     layout = ask.vit.layout(ask.tokens)
 
@@ -85,14 +96,21 @@ def scorecam(ask: Any, *, budget: int | None = None, softmax: bool = True) -> Fl
 
 
 @register("vit_cx", "whole", cost=60.0, **BLACK_BOX)
-def vit_cx(ask: Any, *, budget: int | None = None, noise: float = 0.1, seed: int = 0) -> Float[Tensor, "b h w"]:
+def vit_cx(
+    ask: Any, *, budget: int | None = None, noise: float = 0.1, seed: int = 0
+) -> Float[Tensor, "b h w"]:
     """Mean answer to the patches that belong together in the model's own channels (ViT-CX; budget: none is every cluster)."""
     spread = ask.tokens.flatten(1).std(1)[:, None, None]
-    draws = [torch.randn(x.shape, generator=g, dtype=torch.float64) for x, g in zip(ask.tokens, generators(ask, seed), strict=True)]
+    draws = [
+        torch.randn(x.shape, generator=g, dtype=torch.float64)
+        for x, g in zip(ask.tokens, generators(ask, seed), strict=True)
+    ]
     hidden = noise * spread * torch.stack(draws).to(ask.tokens)
     each = [clustered(a) for a in to_one(channels(ask))]
     longest = max(len(masks) for masks in each)
-    masks = torch.stack([F.pad(m, (0, 0, 0, 0, 0, longest - len(m))) for m in each])  # no mask: no weight in either sum
+    masks = torch.stack(
+        [F.pad(m, (0, 0, 0, 0, 0, longest - len(m))) for m in each]
+    )  # no mask: no weight in either sum
     f = soft(ask, "vit_cx", masks, budget_of("vit_cx", budget, 1, longest), hidden)
     return held_mean(f, masks[:, : f.shape[1]].to(f).flatten(2)).unflatten(1, masks.shape[-2:])
 
@@ -136,15 +154,32 @@ class Turned(Seam):
     def of(self, keys: int) -> Float[Tensor, "s keys"]:
         """The factors of as many keys: all tokens, the patches, or a pooling's own token before them."""
         f = self.factor
-        known = {f.shape[1]: f, f.shape[1] - self.prefix: f[:, self.prefix :], f.shape[1] + 1: F.pad(f, (1, 0), value=1.0)}
+        known = {
+            f.shape[1]: f,
+            f.shape[1] - self.prefix: f[:, self.prefix :],
+            f.shape[1] + 1: F.pad(f, (1, 0), value=1.0),
+        }
         if keys not in known:
-            raise BadInput(f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in one attention of this model")
+            raise BadInput(
+                f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in one attention of this model"
+            )
         return known[keys]
 
-    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def sdpa(
+        self,
+        func: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
         factor = self.of(k.shape[-2])
         k = k * factor[:, None, :, None].to(k)
-        if attn_mask is not None and attn_mask.dtype != torch.bool:  # a table of positions is part of the logits
+        if (
+            attn_mask is not None and attn_mask.dtype != torch.bool
+        ):  # a table of positions is part of the logits
             attn_mask = attn_mask * factor[:, None, None, :].to(attn_mask)
         return super().sdpa(func, q, k, v, attn_mask, *args, **kwargs)
 
@@ -155,7 +190,9 @@ class Turned(Seam):
 
 
 @register("atman", "whole", cost=PATCHES + 1.0, serves=global_attention, **{**BLACK_BOX, "score": "logit"})
-def atman(ask: Any, *, budget: int | None = None, suppress: float = 0.9, similar: float = 0.7) -> Float[Tensor, "b h w"]:
+def atman(
+    ask: Any, *, budget: int | None = None, suppress: float = 0.9, similar: float = 0.7
+) -> Float[Tensor, "b h w"]:
     """How much the class loses when attention to a patch, and to those like it, is turned down (AtMan; budget: none is every patch)."""
     for option, value in (("suppress", suppress), ("similar", similar)):
         if not 0 <= value <= 1:

@@ -26,14 +26,16 @@ from steadygaze.registry import register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.rules import ATTNLRP
 from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam
-from steadygaze.vit.quiet import Interception
+from steadygaze.vit.evaluation_mode import Interception
 from steadygaze.vit.view import remember
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """a ⊘ b: a / (b + 1e-9), and 0 where b is 0."""
     shifted = b + 1e-9
-    return torch.where(b != 0, a / torch.where(shifted == 0, torch.full_like(b, 1e-9), shifted), torch.zeros_like(a))
+    return torch.where(
+        b != 0, a / torch.where(shifted == 0, torch.full_like(b, 1e-9), shifted), torch.zeros_like(a)
+    )
 
 
 class _Linear(torch.autograd.Function):
@@ -128,7 +130,16 @@ class _Relevance(Interception):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[Tensor] = []
-        passing = (F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm, torch.sigmoid, torch.Tensor.sigmoid)
+        passing = (
+            F.gelu,
+            F.silu,
+            F.relu,
+            torch.relu,
+            F.layer_norm,
+            F.rms_norm,
+            torch.sigmoid,
+            torch.Tensor.sigmoid,
+        )
         self.table: dict[Any, str] = dict.fromkeys(passing, "passes") | dict.fromkeys(MATMUL, "matmul")
         self.table |= {F.linear: "linear", F.scaled_dot_product_attention: "sdpa"}
         self.table |= {F.multi_head_attention_forward: "mha", torch.Tensor.__getitem__: "select"}
@@ -137,8 +148,14 @@ class _Relevance(Interception):
         self.table |= dict.fromkeys(SOFTMAX, "softmax")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
-        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
+        name = self.table.get(
+            func
+        )  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return (
+            func(*args, **(kwargs or {}))
+            if name is None
+            else getattr(self, name)(func, *args, **(kwargs or {}))
+        )
 
     def passes(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _Pass.apply(x, func(x.detach(), *args, **kwargs))
@@ -226,7 +243,11 @@ def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
         x = remember(run.hidden[run.start].detach().requires_grad_(), run.layout)
         with torch.enable_grad(), mode:
             logits = trace.vit.logits(x, start=run.start)
-        one_hot = trace.grad(run.logits) if trace.target is None else F.one_hot(trace.target, logits.shape[1]).to(logits)
+        one_hot = (
+            trace.grad(run.logits)
+            if trace.target is None
+            else F.one_hot(trace.target, logits.shape[1]).to(logits)
+        )
         found = torch.autograd.grad(logits, mode.attention, one_hot)
         trace.memory["transatt"] = [r.to(logits.dtype) for r in found]
     return trace.memory["transatt"]
@@ -236,7 +257,15 @@ def _transatt(a: Tensor, g: Tensor) -> Tensor:
     return (a * g).clamp(min=0).mean(1)
 
 
-@register("transatt", "matrix", family="propagation", bare="rollout", needs={"attention": True}, serves=_plain_blocks, cost=5.0)
+@register(
+    "transatt",
+    "matrix",
+    family="propagation",
+    bare="rollout",
+    needs={"attention": True},
+    serves=_plain_blocks,
+    cost=5.0,
+)
 def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """LRP relevance of attention x its gradient, R + T R over all blocks (start=1: as the authors' evaluation)."""
     return _transatt(relevances(trace)[layer - trace.run.start], trace.attention(layer)[1])

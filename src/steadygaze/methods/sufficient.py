@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.methods.perturbation import BLACK_BOX
-from steadygaze.methods.perturbation_runs import budget_of, searched
+from steadygaze.methods.search import budget_of, searched
 from steadygaze.registry import register
 from steadygaze.target import Target, quantity, resolve
 from steadygaze.trace.capture import Trace, forward
@@ -84,7 +84,9 @@ def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Ta
             tokens = vit.embed(images)
             classes = resolve(target, vit.logits(tokens))
         if classes is None or classes.dim() != 1:
-            raise BadInput("sufficient: expected a class, or one for each image; a callable or several classes have no confidence")
+            raise BadInput(
+                "sufficient: expected a class, or one for each image; a callable or several classes have no confidence"
+            )
         return _find(vit, images, tokens, classes, threshold, space, budget, minimal, summed)
 
 
@@ -93,11 +95,17 @@ def sufficient(ask: Any, *, threshold: float = 0.9, space: str = "patches", budg
                minimal: bool = True, summed: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
     """The fewest patches that make the model sure, by batched gradient SIS: above zero the subset, the rest by when it was hidden."""
     if callable(ask.target):
-        raise BadInput("sufficient: a callable target has no confidence that could reach a threshold. Give a class.")
+        raise BadInput(
+            "sufficient: a callable target has no confidence that could reach a threshold. Give a class."
+        )
     found = _find(ask.vit, ask.images, ask.tokens, ask.target, threshold, space, budget, minimal, summed)
     late = (found.step + 1) / (found.confidence.shape[1] + 1)
     scores = torch.where(found.subset, late, late - 1).to(ask.images)
-    return scores if space == "patches" else ask.per_patch(scores[:, None], "pixels") / (scores[0].numel() / (ask.grid[0] * ask.grid[1]))
+    return (
+        scores
+        if space == "patches"
+        else ask.per_patch(scores[:, None], "pixels") / (scores[0].numel() / (ask.grid[0] * ask.grid[1]))
+    )
 
 
 def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: float, space: str, budget: int | None,
@@ -108,7 +116,9 @@ def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: f
         raise BadInput(f"sufficient: threshold is a confidence in 0..1, got {threshold!r}")
     grid = vit.layout(tokens).grid if space == "patches" else (images.shape[-2], images.shape[-1])
     usual = SUMMED if summed else STEPS[space]
-    left = sizes(grid[0] * grid[1], budget_of("sufficient", 2 * usual if budget is None else budget, 2) // 2, summed)
+    left = sizes(
+        grid[0] * grid[1], budget_of("sufficient", 2 * usual if budget is None else budget, 2) // 2, summed
+    )
     walk = _Walk(vit, images, tokens, target, grid, left, _way(vit, space), summed)
     confidence = searched("sufficient", len(left), 1, walk)
     done = confidence.shape[1]
@@ -120,9 +130,17 @@ def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: f
     subset = step >= last[:, None]
     sure = confidence.gather(1, last[:, None])[:, 0]
     if minimal and space == "patches":
-        sure = _prune(walk, subset, sure, torch.where(reached, threshold, sure), float("inf") if budget is None else budget)
+        sure = _prune(
+            walk,
+            subset,
+            sure,
+            torch.where(reached, threshold, sure),
+            float("inf") if budget is None else budget,
+        )
     there = torch.tensor(left[:done], device=images.device)
-    return Sufficient(target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, there)
+    return Sufficient(
+        target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, there
+    )
 
 
 def sizes(places: int, steps: int, summed: bool) -> list[int]:
@@ -138,7 +156,10 @@ def _way(vit: ViT, space: str) -> str:
         return "pixels"
     if vit.plan.removable and vit.plan.global_attention:
         return "remove"
-    warnings.warn(f"sufficient: patches of a {vit.plan.kind} cannot be removed, so they are painted in the mean colour.", stacklevel=5)
+    warnings.warn(
+        f"sufficient: patches of a {vit.plan.kind} cannot be removed, so they are painted in the mean colour.",
+        stacklevel=5,
+    )
     return "fill"
 
 
@@ -147,10 +168,19 @@ class _Walk:
 
     def __init__(self, vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, grid: tuple[int, int], sizes: list[int], how: str,
                  summed: bool) -> None:  # fmt: skip
-        self.vit, self.images, self.tokens, self.target, self.grid, self.how = vit, images, tokens, target, grid, how
+        self.vit, self.images, self.tokens, self.target, self.grid, self.how = (
+            vit,
+            images,
+            tokens,
+            target,
+            grid,
+            how,
+        )
         self.sizes, self.summed = [*sizes, 0], summed
         self.step = torch.full((len(images), sizes[0]), torch.iinfo(torch.int64).max, device=images.device)
-        self.sum = torch.zeros(self.step.shape, dtype=torch.promote_types(images.dtype, torch.float32), device=images.device)
+        self.sum = torch.zeros(
+            self.step.shape, dtype=torch.promote_types(images.dtype, torch.float32), device=images.device
+        )
 
     def __call__(self, part: slice) -> Float[Tensor, "b 1"]:
         seen = self.step >= part.start
@@ -161,11 +191,15 @@ class _Walk:
             g = torch.nn.functional.normalize(g.to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
             self.sum = self.sum.scatter_add(1, left, g)
             g = self.sum.gather(1, left)
-        worst = g.argsort(dim=1, descending=True, stable=True)[:, : self.sizes[part.start] - self.sizes[part.stop]]
+        worst = g.argsort(dim=1, descending=True, stable=True)[
+            :, : self.sizes[part.start] - self.sizes[part.stop]
+        ]
         self.step = self.step.scatter(1, left.gather(1, worst), part.start)
         return log_p.exp()[:, None]
 
-    def gradient(self, left: Int[Tensor, "b n"], seen: Bool[Tensor, "b p"]) -> tuple[Float[Tensor, " b"], Float[Tensor, "b n"]]:
+    def gradient(
+        self, left: Int[Tensor, "b n"], seen: Bool[Tensor, "b p"]
+    ) -> tuple[Float[Tensor, " b"], Float[Tensor, "b n"]]:
         """log p_c and g of the places that are left."""
         if self.how == "remove":
             run = forward(self.vit, self.vit.select(self.tokens, left), want=Want(attention=True, norm=True))
@@ -194,7 +228,11 @@ def closing(trace: Trace) -> Float[Tensor, "b n"]:
                 taken = taken - ds.diagonal(dim1=-2, dim2=-1).sum(1)
             total = total - taken[:, -total.shape[1] :]
     if not pooled:
-        y = [t for t in (trace.run.hidden[-1], *trace.run.records[-1].norms) if t.dim() == 3 and t.shape[1] == tokens][-1]
+        y = [
+            t
+            for t in (trace.run.hidden[-1], *trace.run.records[-1].norms)
+            if t.dim() == 3 and t.shape[1] == tokens
+        ][-1]
         patches = y.detach()[:, prefix:]
         total = total - ((patches - patches.mean(1, keepdim=True)) * trace.grad(y)[:, prefix:]).sum(-1)
     return total
@@ -208,7 +246,11 @@ def _prune(walk: _Walk, subset: Bool[Tensor, "b p"], sure: Float[Tensor, " b"], 
     def confidence(b: int, tried: Bool[Tensor, "r p"]) -> Float[Tensor, " r"]:
         spent[0] += len(tried)
         image = torch.full((len(tried),), b, device=tried.device)
-        return quantity("prob", subset_logits(walk.vit, walk.images, walk.tokens, tried, image, walk.how), walk.target[image])
+        return quantity(
+            "prob",
+            subset_logits(walk.vit, walk.images, walk.tokens, tried, image, walk.how),
+            walk.target[image],
+        )
 
     def round_(part: slice) -> Tensor | None:
         before = subset.sum()

@@ -117,11 +117,18 @@ class FAN(Classifier):
                  depth: int = 12, num_heads: int = 4, convnext: tuple[int, int] | None = None, class_blocks: int = 2,
                  drop_path_rate: float = 0.0, head_init_scale: float = 1.0) -> None:  # fmt: skip
         super().__init__()
-        self.img_size, self.in_chans = (img_size, img_size) if isinstance(img_size, int) else img_size, in_chans
+        self.img_size, self.in_chans = (
+            (img_size, img_size) if isinstance(img_size, int) else img_size,
+            in_chans,
+        )
         self.num_classes, self.num_features, self.embed_dim = num_classes, embed_dim, embed_dim
-        self.patch_embed = ConvStem(embed_dim, in_chans) if convnext is None else ConvNeXtStem(embed_dim, convnext, in_chans)
+        self.patch_embed = (
+            ConvStem(embed_dim, in_chans) if convnext is None else ConvNeXtStem(embed_dim, convnext, in_chans)
+        )
         self.pos_embed = FourierPositions(embed_dim)
-        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, drop_path_rate) for _ in range(depth))  # the same rate in each
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, num_heads, drop_path_rate) for _ in range(depth)
+        )  # the same rate in each
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, embed_dim), std=0.02))
         self.cls_blocks = nn.ModuleList(ClassBlock(embed_dim, num_heads) for _ in range(class_blocks))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
@@ -164,10 +171,19 @@ SIZES: dict[str, dict[str, Any]] = {
     "fan_tiny_8_p4_hybrid": {"embed_dim": 192, "depth": 8, "num_heads": 8, "convnext": (3, 3)},
     "fan_small_12_p4_hybrid": {"embed_dim": 384, "depth": 10, "num_heads": 8, "convnext": (3, 3)},
     "fan_base_16_p4_hybrid": {"embed_dim": 448, "depth": 16, "num_heads": 8, "convnext": (3, 3)},
-    "fan_large_16_p4_hybrid": {"embed_dim": 480, "depth": 22, "num_heads": 10, "convnext": (3, 5), "head_init_scale": 0.001},
+    "fan_large_16_p4_hybrid": {
+        "embed_dim": 480,
+        "depth": 22,
+        "num_heads": 10,
+        "convnext": (3, 5),
+        "head_init_scale": 0.001,
+    },
 }
 default_cfgs = generate_default_cfgs(
-    {f"{name}.untrained": cfg("patch_embed.backbone.0" if "convnext" in size else "patch_embed.0") for name, size in SIZES.items()}
+    {
+        f"{name}.untrained": cfg("patch_embed.backbone.0" if "convnext" in size else "patch_embed.0")
+        for name, size in SIZES.items()
+    }
 )
 
 

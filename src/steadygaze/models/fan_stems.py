@@ -20,7 +20,11 @@ class ConvStem(nn.Sequential):
         channels = [in_chans, width // 8, width // 4, width // 2, width]
         layers: list[nn.Module] = []
         for before, after in pairwise(channels):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.GELU()]
+            layers += [
+                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.GELU(),
+            ]
         super().__init__(*layers[:-1])
 
 
@@ -29,7 +33,11 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.dw = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.norm = LayerNorm2d(width, eps=1e-6)
-        self.fc1, self.act, self.fc2 = nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)
+        self.fc1, self.act, self.fc2 = (
+            nn.Conv2d(width, 4 * width, 1),
+            nn.GELU(),
+            nn.Conv2d(4 * width, width, 1),
+        )
         self.gamma = nn.Parameter(1e-6 * torch.ones(width))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
@@ -39,7 +47,9 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStem(nn.Module):
     """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens."""
 
-    def __init__(self, width: int, blocks: tuple[int, int], in_chans: int = 3, channels: tuple[int, int] = (128, 256)) -> None:
+    def __init__(
+        self, width: int, blocks: tuple[int, int], in_chans: int = 3, channels: tuple[int, int] = (128, 256)
+    ) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
             nn.Conv2d(in_chans, channels[0], 4, stride=4),
@@ -69,8 +79,12 @@ class FourierPositions(nn.Module):
 
     def axis(self, length: int, like: Tensor) -> Float[Tensor, "n f"]:
         """[sin φω₀, cos φω₀, sin φω₁, ...] for φ = 2πi/length, i = 1..length."""
-        phase = 2 * math.pi * torch.arange(1, length + 1, device=like.device, dtype=like.dtype) / (length + 1e-6)
-        omega = 10000 ** (-2 * torch.arange(self.features // 2, device=like.device, dtype=like.dtype) / self.features)
+        phase = (
+            2 * math.pi * torch.arange(1, length + 1, device=like.device, dtype=like.dtype) / (length + 1e-6)
+        )
+        omega = 10000 ** (
+            -2 * torch.arange(self.features // 2, device=like.device, dtype=like.dtype) / self.features
+        )
         angle = phase[:, None] * omega
         return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
 

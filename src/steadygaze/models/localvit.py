@@ -69,7 +69,10 @@ class LocalFFN(nn.Module):
         super().__init__()
         hidden = int(dim * ratio)
         self.fc1, self.norm1 = nn.Conv2d(dim, hidden, 1, bias=False), nn.BatchNorm2d(hidden)
-        self.dw, self.norm2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False), nn.BatchNorm2d(hidden)
+        self.dw, self.norm2 = (
+            nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+        )
         self.se = SqueezeExcite(hidden, hidden // reduction)
         self.fc2, self.norm3 = nn.Conv2d(hidden, dim, 1, bias=False), nn.BatchNorm2d(dim)
         self.act = nn.Hardswish()
@@ -100,14 +103,23 @@ class LocalViT(Classifier):
                  embed_dim: int = 192, depth: int = 12, num_heads: int = 4, mlp_ratio: float = 4.0, se_reduction: int = 192,
                  drop_path_rate: float = 0.0) -> None:  # fmt: skip
         super().__init__()
-        self.num_classes, self.num_features, self.embed_dim, self.in_chans = num_classes, embed_dim, embed_dim, in_chans
+        self.num_classes, self.num_features, self.embed_dim, self.in_chans = (
+            num_classes,
+            embed_dim,
+            embed_dim,
+            in_chans,
+        )
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
         self.img_size: tuple[int, int] = self.patch_embed.img_size
         self.grid: Grid = self.patch_embed.grid_size
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, embed_dim), std=0.02))
-        self.pos_embed = nn.Parameter(trunc_normal_(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim), std=0.02))
+        self.pos_embed = nn.Parameter(
+            trunc_normal_(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim), std=0.02)
+        )
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
-        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mlp_ratio, se_reduction, rate) for rate in rates)
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, num_heads, mlp_ratio, se_reduction, rate) for rate in rates
+        )
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.apply(init_linear)
@@ -130,7 +142,9 @@ class LocalViT(Classifier):
         return x[:, 0] if pre_logits else self.head(x[:, 0])
 
 
-default_cfgs = generate_default_cfgs({"localvit_tiny_mlp4_act3_r192.untrained": cfg("patch_embed.proj", fixed_input_size=True)})
+default_cfgs = generate_default_cfgs(
+    {"localvit_tiny_mlp4_act3_r192.untrained": cfg("patch_embed.proj", fixed_input_size=True)}
+)
 
 
 @register_model

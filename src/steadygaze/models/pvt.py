@@ -37,7 +37,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """prefix: class tokens among its tokens."""
 
-    def __init__(self, dim: int, heads: int, ratio: float, reduce: int, drop_path: float, prefix: int) -> None:
+    def __init__(
+        self, dim: int, heads: int, ratio: float, reduce: int, drop_path: float, prefix: int
+    ) -> None:
         super().__init__()
         self.prefix = prefix
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads, reduce)
@@ -52,11 +54,15 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """Patch embedding, positions, blocks."""
 
-    def __init__(self, before: int, dim: int, patch: int, grid: Grid, blocks: list[Block], prefix: int) -> None:
+    def __init__(
+        self, before: int, dim: int, patch: int, grid: Grid, blocks: list[Block], prefix: int
+    ) -> None:
         super().__init__()
         self.grid, self.prefix = grid, prefix
         self.proj, self.norm = nn.Conv2d(before, dim, patch, stride=patch), nn.LayerNorm(dim)
-        self.pos_embed = nn.Parameter(trunc_normal_(torch.empty(1, prefix + grid[0] * grid[1], dim), std=0.02))
+        self.pos_embed = nn.Parameter(
+            trunc_normal_(torch.empty(1, prefix + grid[0] * grid[1], dim), std=0.02)
+        )
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, dim), std=0.02)) if prefix else None
         self.blocks = nn.ModuleList(blocks)
 
@@ -73,7 +79,9 @@ class Stage(nn.Module):
         """The learnt positions, resized for other picture sizes."""
         if grid == self.grid:
             return self.pos_embed
-        patches = F.interpolate(to_map(self.pos_embed[:, self.prefix :], self.grid), size=grid, mode="bilinear")
+        patches = F.interpolate(
+            to_map(self.pos_embed[:, self.prefix :], self.grid), size=grid, mode="bilinear"
+        )
         return torch.cat([self.pos_embed[:, : self.prefix], to_tokens(patches)], dim=1)
 
 
@@ -86,10 +94,17 @@ class PVT(Classifier):
                  sr_ratios: tuple[int, ...] = (8, 4, 2, 1), drop_path_rate: float = 0.0) -> None:  # fmt: skip
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.img_size, self.in_chans, self.num_classes, self.num_features = (height, width), in_chans, num_classes, embed_dims[-1]
+        self.img_size, self.in_chans, self.num_classes, self.num_features = (
+            (height, width),
+            in_chans,
+            num_classes,
+            embed_dims[-1],
+        )
         rates = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()
         self.stages, before = nn.ModuleList(), in_chans
-        for s, (depth, dim, heads, ratio, reduce) in enumerate(zip(depths, embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True)):
+        for s, (depth, dim, heads, ratio, reduce) in enumerate(
+            zip(depths, embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True)
+        ):
             patch, prefix = 2 if s else 4, int(s + 1 == len(depths))
             height, width = height // patch, width // patch
             blocks = [Block(dim, heads, ratio, reduce, rates.pop(0), prefix) for _ in range(depth)]
@@ -120,7 +135,9 @@ class PVT(Classifier):
         return x[:, 0] if pre_logits else self.head(x[:, 0])
 
 
-default_cfgs = generate_default_cfgs({f"{name}.untrained": cfg("stages.0.proj") for name in ("pvt_tiny", "pvt_small")})
+default_cfgs = generate_default_cfgs(
+    {f"{name}.untrained": cfg("stages.0.proj") for name in ("pvt_tiny", "pvt_small")}
+)
 
 
 @register_model

@@ -49,7 +49,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.scaling = None
         if tokens is not None:  # σ(M) starts at about 1/2
-            self.scaling = nn.Parameter(trunc_normal_(torch.empty(heads, tokens, tokens), std=0.02, a=-0.02, b=0.02))
+            self.scaling = nn.Parameter(
+                trunc_normal_(torch.empty(heads, tokens, tokens), std=0.02, a=-0.02, b=0.02)
+            )
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -112,18 +114,31 @@ class RVT(Classifier):
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.img_size, self.in_chans = (height, width), in_chans
-        self.num_classes, self.num_features, self.scaled_blocks, self.conv_ffn = num_classes, embed_dims[-1], scaled_blocks, conv_ffn
+        self.num_classes, self.num_features, self.scaled_blocks, self.conv_ffn = (
+            num_classes,
+            embed_dims[-1],
+            scaled_blocks,
+            conv_ffn,
+        )
         self.patch_embed = Stem(embed_dims[0], in_chans)
         rows, columns = Stem.grid(height, width)
         total, done = sum(depths), 0
         self.stages, self.downsamples = nn.ModuleList(), nn.ModuleList()
         for s, (depth, dim, heads) in enumerate(zip(depths, embed_dims, num_heads, strict=True)):
             before = embed_dims[s - 1]
-            self.downsamples.append(nn.Conv2d(before, dim, 3, stride=2, padding=1, groups=before) if s else nn.Identity())
+            self.downsamples.append(
+                nn.Conv2d(before, dim, 3, stride=2, padding=1, groups=before) if s else nn.Identity()
+            )
             rows, columns = (-(-rows // 2), -(-columns // 2)) if s else (rows, columns)
             tokens = rows * columns
             blocks = [
-                Block(dim, heads, conv_ffn=conv_ffn, tokens=tokens if i < scaled_blocks else None, drop_path=drop_path_rate * i / total)
+                Block(
+                    dim,
+                    heads,
+                    conv_ffn=conv_ffn,
+                    tokens=tokens if i < scaled_blocks else None,
+                    drop_path=drop_path_rate * i / total,
+                )
                 for i in range(done, done + depth)
             ]
             self.stages.append(nn.ModuleList(blocks))
@@ -151,7 +166,9 @@ class RVT(Classifier):
 
 
 NAMES = [f"rvt_{size}{plus}" for size in ("tiny", "small", "base") for plus in ("", "_plus")]
-default_cfgs = generate_default_cfgs({f"{name}.untrained": cfg("patch_embed.conv", fixed_input_size="plus" in name) for name in NAMES})
+default_cfgs = generate_default_cfgs(
+    {f"{name}.untrained": cfg("patch_embed.conv", fixed_input_size="plus" in name) for name in NAMES}
+)
 
 
 def _create(name: str, pretrained: bool, kwargs: dict[str, Any], **own: Any) -> RVT:

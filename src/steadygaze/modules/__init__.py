@@ -1,8 +1,8 @@
 """Modules that go into a stock vision transformer: token-aware average pooling (TAP) and context broadcasting (CB); and around one.
 
-    better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # the model given is left as it was
-    plain = sg.modules.remove(better)
-    scores = sg.modules.segmenter(model, classes=21)(images)                         # (B, 21, H, W)
+better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # the model given is left as it was
+plain = sg.modules.remove(better)
+scores = sg.modules.segmenter(model, classes=21)(images)                         # (B, 21, H, W)
 """
 
 from steadygaze.modules.base import Cost, Inserted

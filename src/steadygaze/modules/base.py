@@ -30,7 +30,11 @@ class Cost:
     operations: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.parameters + other.parameters, self.multiply_adds + other.multiply_adds, self.operations + other.operations)
+        return Cost(
+            self.parameters + other.parameters,
+            self.multiply_adds + other.multiply_adds,
+            self.operations + other.operations,
+        )
 
 
 class Inserted(nn.Module):
@@ -39,7 +43,9 @@ class Inserted(nn.Module):
     mixes_tokens = True  # what `adapt` looks for: patches of such a model cannot be removed
     spec: dict[str, Any]  # what it is: options by name, with "module"
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Answer for the input of `module`, its first argument, whether it comes by position or by name."""
         if args:
             return (self(args[0]), *args[1:]), kwargs
@@ -76,7 +82,7 @@ def told(spec: dict[str, Any]) -> str:
 
 
 def checked_allocation(allocation: Any) -> Allocation:
-    """"all", "shallow", "deep", or the blocks as a tuple of numbers."""
+    """ "all", "shallow", "deep", or the blocks as a tuple of numbers."""
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
             raise UnknownName("allocation", allocation, ALLOCATIONS, "Or give the numbers of the blocks.")
@@ -84,7 +90,9 @@ def checked_allocation(allocation: Any) -> Allocation:
     numbers = tuple(allocation) if isinstance(allocation, Sequence) else None
     if not numbers or not all(isinstance(i, int) and not isinstance(i, bool) for i in numbers):
         known = ", ".join(ALLOCATIONS)
-        raise BadInput(f"allocation: expected one of {known}, or the numbers of blocks such as (0, 1, 2), got {allocation!r}")
+        raise BadInput(
+            f"allocation: expected one of {known}, or the numbers of blocks such as (0, 1, 2), got {allocation!r}"
+        )
     return numbers
 
 

@@ -37,7 +37,11 @@ class CB:
     init: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("variant", self.variant, Variant), ("position", self.position, Position), ("where", self.where, Where)):
+        for name, value, known in (
+            ("variant", self.variant, Variant),
+            ("position", self.position, Position),
+            ("where", self.where, Where),
+        ):
             if value not in get_args(known):
                 raise UnknownName(name, str(value), get_args(known))
         if not isinstance(self.init, (int, float)) or self.init != self.init:

@@ -19,7 +19,12 @@ from steadygaze.vit import ViT, adapt
 
 log = logging.getLogger("steadygaze.modules")
 NAMES = ("tap", "cb_mlp", "cb_msa")  # of the inserted children of a block
-HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -53,7 +58,9 @@ def remove(model: Model) -> Model:
     made = _copy(model)
     for module in list(made.modules()):
         for hooks in (getattr(module, name) for name in HOOKS[::2]):
-            for key in [k for k, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Inserted)]:
+            for key in [
+                k for k, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Inserted)
+            ]:
                 for name in HOOKS:
                     getattr(module, name).pop(key, None)
         for name in [n for n, child in module.named_children() if isinstance(child, Inserted)]:
@@ -74,7 +81,11 @@ def cost(model: nn.Module) -> Cost:
 
 def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
     """The model with the modules that a state dict names, to load it into; the model itself if it names none."""
-    told_of = {name.removesuffix("._extra_state"): value for name, value in weights.items() if name.endswith("._extra_state")}
+    told_of = {
+        name.removesuffix("._extra_state"): value
+        for name, value in weights.items()
+        if name.endswith("._extra_state")
+    }
     wanted = {path: decode(value) for path, value in told_of.items() if path.rpartition(".")[2] in NAMES}
     if not wanted:
         return model
@@ -111,7 +122,9 @@ def _cost(vit: ViT, grids: list[tuple[int, int]]) -> Cost:
 
 def _copy(model: Any) -> Any:
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper, and those of parallel training
-    model = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    model = (
+        model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    )
     if not isinstance(model, nn.Module):
         raise BadInput(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     return copy.deepcopy(model)
@@ -136,7 +149,11 @@ def _grids(vit: ViT) -> list[tuple[int, int]]:
     finally:
         for m, mode in modes:
             m.training = mode
-    return list(layout.state[: len(vit.blocks)]) if not vit.plan.global_attention else [layout.grid] * len(vit.blocks)
+    return (
+        list(layout.state[: len(vit.blocks)])
+        if not vit.plan.global_attention
+        else [layout.grid] * len(vit.blocks)
+    )
 
 
 def _prefix(vit: ViT, block: nn.Module) -> int:
@@ -189,7 +206,9 @@ def _has_class_token(vit: ViT, block: nn.Module) -> bool:
 def _put(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
     """Make the module a child of the block, like it in device, dtype and mode, and let it answer at the site."""
     if isinstance(getattr(block, name, None), Inserted):
-        raise BadInput(f"the model has {told(getattr(block, name).spec)} in this block already. Take modules.remove(model) first.")
+        raise BadInput(
+            f"the model has {told(getattr(block, name).spec)} in this block already. Take modules.remove(model) first."
+        )
     parameter = next(block.parameters())
     block.add_module(name, module.to(parameter.device, parameter.dtype).train(block.training))
     if site.side == "before":

@@ -32,7 +32,9 @@ class Segmenter(nn.Module):
 
     def tokens(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b gh gw d"]:
         """Patches of the last block, behind the final norm, where they lie."""
-        vit = adapt(self.backbone)  # cached; not kept here, for a copy of this module must not run the old one
+        vit = adapt(
+            self.backbone
+        )  # cached; not kept here, for a copy of this module must not run the old one
         x = vit.embed(images)
         for block in vit.blocks:
             x = block(x)
@@ -70,7 +72,11 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
 
     Found by running the head once: each library puts it elsewhere, and models that average their patches norm the mean.
     """
-    names = {m: name for name, m in vit.model.named_modules() if "norm" in type(m).__name__.lower() and not list(m.children())}
+    names = {
+        m: name
+        for name, m in vit.model.named_modules()
+        if "norm" in type(m).__name__.lower() and not list(m.children())
+    }
     called: list[str] = []
     handles = [m.register_forward_hook(lambda m, given, out: called.append(names[m])) for m in names]
     parameter = next(vit.model.parameters())
@@ -87,7 +93,9 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
         for handle in handles:
             handle.remove()
     if z.dim() != 4:
-        raise UnsupportedModel(f"segmenter: expected patches of a {vit.plan.kind} as a picture, got {tuple(z.shape)}")
+        raise UnsupportedModel(
+            f"segmenter: expected patches of a {vit.plan.kind} as a picture, got {tuple(z.shape)}"
+        )
     norm = called[0] if called else ""
     weight = getattr(vit.model.get_submodule(norm), "weight", None)
     fits = norm and (weight is None or weight.shape == z.shape[-1:])

@@ -14,7 +14,13 @@ NORM1 = ("norm1", "layernorm_before", "layer_norm1", "ln_1")
 ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 MLP = ("mlp", "intermediate")  # some of transformers' lie in two parts, intermediate and output
 MLP_LAST = ("mlp.fc2", "mlp.down_proj", "mlp.weights_out", "output.dense", "mlp.3")
-ATTENTION_LAST = ("attn.proj", "attention.o_proj", "attention.out_proj", "attention.output.dense", "self_attn.out_proj")
+ATTENTION_LAST = (
+    "attn.proj",
+    "attention.o_proj",
+    "attention.out_proj",
+    "attention.output.dense",
+    "self_attn.out_proj",
+)
 WINDOWED = ("SwinTransformerBlock", "SwinTransformerV2Block", "SwinTransformerV2CrBlock")
 ELSEWHERE = {  # blocks whose attention is not fed by norm1 of their own input, in raster order
     "SwinTransformerV2Block": "cuts its input into windows before any module sees it",
@@ -42,7 +48,9 @@ def pooling_site(block: nn.Module) -> Site:
     kind = type(block).__name__
     norm, attention = first(block, *NORM1), first(block, *ATTENTION)
     if kind in ELSEWHERE or attention is None:
-        raise UnsupportedModel(f"TAP cannot go into a {kind}: it {ELSEWHERE.get(kind, 'has no attention that is known here')}.")
+        raise UnsupportedModel(
+            f"TAP cannot go into a {kind}: it {ELSEWHERE.get(kind, 'has no attention that is known here')}."
+        )
     return Site(attention if "Post" in kind else norm, "before", width_of(block))
 
 
@@ -67,9 +75,13 @@ def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
     if position == "front":
         norm = first(block, *NORM1)
         if branch == "msa" and norm is not None and "Post" not in kind:
-            return Site(norm, "after", width_of(block))  # attention may take its input by name, or three times
+            return Site(
+                norm, "after", width_of(block)
+            )  # attention may take its input by name, or three times
         return Site(body, "before", width_of(block))
-    split = type(body).__name__.endswith("Intermediate")  # then `output` may add the residual: only its last product is the MLP's
+    split = type(body).__name__.endswith(
+        "Intermediate"
+    )  # then `output` may add the residual: only its last product is the MLP's
     return Site(last if split else body, "after", width_of(block))
 
 

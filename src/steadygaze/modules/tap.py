@@ -47,7 +47,9 @@ class TAP:
         if self.kind not in get_args(Kind):
             raise UnknownName("kind of pooling", str(self.kind), get_args(Kind))
         if isinstance(self.branches, bool) or not isinstance(self.branches, int) or self.branches < 2:
-            raise BadInput(f"branches: expected a whole number of at least 2 (the tokens themselves, and one pool), got {self.branches!r}")
+            raise BadInput(
+                f"branches: expected a whole number of at least 2 (the tokens themselves, and one pool), got {self.branches!r}"
+            )
         if not isinstance(self.temperature, (int, float)) or not 0 < self.temperature < float("inf"):
             raise BadInput(f"temperature: expected a number above 0, got {self.temperature!r}")
         object.__setattr__(self, "allocation", checked_allocation(self.allocation))
@@ -91,7 +93,11 @@ class TokenPool(Inserted):
 
     def check_images(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """A hook on the embedding of models that take any size: pictures of another shape would be pooled on a wrong grid."""
-        if args and args[0].dim() == 4 and args[0].shape[2] * self.shape[1] != args[0].shape[3] * self.shape[0]:
+        if (
+            args
+            and args[0].dim() == 4
+            and args[0].shape[2] * self.shape[1] != args[0].shape[3] * self.shape[0]
+        ):
             raise BadInput(
                 f"TAP: expected pictures of the shape {self.shape[0]}x{self.shape[1]} or a multiple, got {tuple(args[0].shape[2:])}: "
                 "their tokens would be pooled on a wrong grid."
@@ -122,30 +128,45 @@ class TokenPool(Inserted):
         ninth = patches.new_full((self.width, 1, 3, 3), 1 / 9)
         return F.conv2d(patches, ninth, padding=k, dilation=k, groups=self.width)
 
-    def weights(self, x: Float[Tensor, "b n d"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "b k h w"]:
+    def weights(
+        self, x: Float[Tensor, "b n d"], grid: tuple[int, int], prefix: int
+    ) -> Float[Tensor, "b k h w"]:
         """P: one weight for each patch and branch, summing to 1 over the branches."""
         first, norm, last = self.predict.children()
         assert isinstance(first, nn.Conv2d)
-        taps = first.weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # (9K, D): fold adds up what convolution would gather
+        taps = (
+            first.weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)
+        )  # (9K, D): fold adds up what convolution would gather
         scores = F.fold(F.linear(x, taps)[:, prefix:].transpose(1, 2), grid, 3, padding=1)
         scores = last(norm(scores)) if self.temperature == 1 else last(norm(scores)) / self.temperature
         return scores.softmax(1)
 
-    def matrix(self, weights: Float[Tensor, "b k h w"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "b n n"]:
+    def matrix(
+        self, weights: Float[Tensor, "b k h w"], grid: tuple[int, int], prefix: int
+    ) -> Float[Tensor, "b n n"]:
         """T as a matrix: row n holds what token n takes from each other one."""
-        share, column, inside, width = neighbourhood(self.kind, self.branches, grid, prefix, weights.dtype, weights.device)
+        share, column, inside, width = neighbourhood(
+            self.kind, self.branches, grid, prefix, weights.dtype, weights.device
+        )
         rows = weights.flatten(2).transpose(1, 2) @ share
         if prefix:
             own = F.one_hot(rows.new_zeros(1, dtype=torch.long), rows.shape[2]).to(rows.dtype)
             rows = torch.cat([own.expand(rows.shape[0], prefix, -1), rows], dim=1)
         n = rows.shape[1]
-        filled = rows.new_zeros(rows.shape[0], n, width).scatter(2, column.expand(rows.shape[0], -1, -1), rows * inside)
+        filled = rows.new_zeros(rows.shape[0], n, width).scatter(
+            2, column.expand(rows.shape[0], -1, -1), rows * inside
+        )
         filled = filled if width == n else filled[:, :, :n]
         filled.weights_ = True  # type: ignore[attr-defined]  # for the seam and for masking: rows that mix tokens, from the tokens themselves
         return filled
 
     def cost(self, tokens: int) -> Cost:
-        parameters, patches, d, k = sum(p.numel() for p in self.parameters()), tokens - self.prefix, self.width, self.branches
+        parameters, patches, d, k = (
+            sum(p.numel() for p in self.parameters()),
+            tokens - self.prefix,
+            self.width,
+            self.branches,
+        )
         if self.kind in LEARNT:
             sizes = [9 if self.kind == "dilated" else (2 * i + 1) ** 2 for i in range(1, k)]
             convolutions = 9 * (d * k + k * k) * patches
@@ -185,4 +206,9 @@ def neighbourhood(kind: str, branches: int, grid: tuple[int, int], prefix: int, 
     used = torch.zeros(outside, outside + 1, dtype=torch.bool, device="cpu").scatter_(1, column, inside)
     free = used.to(torch.uint8).argmin(1, keepdim=True)  # the first column that the row does not use
     column = torch.where(inside, column, free)
-    return share.to(device, dtype), column.to(device), inside.to(device, dtype), max(outside, int(column.max()) + 1)
+    return (
+        share.to(device, dtype),
+        column.to(device),
+        inside.to(device, dtype),
+        max(outside, int(column.max()) + 1),
+    )

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.registry import DEFAULT
-from steadygaze.report.changes import CLASS_HEADS, HEADS, LOOK, class_rows, corruption_figures, row, short_list
+from steadygaze.report.changes import (
+    CLASS_HEADS,
+    HEADS,
+    LOOK,
+    class_rows,
+    corruption_figures,
+    row,
+    short_list,
+)
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
 from steadygaze.report.samples import turned_pictures
@@ -57,7 +65,9 @@ def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Seq
         text = f"{len(names)} of the pictures ({found.setting})."
         parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, [])))
     everything = f"{len(found.changes)} numbers before and after"
-    parts.append(Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=everything))
+    parts.append(
+        Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=everything)
+    )
     beside = path.with_name(f"{path.stem}-faithfulness.csv")
     page = rendered(
         "card.html", runs, title="Before and after", about=f"{one.model} {two.model}", parts=parts,
@@ -81,8 +91,12 @@ def _masked(before: bool, after: bool) -> str:
 
 def samples(found: Comparison, method: str, show: int) -> tuple[dict[str, Any], str]:
     """Some pictures of the run, spread over its classes, and those that turned, with the maps of both models."""
-    names = found.before[0].names_of(found.before[0].population(found.setting))  # in folders of classes, as a rule
-    some = [names[i * len(names) // show] for i in range(min(show, len(names)))] if len(names) > show else names
+    names = found.before[0].names_of(
+        found.before[0].population(found.setting)
+    )  # in folders of classes, as a rule
+    some = (
+        [names[i * len(names) // show] for i in range(min(show, len(names)))] if len(names) > show else names
+    )
     return turned_pictures(replace(found, turned={"samples": some, **found.turned}), method, show)
 
 
@@ -102,9 +116,17 @@ def _tiles(found: Comparison, shifts: Sequence[Shift]) -> list[tuple[str, str, s
 
 
 def _faithful(s: Shift) -> list[Cell]:
-    gap = Cell(f"{s.difference:+.3g}", s.difference, LOOK.get(s.verdict, ""), f"{s.low:+.3g} to {s.high:+.3g}")
+    gap = Cell(
+        f"{s.difference:+.3g}", s.difference, LOOK.get(s.verdict, ""), f"{s.low:+.3g} to {s.high:+.3g}"
+    )
     sides = [Cell(number(v, s.metric), v) for v in (s.before, s.after)]
-    return [Cell(s.method, s.method), Cell(label(s.metric), s.metric), *sides, gap, Cell(str(s.images), s.images)]
+    return [
+        Cell(s.method, s.method),
+        Cell(label(s.metric), s.metric),
+        *sides,
+        gap,
+        Cell(str(s.images), s.images),
+    ]
 
 
 def _csv(shifts: Sequence[Shift]) -> str:

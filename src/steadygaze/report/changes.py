@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from steadygaze.report.bars import Bar, bars
 from steadygaze.report.page import Cell, Figure
-from steadygaze.robustness.corruptions import CORRUPTIONS
+from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.runs.stress_compare import Change, Comparison
 from steadygaze.runs.stress_numbers import label
 
@@ -19,7 +19,11 @@ LOOK = {"better": "good", "worse": "sure"}
 def short_list(changes: Sequence[Change]) -> list[Change]:
     """Without each severity, frame and value: what a person reads first; the rest is in the file."""
     parts = tuple(f"{prefix}{name}/" for prefix in ("", "imagenet-c/") for name in CORRUPTIONS)
-    return [c for c in changes if not c.setting.startswith((*parts, "location/", "rotation/", "size/", "sequence/"))]
+    return [
+        c
+        for c in changes
+        if not c.setting.startswith((*parts, "location/", "rotation/", "size/", "sequence/"))
+    ]
 
 
 def row(c: Change, *, words: bool = False) -> list[Cell]:
@@ -47,7 +51,9 @@ def class_rows(found: Comparison) -> list[list[Cell]]:
             continue
         name = " ".join(filter(None, (str(c.label), found.class_names.get(c.label, "").split(",")[0])))
         look = {"gained": "good", "lost": "sure"}.get(c.verdict, "")
-        gap = Cell(f"{100 * c.difference:+.0f}", c.difference, look, f"{100 * c.low:+.0f} to {100 * c.high:+.0f}")
+        gap = Cell(
+            f"{100 * c.difference:+.0f}", c.difference, look, f"{100 * c.low:+.0f} to {100 * c.high:+.0f}"
+        )
         sides = [Cell(f"{100 * a.value:.0f}", a.value) for a in (c.before, c.after)]
         rows.append([Cell(name, name), *sides, gap, *(Cell(str(n), n) for n in (c.gained, c.lost, c.count))])
     return rows

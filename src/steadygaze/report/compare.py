@@ -13,7 +13,9 @@ from steadygaze.runs.stress_compare import Comparison
 from steadygaze.runs.stress_numbers import table_csv
 
 
-def write_comparison(found: Comparison, path: Path, *, method: str = DEFAULT, show: int = 8, pictures: bool = True) -> list[Path]:
+def write_comparison(
+    found: Comparison, path: Path, *, method: str = DEFAULT, show: int = 8, pictures: bool = True
+) -> list[Path]:
     """Write the page and, beside it, the numbers as .csv."""
     one, two = found.before[0], found.after[0]
     shots, why = turned_pictures(found, method, show) if pictures and show and found.turned else ({}, "")
@@ -25,14 +27,33 @@ def write_comparison(found: Comparison, path: Path, *, method: str = DEFAULT, sh
     ]  # fmt: skip
     if found.turned:
         text = f"Right answers by class ({found.setting}); intervals by Newcombe."
-        parts.append(Part("Classes gained and lost", "classes", text=text, heads=CLASS_HEADS, texts=1, rows=class_rows(found)))
+        parts.append(
+            Part(
+                "Classes gained and lost",
+                "classes",
+                text=text,
+                heads=CLASS_HEADS,
+                texts=1,
+                rows=class_rows(found),
+            )
+        )
     for way, names in found.turned.items():
         more = why or (f"Maps by {method}, of the class each model says." if shots.get(way) else "")
         text = f"{len(names)} of the pictures ({found.setting}). {more}"
         listed = ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
-        parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, []), after=listed if names else ""))
+        parts.append(
+            Part(
+                f"Turned {way}",
+                f"turned-{way}",
+                text=text,
+                shots=shots.get(way, []),
+                after=listed if names else "",
+            )
+        )
     folded = f"{len(found.changes)} numbers before and after"
-    parts.append(Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=folded))
+    parts.append(
+        Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=folded)
+    )
     models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
     page = rendered(
         "card.html",

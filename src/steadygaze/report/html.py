@@ -54,9 +54,19 @@ def write_report(
     parts = [_part(section, rows, baseline, pictures) for section in table.sections]
     about = table.sections[0].model
     explained = _explained(table.sections)
-    page = rendered("ranking.html", rows.runs, rows, title="Is the explanation true?", about=about, parts=parts, metrics=explained)
+    page = rendered(
+        "ranking.html",
+        rows.runs,
+        rows,
+        title="Is the explanation true?",
+        about=about,
+        parts=parts,
+        metrics=explained,
+    )
     path = Path(folders[0]) / "report.html" if out is None else Path(out)
-    return write_all({path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()})
+    return write_all(
+        {path: page, path.with_name("table.csv"): table.csv(), path.with_name("table.md"): table.markdown()}
+    )
 
 
 def write_all(written: dict[Path, str]) -> list[Path]:
@@ -74,14 +84,18 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
     """A page from a template of this folder, with how its runs were made, and what of `rows` could not be used."""
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
-    environment = Environment(loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
     environment.filters["value"] = number
     environment.filters["soft"] = _soft
     environment.filters["counted"] = counted
     return environment.get_template(name).render(
         runs=[how(run) for run in runs],
         unreadable=list(rows.unreadable.values()) if rows else [],
-        flagged=", ".join(f"{count} × {flag} of {what}" for (what, flag), count in rows.flagged.items()) if rows else "",
+        flagged=", ".join(f"{count} × {flag} of {what}" for (what, flag), count in rows.flagged.items())
+        if rows
+        else "",
         version=__version__,
         colours=svg.COLOURS,
         **{"beside": "table.csv and table.md beside this file hold the numbers.", **given},
@@ -110,7 +124,11 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
         "rest": max(0, len(drawn) - svg.COLOURS),
         "curves": _curves(section, ranks),
-        "figures": [figure for figure in (_scatter(section, ranks), _start(section), _agreement(section, run)) if figure],
+        "figures": [
+            figure
+            for figure in (_scatter(section, ranks), _start(section), _agreement(section, run))
+            if figure
+        ],
         "gallery": gallery(section, run) if pictures else None,
     }
 
@@ -145,7 +163,9 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "rank": ranks.get(line, svg.COLOURS),
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
-                "images": max((cell.images for (_, which), cell in known.items() if which == line), default=0),
+                "images": max(
+                    (cell.images for (_, which), cell in known.items() if which == line), default=0
+                ),
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
                 "metric": section.shown[0],
@@ -182,7 +202,9 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
         if len(points) > 1:
             words = {"x_label": f"{label(across)}, %", "y_label": f"{label(up)}, %"}
             chart = svg.scatter(points, **words, title="insertion against deletion")
-            return Figure("Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart)
+            return Figure(
+                "Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart
+            )
     return None
 
 
@@ -203,7 +225,9 @@ def _start(section: Section) -> Figure | None:
         limits = [(cell.low, cell.high) for cell in cells]
         series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
     axis = f"{label(metric)}, {unit(metric)}".rstrip(", ")
-    chart = svg.lines(series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True)
+    chart = svg.lines(
+        series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True
+    )
     return Figure("Where PLUS begins", legend(series), chart)
 
 
@@ -216,7 +240,9 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
     if len(whole) < 2 or len(whole) < len(lines):
         return None
     places = [columns.index(line) for line in lines]
-    chart = svg.matrix([_called(line, section) for line in lines], [np.nanmean(d, axis=0)[places].tolist() for d in whole])
+    chart = svg.matrix(
+        [_called(line, section) for line in lines], [np.nanmean(d, axis=0)[places].tolist() for d in whole]
+    )
     words = "rank correlation of their maps, mean over the pictures; best method first, columns in the order of the lines"
     return Figure("Which methods agree", words, chart)
 

@@ -51,17 +51,30 @@ class Part:
 
 def legend(series: Sequence[svg.Series]) -> str:
     """The colours of a chart, in words."""
-    keys = [f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>' for one in series if one.rank < svg.COLOURS]
+    keys = [
+        f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>'
+        for one in series
+        if one.rank < svg.COLOURS
+    ]
     return f'<span class="legend">{"".join(keys)}</span>'
 
 
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     """How a run of either kind was made, line by line; what it does not have is left out."""
     settings, about = run["settings"], run.get("about", {})
-    pictures = f", {settings['pictures']} pictures ({settings.get('layout', '')})" if settings.get("pictures") else ""
+    pictures = (
+        f", {settings['pictures']} pictures ({settings.get('layout', '')})"
+        if settings.get("pictures")
+        else ""
+    )
     limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
-    shifts = "; ".join(f"{s['name']}: {s['pictures']} pictures, {s['hash']}" for s in settings.get("shifts", ()))
-    near = "; ".join(f"{s['name']}: {s['pictures']} pictures, bank of {s['bank']}, {s['hash']}" for s in settings.get("neighbours", ()))
+    shifts = "; ".join(
+        f"{s['name']}: {s['pictures']} pictures, {s['hash']}" for s in settings.get("shifts", ())
+    )
+    near = "; ".join(
+        f"{s['name']}: {s['pictures']} pictures, bank of {s['bank']}, {s['hash']}"
+        for s in settings.get("neighbours", ())
+    )
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
     shown = [
         ("command", about.get("command", "")),

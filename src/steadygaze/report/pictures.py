@@ -69,7 +69,9 @@ def _extremes(section: Section, metric: str, line: Line) -> tuple[list[str], lis
     return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]
 
 
-def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Line], names: list[str]) -> list[Shown]:
+def _shown(
+    section: Section, run: dict[str, Any], metric: str, methods: list[Line], names: list[str]
+) -> list[Shown]:
     import torch
 
     from steadygaze.data.folders import Classes
@@ -77,16 +79,18 @@ def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Lin
     from steadygaze.data.masks import find
     from steadygaze.explainer import explain
     from steadygaze.heatmap import percent
-    from steadygaze.methods.masking import with_gates
+    from steadygaze.loading.load import load_model
+    from steadygaze.methods.diffmask import with_gates
     from steadygaze.vit import adapt
-    from steadygaze.vit.load import load_model
 
     if "given" not in run.get("about", {}):
         raise BadInput("the data was given in memory.")
     given, target = run["about"]["given"], run["settings"]["target"]
     loaded = load_model(given["model"], given["checkpoint"], num_classes=given["num_classes"])
     if loaded.weights_hash != section.weights:
-        raise BadInput(f"{given['model']} has other weights now: {loaded.weights_hash}, not {section.weights}.")
+        raise BadInput(
+            f"{given['model']} has other weights now: {loaded.weights_hash}, not {section.weights}."
+        )
     vit = adapt(loaded.model)
     with torch.no_grad():
         outputs = vit(torch.zeros(1, *vit.plan.input_size)).shape[1]
@@ -109,12 +113,16 @@ def _shown(section: Section, run: dict[str, Any], metric: str, methods: list[Lin
         for method, score in methods:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMap)
-                (named,) = with_gates([method], given.get("diffmask")) if method.startswith("diffmask") else [method]
+                (named,) = (
+                    with_gates([method], given.get("diffmask")) if method.startswith("diffmask") else [method]
+                )
                 attribution = explain(vit, image, target=wanted, method=named, score=score)
             drawn.append(address(attribution.overlay(picture)))
         title = f"{word(loaded.classes, wanted)} {percent(float(chances[wanted]))}"
         if predicted != wanted:
-            title += f"; the model says {word(loaded.classes, predicted)} {percent(float(chances[predicted]))}"
+            title += (
+                f"; the model says {word(loaded.classes, predicted)} {percent(float(chances[predicted]))}"
+            )
         values = [float(section.array(metric, line)[places[name]]) for line in methods]
         made.append(Shown(name, title, values, drawn))
     return made

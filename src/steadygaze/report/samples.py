@@ -12,7 +12,7 @@ from PIL import Image
 
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
 from steadygaze.report.pictures import address, enlarged, word
-from steadygaze.robustness.corruptions import CORRUPTIONS, corrupt
+from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS, corrupt
 from steadygaze.runs.stress_card import Card
 from steadygaze.runs.stress_compare import Comparison
 
@@ -33,8 +33,8 @@ def reopened(card: Card) -> tuple[Any, dict[str, Any]]:
     from steadygaze.data.folders import Classes
     from steadygaze.data.label_maps import find_maps
     from steadygaze.data.masks import find
+    from steadygaze.loading.load import load_model
     from steadygaze.runs.asked import outputs
-    from steadygaze.vit.load import load_model
 
     given = card.run.get("about", {}).get("given")
     if given is None:
@@ -72,12 +72,19 @@ def _samples(card: Card) -> tuple[Named, Named, str]:
     made = {c: corrupt(clean, c, severity, seed=seed) for c in settings["corruptions"] if c in CORRUPTIONS}
     segments = "segmentation" in settings["suite"]
     seen = {"clean": clean} | {f"{c.replace('_', ' ')} {severity}": p for c, p in made.items()}
-    shown = [(words, address(enlarged(Image.fromarray(_tinted(loaded, p) if segments else p)))) for words, p in seen.items()]
+    shown = [
+        (words, address(enlarged(Image.fromarray(_tinted(loaded, p) if segments else p))))
+        for words, p in seen.items()
+    ]
     sheets: Named = []
     if "attention" in settings["suite"] and made:
         sheets.append(_attention(loaded, clean, *next(iter(made.items())), severity))
     tint = " Coloured by the class that the model says of each pixel." if segments else ""
-    return shown, sheets, f"{name} as the model sees it, and under each corruption at severity {severity}.{tint}"
+    return (
+        shown,
+        sheets,
+        f"{name} as the model sees it, and under each corruption at severity {severity}.{tint}",
+    )
 
 
 def _tinted(loaded: Any, pixels: Any) -> Any:
@@ -89,7 +96,11 @@ def _tinted(loaded: Any, pixels: Any) -> Any:
     from steadygaze.runs.stress_suite import Plan
 
     judge = Judge(loaded.model, None, Plan(()), loaded.mean, loaded.std)
-    said = label_map(loaded.model, judge.normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None])[0].cpu().numpy()
+    said = (
+        label_map(loaded.model, judge.normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None])[0]
+        .cpu()
+        .numpy()
+    )
     hues = np.array([hsv_to_rgb((0.62 + 0.618034 * c) % 1, 0.8, 0.9) for c in range(256)])
     return (0.5 * pixels + 127.5 * hues[said]).astype(np.uint8)
 
@@ -102,8 +113,12 @@ def _attention(loaded: Any, clean: Any, name: str, corrupted: Any, severity: int
     from steadygaze.runs.stress_suite import Plan
 
     judge = Judge(loaded.model, None, Plan(()), loaded.mean, loaded.std)
-    one, two = (judge.normalised(torch.from_numpy(p.copy()).permute(2, 0, 1))[None] for p in (clean, corrupted))
-    sheet = attention_picture(loaded.model, one, two, cell=160, pictures=[Image.fromarray(clean), Image.fromarray(corrupted)])
+    one, two = (
+        judge.normalised(torch.from_numpy(p.copy()).permute(2, 0, 1))[None] for p in (clean, corrupted)
+    )
+    sheet = attention_picture(
+        loaded.model, one, two, cell=160, pictures=[Image.fromarray(clean), Image.fromarray(corrupted)]
+    )
     words = f"Attention of the last layer: clean, and under {name.replace('_', ' ')} {severity}."
     return f"{words} Bright columns: tokens that all others look at.", address(sheet)
 
@@ -134,13 +149,17 @@ def _turned(found: Comparison, method: str, show: int) -> dict[str, list[Shot]]:
         shots = []
         for name in names[:show]:
             pictures: Named = []
-            for side, (loaded, items), card in zip(("before", "after"), opened, (found.before[0], found.after[0]), strict=True):
+            for side, (loaded, items), card in zip(
+                ("before", "after"), opened, (found.before[0], found.after[0]), strict=True
+            ):
                 if name not in items:
                     raise BadInput(f"{name} is not in the data any more.")
                 pixels = Lens(loaded).pixels(read_image(items[name].path))
                 if found.setting != "clean":
                     kind, severity = found.setting.split("/")
-                    pixels = corrupt(pixels, kind, int(severity), seed=seed_of(card.run["settings"]["seed"], name))
+                    pixels = corrupt(
+                        pixels, kind, int(severity), seed=seed_of(card.run["settings"]["seed"], name)
+                    )
                 judge = Judge(loaded.model, None, Plan(()), loaded.mean, loaded.std)
                 image = judge.normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None]
                 chances = judge.logits(image)[0].softmax(-1)

@@ -118,8 +118,14 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
         width = LETTER * len(one.name)
         left = x + width + 8 > WIDTH - RIGHT
         begin = x - 8 - width if left else x + 8
-        choices = [y + 3.5 + step for step in (0, -12, 12, -24, 24, -36, 36) if TOP < y + step < HEIGHT - BOTTOM]
-        free = (h for h in choices if all(abs(h - o) >= 11 or begin > e or begin + width < b for b, e, o in placed))
+        choices = [
+            y + 3.5 + step for step in (0, -12, 12, -24, 24, -36, 36) if TOP < y + step < HEIGHT - BOTTOM
+        ]
+        free = (
+            h
+            for h in choices
+            if all(abs(h - o) >= 11 or begin > e or begin + width < b for b, e, o in placed)
+        )
         height = next(free, y + 3.5)
         placed.append((begin, begin + width, height))
         place = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'

@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {  # public name -> module that holds it; imported on first use
-    "corrupt": "corruptions",
-    "COMMON": "corruptions",
-    "EXTRA": "corruptions",
-    "CORRUPTIONS": "corruptions",
-    "SEVERITIES": "corruptions",
+    "corrupt": "corruptions.corrupt",
+    "COMMON": "corruptions.corrupt",
+    "EXTRA": "corruptions.corrupt",
+    "CORRUPTIONS": "corruptions.corrupt",
+    "SEVERITIES": "corruptions.corrupt",
     "sequence": "sequences",
     "PERTURBATIONS": "sequences",
     "corruption_scores": "scores",

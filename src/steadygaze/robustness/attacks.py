@@ -27,7 +27,9 @@ OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must b
 def fgsm(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float,
          mean: Sequence[float], std: Sequence[float]) -> Images:  # fmt: skip
     """One step of size epsilon against the labels; the attacked images, normalised like `images`."""
-    return _attack(model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None)
+    return _attack(
+        model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None
+    )
 
 
 def pgd(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float, mean: Sequence[float],
@@ -48,7 +50,9 @@ def pgd(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, ep
 def budget(name: str, value: float) -> float:
     """A size of perturbation as a share of the full scale, 0 up to (not including) 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise BadInput(f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}")
+        raise BadInput(
+            f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}"
+        )
     if value >= 1:
         raise BadInput(
             f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like grey levels of 0..255: "
@@ -59,12 +63,21 @@ def budget(name: str, value: float) -> float:
 
 def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tuple[Images, Tensor, Tensor]:
     """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not theirs."""
-    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point() or not images.numel():
+    if (
+        not isinstance(images, Tensor)
+        or images.dim() != 4
+        or not images.is_floating_point()
+        or not images.numel()
+    ):
         got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise BadInput(f"expected normalised floating-point images (B, C, H, W), at least one, got {got}")
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
-        raise BadInput(f"mean, std: expected {images.shape[1]} numbers each, std above 0, got {list(mean)} and {list(std)}")
-    m, s = (torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std))
+        raise BadInput(
+            f"mean, std: expected {images.shape[1]} numbers each, std above 0, got {list(mean)} and {list(std)}"
+        )
+    m, s = (
+        torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std)
+    )
     x = images.detach() * s + m
     low, high = float(x.min()), float(x.max())
     if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
@@ -77,7 +90,12 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
 
 def checked_labels(labels: Any, batch: int, device: torch.device) -> Tensor:
     """One class index for each image."""
-    if not isinstance(labels, Tensor) or labels.shape != (batch,) or labels.is_floating_point() or labels.dtype == torch.bool:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.shape != (batch,)
+        or labels.is_floating_point()
+        or labels.dtype == torch.bool
+    ):
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise BadInput(f"labels: expected {batch} class indices, an integer tensor ({batch},), got {got}")
     return labels.to(device=device, dtype=torch.long)
@@ -108,7 +126,9 @@ def _noise(x: Images, generator: torch.Generator | Sequence[torch.Generator]) ->
         return torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     if len(generator) != len(x):
         raise BadInput(f"generator: expected one, or one for each of {len(x)} images, got {len(generator)}")
-    return torch.stack([torch.rand(x.shape[1:], generator=g, dtype=x.dtype, device=g.device) for g in generator]).to(x.device)
+    return torch.stack(
+        [torch.rand(x.shape[1:], generator=g, dtype=x.dtype, device=g.device) for g in generator]
+    ).to(x.device)
 
 
 def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tensor) -> Images:
@@ -117,7 +137,9 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         x = x.detach().clone().requires_grad_()
         logits = logits_of(model((x - m) / s))
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
-            raise BadInput(f"labels: expected classes 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}")
+            raise BadInput(
+                f"labels: expected classes 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}"
+            )
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
     return slope

@@ -48,7 +48,9 @@ class AttentionMeasures:
     top: int
 
 
-def walk(vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]) -> list[Float[Tensor, "b classes"]]:
+def walk(
+    vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]
+) -> list[Float[Tensor, "b classes"]]:
     """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each, then it is dropped."""
     if not vit.plan.global_attention:
         raise MethodUnavailable(
@@ -66,18 +68,26 @@ def walk(vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..
                     seam.next_record()
                 if not record.attention:
                     raise MethodUnavailable(f"block {layer} of this {vit.plan.kind} shows no attention")
-                maps.append(record.attention[0].a if len(record.attention) == 1 else torch.cat([a.a for a in record.attention], 1))
+                maps.append(
+                    record.attention[0].a
+                    if len(record.attention) == 1
+                    else torch.cat([a.a for a in record.attention], 1)
+                )
                 del record
             see(layer, *maps)
             del maps
         return [vit.head(x) for x in streams]
 
 
-def attention_measures(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP) -> AttentionMeasures:
+def attention_measures(
+    model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
+) -> AttentionMeasures:
     """Entropy, overfocus, concentration, distance and head diversity of every layer, in one forward pass."""
     vit = adapt(model)
     far = distances(vit, images)
-    found: dict[str, list[Tensor]] = {name: [] for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")}
+    found: dict[str, list[Tensor]] = {
+        name: [] for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
+    }
 
     def see(layer: int, a: Map) -> None:
         found["entropy"].append(entropy(a))
@@ -88,7 +98,9 @@ def attention_measures(model: nn.Module | ViT, images: Float[Tensor, "b c h w"],
         found["diversity"].append(diversity(a))
 
     (logits,) = walk(vit, [images], see)
-    return AttentionMeasures(**{name: _layers(values) for name, values in found.items()}, logits=logits, top=top)
+    return AttentionMeasures(
+        **{name: _layers(values) for name, values in found.items()}, logits=logits, top=top
+    )
 
 
 def attention_stability(model: nn.Module | ViT, clean: Float[Tensor, "b c h w"],
@@ -179,7 +191,9 @@ def _layers(values: list[Tensor]) -> Tensor:
 
 def _same_shape(clean: Any, corrupted: Any) -> None:
     if not isinstance(clean, Tensor) or not isinstance(corrupted, Tensor) or clean.shape != corrupted.shape:
-        raise BadInput(f"expected clean and corrupted images of one shape, got {_shape(clean)} and {_shape(corrupted)}")
+        raise BadInput(
+            f"expected clean and corrupted images of one shape, got {_shape(clean)} and {_shape(corrupted)}"
+        )
 
 
 def _shape(images: Any) -> str:
@@ -203,7 +217,9 @@ def attention_picture(model: nn.Module | ViT, clean: Float[Tensor, "1 c h w"], c
     if not -depth <= layer < depth:
         raise BadInput(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
     batches = [clean] if corrupted is None else [clean, corrupted]
-    if any(not isinstance(b, Tensor) or b.dim() != 4 or len(b) != 1 for b in batches) or len(pictures) not in (0, len(batches)):
+    if any(not isinstance(b, Tensor) or b.dim() != 4 or len(b) != 1 for b in batches) or len(
+        pictures
+    ) not in (0, len(batches)):
         raise BadInput(
             f"expected one image (1, 3, H, W) in each row, and no pictures or {len(batches)}, got {[_shape(b) for b in batches]}"
         )
@@ -214,7 +230,9 @@ def attention_picture(model: nn.Module | ViT, clean: Float[Tensor, "1 c h w"], c
             kept.extend(_wide(a[0]) for a in maps)
 
     walk(vit, batches, see)
-    columns = [torch.cat([a.mean(0, keepdim=True), a if heads else a[:0]]).cpu().double().numpy() for a in kept]
+    columns = [
+        torch.cat([a.mean(0, keepdim=True), a if heads else a[:0]]).cpu().double().numpy() for a in kept
+    ]
     scales = [max(robust_scale(rows[c]) for rows in columns) or 1.0 for c in range(len(columns[0]))]
     headings = ["mean of heads", *(f"head {h + 1}" for h in range(len(columns[0]) - 1))]
     drawn = [[paint(a / s, None) for a, s in zip(rows, scales, strict=True)] for rows in columns]
@@ -223,4 +241,6 @@ def attention_picture(model: nn.Module | ViT, clean: Float[Tensor, "1 c h w"], c
         drawn = [[as_picture(p), *row] for p, row in zip(pictures, drawn, strict=True)]
     note = f"attention of layer {layer % depth + 1} of {depth}; rows look at columns"
     titles = ("clean", "corrupted")
-    return tile([Row(row, title, note) for row, title in zip(drawn, titles, strict=False)], headings, cell=cell)
+    return tile(
+        [Row(row, title, note) for row, title in zip(drawn, titles, strict=False)], headings, cell=cell
+    )

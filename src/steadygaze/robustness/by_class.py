@@ -71,7 +71,9 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
     """Every class, those that lost most first, those that gained most last; ties by label."""
     labels, before, after = np.asarray(labels), *_pair(before, after)
     if labels.shape != before.shape or labels.dtype.kind not in "iu":
-        raise BadInput(f"labels: expected one class index for each of {len(before)} pictures, got {labels.dtype} {labels.shape}")
+        raise BadInput(
+            f"labels: expected one class index for each of {len(before)} pictures, got {labels.dtype} {labels.shape}"
+        )
     found = []
     for label in np.unique(labels):
         a, b = before[labels == label], after[labels == label]
@@ -79,7 +81,9 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
         neither = len(a) - both - gained - lost
         low, high = newcombe(both, gained, lost, neither)
         one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
-        found.append(ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high))
+        found.append(
+            ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high)
+        )
     return sorted(found, key=lambda c: (c.difference, c.label))
 
 
@@ -100,7 +104,9 @@ def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, fl
     return max(low, -1.0), min(high, 1.0)
 
 
-def turned(names: Sequence[str], before: Any, after: Any, *, limit: int | None = None) -> dict[str, list[str]]:
+def turned(
+    names: Sequence[str], before: Any, after: Any, *, limit: int | None = None
+) -> dict[str, list[str]]:
     """The first pictures that turned "wrong" (lost) and "right" (gained), in the order given."""
     a, b = _pair(before, after)
     if len(names) != len(a):
@@ -117,19 +123,34 @@ def mcnemar(before: Any, after: Any) -> float:
     if n <= EXACT_UP_TO:
         tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
     else:
-        logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(k + 1)]
+        logs = [
+            math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
+            for i in range(k + 1)
+        ]
         tail = math.fsum(math.exp(v) for v in logs)
     return min(1.0, 2 * tail)
 
 
-def paired_difference(before: Any, after: Any, *, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def paired_difference(
+    before: Any, after: Any, *, repeats: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
     """Mean of after − before, with the 95 % interval of a paired bootstrap over pictures: (value, low, high)."""
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1 or not len(a) or not np.isfinite(a).all() or not np.isfinite(b).all():
-        raise BadInput(f"expected two finite numbers for each picture, in the same order, got shapes {a.shape} and {b.shape}")
+    if (
+        a.shape != b.shape
+        or a.ndim != 1
+        or not len(a)
+        or not np.isfinite(a).all()
+        or not np.isfinite(b).all()
+    ):
+        raise BadInput(
+            f"expected two finite numbers for each picture, in the same order, got shapes {a.shape} and {b.shape}"
+        )
     if repeats < 1:
         raise BadInput(f"repeats: expected 1 or more, got {repeats}")
-    values, times = np.unique(b - a, return_counts=True)  # drawing pictures is drawing how often each value comes
+    values, times = np.unique(
+        b - a, return_counts=True
+    )  # drawing pictures is drawing how often each value comes
     taken = np.random.default_rng(seed).multinomial(len(a), times / len(a), size=repeats)
     low, high = np.percentile(taken @ values / len(a), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float((b - a).mean()), float(low), float(high)
@@ -162,7 +183,9 @@ def over_seeds(values: Sequence[float] | Float[np.ndarray, " n"]) -> Spread:
 def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.asarray(before), np.asarray(after)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise BadInput(f"expected right or wrong for the same pictures, at least one, got shapes {a.shape} and {b.shape}")
+        raise BadInput(
+            f"expected right or wrong for the same pictures, at least one, got shapes {a.shape} and {b.shape}"
+        )
     for x in (a, b):
         if x.dtype != bool and not np.isin(x, (0, 1)).all():
             raise BadInput("expected right or wrong: booleans, or 0 and 1")

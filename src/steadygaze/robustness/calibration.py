@@ -40,7 +40,9 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
     """ECE and mean confidence; `right` (B,) are the labels, or booleans where more than one label may be right."""
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
-        raise BadInput(f"right: expected {len(sure)} labels or booleans, at least one, got {getattr(right, 'shape', type(right).__name__)}")
+        raise BadInput(
+            f"right: expected {len(sure)} labels or booleans, at least one, got {getattr(right, 'shape', type(right).__name__)}"
+        )
     ok = right if right.dtype == torch.bool else logits.argmax(1) == right
     return reliability_of(sure, ok, bins=bins)
 
@@ -50,7 +52,9 @@ def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
-        raise BadInput(f"expected one confidence and one answer for each picture, got {tuple(sure.shape)} and {tuple(right.shape)}")
+        raise BadInput(
+            f"expected one confidence and one answer for each picture, got {tuple(sure.shape)} and {tuple(right.shape)}"
+        )
     sure, ok = sure.double(), right.double()
     if not bool(((sure >= 0) & (sure <= 1)).all()):
         raise BadInput(f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}")
@@ -60,4 +64,6 @@ def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS
     total_sure = torch.zeros(bins, dtype=torch.float64, device=sure.device).index_add_(0, place, sure)
     total_right = torch.zeros_like(total_sure).index_add_(0, place, ok)
     gap = (total_right - total_sure).abs().sum() / len(sure)
-    return Calibration(float(gap), float(sure.mean()), float(ok.mean()), count, total_sure / count, total_right / count)
+    return Calibration(
+        float(gap), float(sure.mean()), float(ok.mean()), count, total_sure / count, total_right / count
+    )

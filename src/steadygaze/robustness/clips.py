@@ -37,12 +37,26 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
         synsets = folders_in(root / kind)
         strange = [name for name in synsets if name not in place]
         if strange:
-            raise BadInput(f"{what}: {root / kind} holds folders that are no synsets of ImageNet: {some(strange)}")
-        found = [path for name in synsets for path in sorted((root / kind / name).iterdir()) if path.suffix.lower() in FILMS]
+            raise BadInput(
+                f"{what}: {root / kind} holds folders that are no synsets of ImageNet: {some(strange)}"
+            )
+        found = [
+            path
+            for name in synsets
+            for path in sorted((root / kind / name).iterdir())
+            if path.suffix.lower() in FILMS
+        ]
         if not found:
             raise BadInput(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no film")
         items += [
-            Shifted(path.relative_to(root).as_posix(), path, place[path.parent.name], None, (place[path.parent.name],), kind)
+            Shifted(
+                path.relative_to(root).as_posix(),
+                path,
+                place[path.parent.name],
+                None,
+                (place[path.parent.name],),
+                kind,
+            )
             for path in found
         ]
     left_out = {"no kind of mFR": tuple(beyond)} if beyond else {}
@@ -58,7 +72,9 @@ def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     try:
         frames = _by_av(library, path) if name == "av" else _by_opencv(library, path)
     except Exception as error:  # each library has errors of its own
-        raise BadImage(f"{path} is no film that can be read ({str(error) or type(error).__name__})") from error
+        raise BadImage(
+            f"{path} is no film that can be read ({str(error) or type(error).__name__})"
+        ) from error
     if len(frames) < 2 or len({frame.shape for frame in frames}) > 1:
         raise BadImage(f"{path}: expected a film of two frames or more, got {len(frames)}: cut off?")
     return np.stack(frames)

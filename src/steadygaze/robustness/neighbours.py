@@ -78,7 +78,9 @@ def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> I
     _labels("train", train, labels)
     _checked_k(k, len(train))
     if test.dim() != 2 or not len(test) or test.shape[1] != train.shape[1]:
-        raise BadInput(f"test: expected features (Q, {train.shape[1]}) like the training ones, got {tuple(test.shape)}")
+        raise BadInput(
+            f"test: expected features (Q, {train.shape[1]}) like the training ones, got {tuple(test.shape)}"
+        )
     for name, x in (("train", train), ("test", test)):
         if not torch.isfinite(x).all():
             raise BadInput(f"{name}: the features have NaN or infinite values")
@@ -98,17 +100,27 @@ def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> I
 def _votes(nearest: Int[Tensor, "q k"], labels: Int[Tensor, " m"], k: int) -> Int[Tensor, " q"]:
     classes, place = labels.unique(return_inverse=True)
     votes = torch.zeros(len(nearest), len(classes), device=labels.device)
-    votes.scatter_add_(1, place[nearest[:, :k].to(labels.device)], torch.ones(1, device=labels.device).expand(len(nearest), k))
+    votes.scatter_add_(
+        1,
+        place[nearest[:, :k].to(labels.device)],
+        torch.ones(1, device=labels.device).expand(len(nearest), k),
+    )
     return classes[votes.argmax(1)]
 
 
 def _checked_k(k: int, count: int) -> None:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
-        raise BadInput(f"k: expected a whole number from 1 to {count}, the number of training pictures, got {k!r}")
+        raise BadInput(
+            f"k: expected a whole number from 1 to {count}, the number of training pictures, got {k!r}"
+        )
 
 
 def _labels(name: str, x: Any, labels: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point() or not len(x):
-        raise BadInput(f"{name}: expected features (pictures, width), floating point, got {getattr(x, 'shape', type(x).__name__)}")
+        raise BadInput(
+            f"{name}: expected features (pictures, width), floating point, got {getattr(x, 'shape', type(x).__name__)}"
+        )
     if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
-        raise BadInput(f"{name} labels: expected {len(x)} class indices, got {getattr(labels, 'shape', type(labels).__name__)}")
+        raise BadInput(
+            f"{name} labels: expected {len(x)} class indices, got {getattr(labels, 'shape', type(labels).__name__)}"
+        )

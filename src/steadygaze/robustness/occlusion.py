@@ -53,13 +53,17 @@ def centre_square(images: Float[Tensor, "b c h w"], *, share: float = 0.5, fill:
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         raise BadInput("expected normalised floating-point images (B, C, H, W)")
     if not 0 <= share <= 1:
-        raise BadInput(f"share: expected a share of the side from 0 to 1, got {share}; 0.5 is 112 of 224 pixels")
+        raise BadInput(
+            f"share: expected a share of the side from 0 to 1, got {share}; 0.5 is 112 of 224 pixels"
+        )
     if fill not in ("zero", "black"):
         raise BadInput(f"fill: expected 'zero' (after normalisation) or 'black' (before it), got {fill!r}")
     colour = images.new_zeros(images.shape[1])
     if fill == "black":
         if mean is None or std is None or len(mean) != images.shape[1] or len(std) != images.shape[1]:
-            raise BadInput(f"fill='black' needs the mean and std of the normalisation, {images.shape[1]} numbers each")
+            raise BadInput(
+                f"fill='black' needs the mean and std of the normalisation, {images.shape[1]} numbers each"
+            )
         colour = -images.new_tensor(list(mean)) / images.new_tensor(list(std))
     height, width = images.shape[-2:]
     rows, columns = (round(share * side) for side in (height, width))
@@ -80,7 +84,9 @@ def random_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels
         elif len(generator) == len(images):
             drawn = [torch.randperm(patches, generator=g, device=g.device) for g in generator]
         else:
-            raise BadInput(f"generator: expected one, or one for each of {len(images)} images, got {len(generator)}")
+            raise BadInput(
+                f"generator: expected one, or one for each of {len(images)} images, got {len(generator)}"
+            )
         return torch.stack(drawn).to(images.device)
 
     return _drop(adapt(model), images, labels, order, shares)
@@ -92,7 +98,9 @@ def salient_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], label
 
     def order(patches: int) -> Tensor:
         if scores.dim() != 3 or len(scores) != len(images) or scores[0].numel() != patches:
-            raise BadInput(f"scores: expected a map (B, rows, columns) of {patches} patches for each image, got {tuple(scores.shape)}")
+            raise BadInput(
+                f"scores: expected a map (B, rows, columns) of {patches} patches for each image, got {tuple(scores.shape)}"
+            )
         if not torch.isfinite(scores).all():
             raise BadInput("scores: expected finite numbers, got NaN or infinity; such a map ranks nothing")
         return scores.flatten(1).argsort(dim=1, descending=True, stable=True).to(images.device)
@@ -100,7 +108,9 @@ def salient_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], label
     return _drop(adapt(model), images, labels, order, shares)
 
 
-def _drop(vit: ViT, images: Tensor, labels: Any, order: Callable[[int], Tensor], shares: Sequence[float]) -> Curve:
+def _drop(
+    vit: ViT, images: Tensor, labels: Any, order: Callable[[int], Tensor], shares: Sequence[float]
+) -> Curve:
     shares = _rising(shares)
     labels = checked_labels(labels, len(images), images.device)
     with torch.no_grad(), undisturbed(vit.model):
@@ -108,24 +118,33 @@ def _drop(vit: ViT, images: Tensor, labels: Any, order: Callable[[int], Tensor],
         whole = vit.logits(tokens)
         classes = whole.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
-            raise BadInput(f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())}")
+            raise BadInput(
+                f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())}"
+            )
         grid = vit.layout(tokens).grid if vit.plan.removable else vit.grid
         patches = grid[0] * grid[1]
         dropped = order(patches)
         answers = [_answer(vit, tokens, whole, dropped, grid, int(share * patches)) for share in shares]
     nothing = whole.new_full(whole.shape, 1 / classes)
-    given = [nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32)) for a in answers]
+    given = [
+        nothing if a is None else a.softmax(-1, dtype=torch.promote_types(a.dtype, torch.float32))
+        for a in answers
+    ]
     probability = torch.stack([p.gather(1, labels[:, None])[:, 0].to(given[0].dtype) for p in given], 1)
     right = [p[:, 0] if a is None else (a.argmax(1) == labels) for a, p in zip(answers, given, strict=True)]
     means = "removal" if vit.plan.removable else "attention masking"
     return Curve(shares, torch.stack([r.to(probability.dtype) for r in right], 1), probability, means)
 
 
-def _answer(vit: ViT, tokens: Tensor, whole: Tensor, dropped: Int[Tensor, "b p"], grid: tuple[int, int], k: int) -> Tensor | None:
+def _answer(
+    vit: ViT, tokens: Tensor, whole: Tensor, dropped: Int[Tensor, "b p"], grid: tuple[int, int], k: int
+) -> Tensor | None:
     """Logits with the first k of `dropped` gone; None where nothing is left that the head could read."""
     if k == 0:
         return whole
-    if k == dropped.shape[1] and (vit.readout != "class" or vit.plan.readout_patches > 0 or not vit.plan.removable):
+    if k == dropped.shape[1] and (
+        vit.readout != "class" or vit.plan.readout_patches > 0 or not vit.plan.removable
+    ):
         return None
     if vit.plan.removable:
         return vit.logits(vit.select(tokens, dropped[:, k:].sort(1).values))
@@ -136,5 +155,7 @@ def _answer(vit: ViT, tokens: Tensor, whole: Tensor, dropped: Int[Tensor, "b p"]
 def _rising(shares: Sequence[float]) -> tuple[float, ...]:
     found = tuple(float(s) for s in shares)
     if not found or any(b <= a for a, b in pairwise(found)) or found[0] < 0 or found[-1] > 1:
-        raise BadInput(f"shares: expected numbers from 0 to 1 in rising order, such as 0, 0.5, 0.9, got {list(shares)}")
+        raise BadInput(
+            f"shares: expected numbers from 0 to 1 in rising order, such as 0, 0.5, 0.9, got {list(shares)}"
+        )
     return found

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS
+from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
 from steadygaze.robustness.sequences import NOISE, PERTURBATIONS
 
 ALEXNET_CLEAN = 0.4348  # torchvision's weights
@@ -58,14 +58,18 @@ def _checked(errors: Errors, wanted: Sequence[str]) -> dict[str, np.ndarray]:
             raise UnknownName("corruption", str(name), CORRUPTIONS)
     missing = [name for name in wanted if name not in errors]
     if missing:
-        raise BadInput(f"expected errors for {len(wanted)} corruptions, got {len(errors)}; missing: {', '.join(missing)}")
+        raise BadInput(
+            f"expected errors for {len(wanted)} corruptions, got {len(errors)}; missing: {', '.join(missing)}"
+        )
     out = {}
     for name in wanted:
         values = np.asarray(errors[name], dtype=np.float64)
         if values.shape != (5,):
             raise BadInput(f"expected 5 errors of {name}, one for each severity, got shape {values.shape}")
         if not ((values >= 0) & (values <= 1)).all():
-            raise BadInput(f"expected errors of {name} in 0..1, got {values.tolist()}; divide percentages by 100")
+            raise BadInput(
+                f"expected errors of {name} in 0..1, got {values.tolist()}; divide percentages by 100"
+            )
         out[name] = values
     return out
 
@@ -90,7 +94,9 @@ def relative_mean_corruption_error(
 ) -> float:
     """Relative mCE in percent: how much the error grows from `clean` (0..1), against AlexNet's growth."""
     if (baseline is None) != (baseline_clean is None):
-        raise BadInput("expected baseline and baseline_clean together; a baseline's errors need its clean error too")
+        raise BadInput(
+            "expected baseline and baseline_clean together; a baseline's errors need its clean error too"
+        )
     if not 0 <= clean <= 1:
         raise BadInput(f"expected a clean error in 0..1, got {clean}; divide percentages by 100")
     names = _names(baseline)
@@ -151,7 +157,9 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
     """Share of compared frames, 0..1, whose predicted class differs; predictions: integers (sequences, frames)."""
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
-        raise BadInput(f"expected predicted classes, integers (sequences, frames), got {predictions.dtype} {predictions.shape}")
+        raise BadInput(
+            f"expected predicted classes, integers (sequences, frames), got {predictions.dtype} {predictions.shape}"
+        )
     before, later = _pairs(predictions.shape[1], name, difficulty)
     return float((predictions[:, before] != predictions[:, later]).mean())
 
@@ -179,7 +187,9 @@ def _mean_ratio(values: Mapping[str, float], baseline: Mapping[str, float]) -> f
             raise UnknownName("perturbation", str(name), PERTURBATIONS)
     missing = [name for name in PERTURBATIONS if name not in values or name not in baseline]
     if missing:
-        raise BadInput(f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; missing: {', '.join(missing)}")
+        raise BadInput(
+            f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; missing: {', '.join(missing)}"
+        )
     return 100 * float(np.mean([values[name] / baseline[name] for name in PERTURBATIONS]))
 
 
@@ -187,11 +197,15 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
     """mFR in percent of AlexNet's, from {perturbation: flip probability in 0..1} for all ten."""
     for name, value in flips.items():
         if not 0 <= value <= 1:
-            raise BadInput(f"expected a flip probability of {name} in 0..1, got {value}; divide percentages by 100")
+            raise BadInput(
+                f"expected a flip probability of {name} in 0..1, got {value}; divide percentages by 100"
+            )
     return _mean_ratio(flips, baseline)
 
 
-def mean_top5_distance(distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None) -> float:
+def mean_top5_distance(
+    distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None
+) -> float:
     """mT5D in percent of a baseline's top-5 distances. AlexNet's are not at hand: without a baseline this is the plain mean
     over the ten perturbations (uT5D in the paper's words: not standardised)."""
     if baseline is None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
-from steadygaze.robustness.corruptions import CORRUPTIONS
+from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.vit.view import undisturbed
 
 __all__ = [
@@ -46,7 +46,9 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
         found = getattr(output, "logits", None)
     if not isinstance(found, Tensor) or found.dim() != 4:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
-        raise UnsupportedModel(f"expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; got {got}")
+        raise UnsupportedModel(
+            f"expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; got {got}"
+        )
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
@@ -57,7 +59,9 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
     """
     with torch.no_grad(), undisturbed(model):
         scores = scores_of(model(images))
-    return torch.cat([_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)])  # all at once would fill the memory
+    return torch.cat(
+        [_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)]
+    )  # all at once would fill the memory
 
 
 def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Tensor, "1 H W"]:
@@ -86,7 +90,9 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
         if kept:
             parts.append(sum(kept) / len(kept))
     if not parts:
-        raise BadInput(f"mean_miou: no corruption and severity of the protocol {protocol!r} is among {', '.join(found) or 'nothing'}")
+        raise BadInput(
+            f"mean_miou: no corruption and severity of the protocol {protocol!r} is among {', '.join(found) or 'nothing'}"
+        )
     return sum(parts) / len(parts)
 
 

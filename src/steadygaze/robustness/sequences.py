@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.corruptions import SMALLEST, check_image, check_settings, generator
-from steadygaze.robustness.kernels import motion, to_bytes, to_float
-from steadygaze.robustness.pixelwise import brightness, gaussian_noise, shot_noise
-from steadygaze.robustness.weather import fallen, flakes
+from steadygaze.robustness.corruptions.corrupt import SMALLEST, check_image, check_settings, generator
+from steadygaze.robustness.corruptions.filters import motion, to_bytes, to_float
+from steadygaze.robustness.corruptions.pixelwise import brightness, gaussian_noise, shot_noise
+from steadygaze.robustness.corruptions.weather import fallen, flakes
 
 PERTURBATIONS = (
     "gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow", "brightness", "translate", "rotate", "tilt", "scale",
@@ -62,7 +62,9 @@ def _crop(picture: np.ndarray, size: int) -> np.ndarray:
     return np.ascontiguousarray(picture[top : top + size, left : left + size])
 
 
-def _affine(picture: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True) -> np.ndarray:
+def _affine(
+    picture: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
+) -> np.ndarray:
     """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels; black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     x, y = picture.width / 2, picture.height / 2
@@ -81,14 +83,24 @@ def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
     about_y = np.array([[cos, 0, -sin, 0], [0, 1, 0, 0], [sin, 0, cos, 0], [0, 0, 0, 1]])
     away = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, far], [0, 0, 0, 1]])
     eye = np.array([[far, 0, width / 2, 0], [0, far, height / 2, 0], [0, 0, 1, 0]])
-    half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])  # Pillow counts from a pixel's corner, the definition from its centre
+    half = np.array(
+        [[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]]
+    )  # Pillow counts from a pixel's corner, the definition from its centre
     back = np.linalg.inv(half @ eye @ away @ about_x @ about_y @ flat @ np.linalg.inv(half))
     back /= back[2, 2]
     way = tuple(float(value) for value in back.ravel()[:8])
-    return np.asarray(picture.transform(picture.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR))
+    return np.asarray(
+        picture.transform(picture.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR)
+    )
 
 
-def _noise(function: Callable[..., np.ndarray], image: np.ndarray, level: float, frames: int, rng: np.random.Generator) -> np.ndarray:
+def _noise(
+    function: Callable[..., np.ndarray],
+    image: np.ndarray,
+    level: float,
+    frames: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     return np.stack([image, *(function(image, level, rng) for _ in range(1, frames))])
 
 
@@ -98,7 +110,9 @@ def _motion_blur(image: np.ndarray, frames: int, radius: int, sigma: float, degr
     return np.stack([to_bytes(motion(x, radius, sigma, (k - frames + 1) * degrees)) for k in range(frames)])
 
 
-def _snow(image: np.ndarray, frames: int, size: float, radius: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+def _snow(
+    image: np.ndarray, frames: int, size: float, radius: int, sigma: float, rng: np.random.Generator
+) -> np.ndarray:
     """The same flakes fall at -150 degrees, turning by 4 degrees a frame."""
     layer = flakes((image.shape[0], image.shape[1]), 0.05, 0.3, size, 0.5, True, rng)
     return np.stack([fallen(image, motion(layer, radius, sigma, 4 * k - 150), 0.85) for k in range(frames)])
@@ -115,7 +129,13 @@ def _zoom_blur(picture: Image.Image, size: int, frames: int, step: float) -> np.
 
 
 def sequence(
-    image: np.ndarray, name: str, *, seed: int, difficulty: int = 1, size: int | None = None, settings: str | None = None
+    image: np.ndarray,
+    name: str,
+    *,
+    seed: int,
+    difficulty: int = 1,
+    size: int | None = None,
+    settings: str | None = None,
 ) -> np.ndarray:
     """Frames, uint8 (T, size, size, 3), of one picture, uint8 (H, W, 3).
 
@@ -133,7 +153,9 @@ def sequence(
     shorter = min(image.shape[:2])
     size = min(224, shorter) if size is None else size
     if not SMALLEST <= size <= shorter:
-        raise BadInput(f"expected a size of {SMALLEST} to {shorter}, the picture's shorter side, got {size}; enlarge the picture first")
+        raise BadInput(
+            f"expected a size of {SMALLEST} to {shorter}, the picture's shorter side, got {size}; enlarge the picture first"
+        )
     frames, *values = SETTINGS[check_settings(settings, size, size)][name]
     rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)
     middle, picture = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))

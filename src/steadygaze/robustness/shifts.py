@@ -30,11 +30,20 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.data.benchmarks import complete, complete_count, folder, folders_in, imagenet_names, imagenet_synsets, pictures, some
+from steadygaze.data.benchmarks import (
+    complete,
+    complete_count,
+    folder,
+    folders_in,
+    imagenet_names,
+    imagenet_synsets,
+    pictures,
+    some,
+)
 from steadygaze.data.folders import Classes, Item, evenly
 from steadygaze.data.images import below, read_image
 from steadygaze.errors import BadInput, SteadygazeError, UnknownName
-from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
 
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 KINDS = ("noise", "blur", "weather", "digital", "extra")  # the archives of ImageNet-C
@@ -71,28 +80,40 @@ class Shift:
         picture = read_image(item.path)
         if not self.border:
             return picture
-        return picture.crop((self.border, self.border, picture.width - self.border, picture.height - self.border))
+        return picture.crop(
+            (self.border, self.border, picture.width - self.border, picture.height - self.border)
+        )
 
 
 def top_right(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int]], *, k: int,
               classes: Sequence[int] | None = None) -> Bool[Tensor, " b"]:  # fmt: skip
     """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the lower index first."""
     if logits.dim() != 2 or len(right) != len(logits):
-        raise BadInput(f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}")
+        raise BadInput(
+            f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}"
+        )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
     if highest >= logits.shape[1] or any(not row for row in right):
-        raise BadInput(f"expected right classes in 0..{logits.shape[1] - 1}, at least one a picture; the highest is {highest}")
+        raise BadInput(
+            f"expected right classes in 0..{logits.shape[1] - 1}, at least one a picture; the highest is {highest}"
+        )
     if not 1 <= k <= columns:
         raise BadInput(f"k: expected 1..{columns}, got {k}")
-    chosen = torch.arange(columns, device=logits.device) if classes is None else torch.tensor(list(classes), device=logits.device)
+    chosen = (
+        torch.arange(columns, device=logits.device)
+        if classes is None
+        else torch.tensor(list(classes), device=logits.device)
+    )
     best = chosen[logits[:, chosen].argsort(dim=1, descending=True, stable=True)[:, :k]]
     most = max(len(row) for row in right)
     padded = torch.tensor([[*row, *[-1] * (most - len(row))] for row in right], device=logits.device)
     return (best[:, :, None] == padded[:, None]).any(2).any(1)
 
 
-def shift_scores(logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift) -> dict[str, Bool[Tensor, " b"]]:
+def shift_scores(
+    logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
+) -> dict[str, Bool[Tensor, " b"]]:
     """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of 200", ..."""
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
@@ -118,14 +139,23 @@ def imagenet_a(root: str | Path, *, partial: bool = False) -> Shift:
 
 def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-R: renditions, 200 classes; groups are the styles."""
-    return _by_synset("imagenet-r", root, imagenet_synsets("r"), 30_000, partial=partial, group=lambda p: p.stem.rsplit("_", 1)[0])
+    return _by_synset(
+        "imagenet-r",
+        root,
+        imagenet_synsets("r"),
+        30_000,
+        partial=partial,
+        group=lambda p: p.stem.rsplit("_", 1)[0],
+    )
 
 
 def imagenet_sketch(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-Sketch: 1,000 classes in black and white."""
     root = Path(root)
     inner = root / "sketch"
-    return _by_synset("imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial)
+    return _by_synset(
+        "imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial
+    )
 
 
 def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
@@ -133,7 +163,9 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
     what = "imagenet-v2"
     root = folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
     names = [str(i) for i in range(1000)]
-    return _from_folders(what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial)
+    return _from_folders(
+        what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial
+    )
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
@@ -150,13 +182,17 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
         found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:
-        raise BadInput(f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, got {some(beyond) or 'none'}")
+        raise BadInput(
+            f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, got {some(beyond) or 'none'}"
+        )
     note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
     items, without = [], []
     for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
         if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
-            raise BadInput(f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999")
+            raise BadInput(
+                f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999"
+            )
         if right:
             items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
         else:
@@ -176,14 +212,21 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     root = folder(root, what, "a folder objectnet-1.0 with images/<folder>/*.png and mappings/*.json")
     if (root / "objectnet-1.0").is_dir():
         root = root / "objectnet-1.0"
-    images, maps = (folder(root / name, what, f"images/ and mappings/ in {root}") for name in ("images", "mappings"))
+    images, maps = (
+        folder(root / name, what, f"images/ and mappings/ in {root}") for name in ("images", "mappings")
+    )
     label_of = _json(what, maps / "folder_to_objectnet_label.json", dict)
-    names = {k: [n.strip() for n in v.split(";")] for k, v in _json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()}
+    names = {
+        k: [n.strip() for n in v.split(";")]
+        for k, v in _json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()
+    }
     index = _objectnet_index(what, maps)
     lost = sorted({n for wanted in names.values() for n in wanted if n not in index})
     unknown = sorted(set(names) - set(label_of.values()))
     if lost or unknown:
-        raise BadInput(f"{what}: classes that do not map: {some([*lost, *unknown])}; the files in {maps} do not belong together")
+        raise BadInput(
+            f"{what}: classes that do not map: {some([*lost, *unknown])}; the files in {maps} do not belong together"
+        )
     note = complete(what, images, "folder", sorted(label_of), folders_in(images), partial=partial)
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
     restriction = tuple(sorted({c for right in ids.values() for c in right}))
@@ -203,17 +246,24 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     torch_to_line = _json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
-        raise BadInput(f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number the {len(texts)} lines of {file.name} from 0")
+        raise BadInput(
+            f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number the {len(texts)} lines of {file.name} from 0"
+        )
     return {texts[line]: int(i) for i, line in torch_to_line.items()}
 
 
 def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     """SI-Score, one of object_size (area), object_location, object_rotation; groups are the values of what is varied."""
     what = "si-score"
-    root = folder(root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/")
+    root = folder(
+        root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/"
+    )
     known: dict[str, int] = {}
     if (root / "foreground_classes.csv").is_file():
-        known = {row["label"]: int(row["int"]) for row in _table(what, root / "foreground_classes.csv", ("int", "label"))}
+        known = {
+            row["label"]: int(row["int"])
+            for row in _table(what, root / "foreground_classes.csv", ("int", "label"))
+        }
     classes, there, strange = Classes(imagenet_names(), 1000), folders_in(root), []
     for name in (n for n in there if n not in known):
         try:
@@ -221,7 +271,9 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
         except SteadygazeError:
             strange.append(name)
     if strange or not there:
-        raise BadInput(f"{what}: {root} holds {'class folders that do not map: ' + some(strange) if strange else 'no class folder'}")
+        raise BadInput(
+            f"{what}: {root} holds {'class folders that do not map: ' + some(strange) if strange else 'no class folder'}"
+        )
     groups: dict[str, str] = {}
     expected = None
     if (root / "metadata.csv").is_file():
@@ -229,7 +281,14 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
         expected = len(rows)
         for row in rows:
             groups[row["image_id"]] = "x={x_coord} y={y_coord} area={area} rotation={rotation}".format(**row)
-    return _from_folders(what, root, {n: (known[n],) for n in there}, expected, partial=partial, group=lambda p: groups.get(p.stem, ""))
+    return _from_folders(
+        what,
+        root,
+        {n: (known[n],) for n in there},
+        expected,
+        partial=partial,
+        group=lambda p: groups.get(p.stem, ""),
+    )
 
 
 def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severities: Sequence[int] = SEVERITIES,
@@ -240,8 +299,14 @@ def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severit
     for name in corruptions:
         if name not in CORRUPTIONS:
             raise UnknownName("corruption", str(name), CORRUPTIONS)
-    root = folder(root, what, "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...")
-    places = {name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()}
+    root = folder(
+        root,
+        what,
+        "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...",
+    )
+    places = {
+        name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()
+    }
     there = [name for name in corruptions if name in places]
     missing = complete(what, root, "corruption", corruptions, there, partial=partial)
     levels = [str(severity) for severity in severities]
@@ -254,20 +319,30 @@ def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severit
             lacks.setdefault(note, []).append(name)
         for severity in have:
             group = f"{name}:{severity}"
-            part = _from_folders(what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root)
+            part = _from_folders(
+                what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
+            )
             items += part.items
             for note in part.notes:
                 lacks.setdefault(note, []).append(group)
     notes = ([missing] if missing else []) + [f"{some(groups)}: {note}" for note, groups in lacks.items()]
     beyond = tuple(name for name in places if name not in corruptions)
-    return Shift(what, items, ready=True, left_out={"corruptions not asked for": beyond} if beyond else {}, notes=tuple(notes))
+    return Shift(
+        what,
+        items,
+        ready=True,
+        left_out={"corruptions not asked for": beyond} if beyond else {},
+        notes=tuple(notes),
+    )
 
 
 def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: int, *, partial: bool,
                group: Callable[[Path], str] | str = "") -> Shift:  # fmt: skip
     root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
     place = {s: i for i, s in enumerate(imagenet_synsets())}
-    made = _from_folders(what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group)
+    made = _from_folders(
+        what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group
+    )
     classes = tuple(sorted(place[s] for s in synsets)) if len(synsets) < 1000 else None
     return Shift(what, made.items, classes, notes=made.notes)
 
@@ -281,11 +356,18 @@ def _from_folders(what: str, root: Path, right: Mapping[str, tuple[int, ...]], e
     for name in there:
         found = pictures(root / name)
         if not found and not partial:
-            raise BadInput(f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there")
+            raise BadInput(
+                f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there"
+            )
         notes.append("" if found else f"{name} is empty")
         base = root if above is None else above
         paths = ((p, p.relative_to(base).as_posix()) for p in found)
-        groups.append([Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group) for p, rel in paths])
+        groups.append(
+            [
+                Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
+                for p, rel in paths
+            ]
+        )
     items = cast(list[Shifted], evenly(groups))
     if not items:
         raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
@@ -302,7 +384,9 @@ def _json(what: str, file: Path, kind: type) -> Any:
     except (OSError, ValueError) as error:
         raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): cut off?") from error
     if not isinstance(read, kind) or not read:
-        raise BadInput(f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}")
+        raise BadInput(
+            f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}"
+        )
     return read
 
 
@@ -311,7 +395,9 @@ def _table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]
         reader = csv.DictReader(opened)
         missing = [c for c in columns if c not in (reader.fieldnames or ())]
         if missing:
-            raise BadInput(f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}")
+            raise BadInput(
+                f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}"
+            )
         return list(reader)
 
 

@@ -24,7 +24,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.corruptions import generator
+from steadygaze.robustness.corruptions.corrupt import generator
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -69,7 +69,9 @@ def place(cut: UInt8[np.ndarray, "h w 4"], background: Pixels, *, x: float = 0.5
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
     if not 0 < area <= 4:
-        raise BadInput(f"area: expected the share of the picture that the object's box covers, above 0, such as 0.2, got {area}")
+        raise BadInput(
+            f"area: expected the share of the picture that the object's box covers, above 0, such as 0.2, got {area}"
+        )
     height, width = background.shape[:2]
     scale = (area * height * width / (cut.shape[0] * cut.shape[1])) ** 0.5
     size = (max(1, round(cut.shape[1] * scale)), max(1, round(cut.shape[0] * scale)))
@@ -79,7 +81,10 @@ def place(cut: UInt8[np.ndarray, "h w 4"], background: Pixels, *, x: float = 0.5
     left, top = round(x * width - thing.width / 2), round(y * height - thing.height / 2)
     picture = Image.fromarray(background)
     picture.paste(thing, (left, top), thing)
-    seen = [max(0, min(at + long, side) - max(at, 0)) for at, long, side in ((left, thing.width, width), (top, thing.height, height))]
+    seen = [
+        max(0, min(at + long, side) - max(at, 0))
+        for at, long, side in ((left, thing.width, width), (top, thing.height, height))
+    ]
     return np.array(picture), seen[0] * seen[1] / (thing.width * thing.height)
 
 
@@ -143,9 +148,17 @@ def _blend(image: Pixels, alpha: UInt8[np.ndarray, "h w"], behind: Pixels) -> Pi
 
 
 def _checked(image: Any) -> Pixels:
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+    if (
+        not isinstance(image, np.ndarray)
+        or image.dtype != np.uint8
+        or image.ndim != 3
+        or image.shape[2] != 3
+        or not image.size
+    ):
         got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise BadInput(f"expected a uint8 array (H, W, 3), got {got}; np.asarray(picture.convert('RGB')) makes one of any picture")
+        raise BadInput(
+            f"expected a uint8 array (H, W, 3), got {got}; np.asarray(picture.convert('RGB')) makes one of any picture"
+        )
     return image
 
 
@@ -160,7 +173,9 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
     elif values <= {0, 128, 255}:
         alpha = mask
     else:
-        raise BadInput(f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}")
+        raise BadInput(
+            f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}"
+        )
     if not (alpha == 255).any():
         raise BadInput("mask: no pixel is marked as object; leave such a picture out")
     border = alpha == 128
@@ -168,7 +183,9 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
         return alpha.astype(np.uint8)
     inner, outer = _steps(alpha == 255, border), _steps(alpha == 0, border)
     with np.errstate(invalid="ignore"):
-        fading = np.where(np.isinf(outer), 1.0, outer / (inner + outer))  # where no background is near, all is object
+        fading = np.where(
+            np.isinf(outer), 1.0, outer / (inner + outer)
+        )  # where no background is near, all is object
     return np.where(border, (255 * fading).round(), alpha).astype(np.uint8)
 
 

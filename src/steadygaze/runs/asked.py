@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.loading.load import Loaded, load_model
 from steadygaze.runs.loop import World
-from steadygaze.vit.load import Loaded, load_model
 from steadygaze.vit.view import undisturbed
 
 
@@ -39,8 +39,12 @@ class Asked:
         """The data's folder, if it is one."""
         if self.data is None or not self.data.is_dir():
             if self.data is None:
-                raise BadInput("data: expected a folder of pictures, got none. Give --data FOLDER; only shifts and neighbours do without.")
-            raise BadInput(f"data: expected a folder of pictures, got {self.data}: {'a file' if self.data.exists() else 'no such folder'}")
+                raise BadInput(
+                    "data: expected a folder of pictures, got none. Give --data FOLDER; only shifts and neighbours do without."
+                )
+            raise BadInput(
+                f"data: expected a folder of pictures, got {self.data}: {'a file' if self.data.exists() else 'no such folder'}"
+            )
         return self.data
 
     def load(self, place: World) -> Loaded:
@@ -62,7 +66,11 @@ class Asked:
     def given(self) -> dict[str, Any]:
         """Where model and data are, so that a report can open them again."""
         paths = {"data": self.data, "masks": self.masks, "checkpoint": self.checkpoint}
-        return {"model": self.model, "num_classes": self.num_classes, **{k: path and str(path) for k, path in paths.items()}}
+        return {
+            "model": self.model,
+            "num_classes": self.num_classes,
+            **{k: path and str(path) for k, path in paths.items()},
+        }
 
 
 def outputs(model: nn.Module, size: tuple[int, int]) -> int:

@@ -28,7 +28,9 @@ from steadygaze.runs.table import Line, Section, combine_of
 from steadygaze.runs.wording import better
 
 SUITE = ("corruptions", "attacks", "occlusion", "attention")
-Step = Callable[[str, int], Any]  # what is done next, and how many pictures it shows -> a context that is told of them
+Step = Callable[
+    [str, int], Any
+]  # what is done next, and how many pictures it shows -> a context that is told of them
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ def measured(side: str, which: str, ask: Ask, place: World, step: Step) -> Path:
     if (there / "stress" / "run.json").is_file() and (there / "verify" / "run.json").is_file():
         return there
     if (there / "run.json").is_file():
-        raise BadInput(f"{side} holds one run alone: expected a model, or a folder with stress/ and verify/. For stress: compare-models.")
+        raise BadInput(
+            f"{side} holds one run alone: expected a model, or a folder with stress/ and verify/. For stress: compare-models."
+        )
     if ask.data is None:
         raise BadInput(f"{side} is a model that is to be measured: expected --data FOLDER")
     name, _, file = side.partition("@")
@@ -86,7 +90,9 @@ def measured(side: str, which: str, ask: Ask, place: World, step: Step) -> Path:
         "model": name, "data": ask.data, "checkpoint": checkpoint, "masks": ask.masks, "limit": ask.limit, "seed": ask.seed,
         "batch": ask.batch, "device": ask.device, "command": ask.command,
     }  # fmt: skip
-    strong = StressRequest(**common, out=out / "stress", suite=list(ask.suite), options=ask.options or Options())
+    strong = StressRequest(
+        **common, out=out / "stress", suite=list(ask.suite), options=ask.options or Options()
+    )
     ready = prepare_stress(strong, place)
     with step(f"stressing {which}", ready.work(place)) as told:
         stress_run(strong, place, told, ready)
@@ -106,7 +112,9 @@ def faithfulness(before: Path, after: Path) -> list[Shift]:
             if metric in two.shown and line in two.lines_of(metric):
                 found.append(_shift(one, two, metric, line))
     if not found:
-        raise BadInput(f"{before} and {after} have no method and metric in common: verify both with the same ones")
+        raise BadInput(
+            f"{before} and {after} have no method and metric in common: verify both with the same ones"
+        )
     return found
 
 
@@ -123,8 +131,13 @@ def _shift(one: Section, two: Section, metric: str, line: Line) -> Shift:
         raise BadInput("the two sides have no picture in common: give the same data")
     places = [[section.names.index(name) for name in common] for section in (two, one)]
     values = np.stack([section.array(metric, line)[p] for section, p in zip((two, one), places, strict=True)])
-    details = [section.detail(metric, line) for section in (two, one)] if combine_of(metric) is not mean else [None, None]
-    pair = None if any(d is None for d in details) else np.stack([d[p] for d, p in zip(details, places, strict=True)])  # type: ignore[index]
+    details = (
+        [section.detail(metric, line) for section in (two, one)]
+        if combine_of(metric) is not mean
+        else [None, None]
+    )
+    known = [d[p] for d, p in zip(details, places, strict=True) if d is not None]
+    pair = np.stack(known) if len(known) == len(details) else None
     gap, low, high = difference(values, pair, combine=combine_of(metric), repeats=one.repeats, seed=one.seed)
     was, now = (section.cells[metric, line].value for section in (one, two))
     return Shift("/".join(line), metric, was, now, gap, low, high, int((~np.isnan(values).any(0)).sum()))

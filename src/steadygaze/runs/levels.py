@@ -26,7 +26,9 @@ Normalisation = tuple[Sequence[float], Sequence[float]]
 
 def whole_levels(images: Float[Tensor, "b 3 h w"], normal: Normalisation) -> bool:
     """Whether the images, with their normalisation undone, have grey levels of 0..255 and nothing between."""
-    m, s = (torch.tensor(list(v), dtype=torch.float64, device=images.device).view(1, -1, 1, 1) for v in normal)
+    m, s = (
+        torch.tensor(list(v), dtype=torch.float64, device=images.device).view(1, -1, 1, 1) for v in normal
+    )
     levels = 255 * (images.detach().double() * s + m)
     nearest = levels.round()
     whole = (levels - nearest).abs().max() < NEAR and nearest.min() >= 0 and nearest.max() <= 255

@@ -23,7 +23,7 @@ from steadygaze.errors import BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.methods.perturbation_runs import listener, manner
+from steadygaze.methods.search import listener, manner
 from steadygaze.registry import Method
 from steadygaze.runs.plan import Plan
 from steadygaze.runs.rows import Row
@@ -57,8 +57,13 @@ def world() -> World:
         return World()
     from accelerate import PartialState
 
-    cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes") or not torch.cuda.is_available()
-    state = PartialState(cpu=cpu, timeout=timedelta(days=30))  # a process may wait for a slower one at the end
+    cpu = (
+        os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+        or not torch.cuda.is_available()
+    )
+    state = PartialState(
+        cpu=cpu, timeout=timedelta(days=30)
+    )  # a process may wait for a slower one at the end
     return World(
         state.process_index,
         state.num_processes,
@@ -104,10 +109,16 @@ def run(
     for chunk, loaded in _loaded(_pending(mine, plan, done, told), ahead):
         batch, failed = loaded
         there = done.keys(chunk.names) if any(done.counts.get(name) for name in chunk.names) else set()
-        rows: list[Row] = [{"image": image, "unreadable": why} for image, why in failed.items() if done.unreadable.get(image) != why]
+        rows: list[Row] = [
+            {"image": image, "unreadable": why}
+            for image, why in failed.items()
+            if done.unreadable.get(image) != why
+        ]
         if batch is not None:
             rows += [{"image": image, "unreadable": ""} for image in batch.names if image in done.unreadable]
-            rows += [row for row in compute(vit, batch, plan, target(batch), identity) if key_of(row) not in there]
+            rows += [
+                row for row in compute(vit, batch, plan, target(batch), identity) if key_of(row) not in there
+            ]
         if rows:
             append(rows)
         told(len(chunk.names), len(chunk.names))
@@ -123,7 +134,9 @@ def _pending(chunks: Iterable[Chunk], plan: Plan, done: Done, told: Told) -> Ite
             told(len(chunk.names), 0)
 
 
-def _loaded(chunks: Iterator[Chunk], ahead: int) -> Iterator[tuple[Chunk, tuple[Batch | None, dict[str, str]]]]:
+def _loaded(
+    chunks: Iterator[Chunk], ahead: int
+) -> Iterator[tuple[Chunk, tuple[Batch | None, dict[str, str]]]]:
     """Load chunks; one ahead of the computing if asked."""
     if not ahead:
         for chunk in chunks:
@@ -153,7 +166,9 @@ def compute(vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[s
     numbers = {name: _Numbers(values) for name, values in found.values.items()}
     alike = numbers.get("agreement")
     if alike and alike.detail is not None:
-        alike.detail = alike.detail[..., list(plan.source)]  # from maps to columns: a row says how alike each column is
+        alike.detail = alike.detail[
+            ..., list(plan.source)
+        ]  # from maps to columns: a row says how alike each column is
     for b, image in enumerate(batch.names):
         for column, source in zip(plan.columns, plan.source, strict=True):
             flag = flags.get((source, b))
@@ -166,7 +181,11 @@ def compute(vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[s
                     "image": image,
                 }
                 row["value"], detail = (None, None) if flag == BROKEN else numbers[name].of(source, b)
-                row |= {k: v for k, v in (("detail", detail), ("note", found.notes.get(name)), ("flag", flag)) if v}
+                row |= {
+                    k: v
+                    for k, v in (("detail", detail), ("note", found.notes.get(name)), ("flag", flag))
+                    if v
+                }
                 row["seed"] = plan.seed
                 yield row
 
@@ -211,7 +230,10 @@ def maps_of(
 ) -> list[tuple[Tensor, list[int]]]:
     """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not
     spoil others."""
-    with warnings.catch_warnings(), manner(listener(), partial=False):  # a stopped search must not become a row
+    with (
+        warnings.catch_warnings(),
+        manner(listener(), partial=False),
+    ):  # a stopped search must not become a row
         warnings.simplefilter("ignore", DegenerateMap)  # counted, and told at the end
         try:
             many = explain(model, images, target=target, method=list[str | Method](methods), score=score)
@@ -220,8 +242,13 @@ def maps_of(
             if len(methods) > 1:
                 return [maps_of(model, images, target, [m], score)[0] for m in methods]
         if len(images) > 1:
-            parts = [maps_of(model, images[b : b + 1], target[b : b + 1], methods, score)[0] for b in range(len(images))]
-            return [(torch.cat([made for made, _ in parts]), [b for b, (_, broken) in enumerate(parts) if broken])]
+            parts = [
+                maps_of(model, images[b : b + 1], target[b : b + 1], methods, score)[0]
+                for b in range(len(images))
+            ]
+            return [
+                (torch.cat([made for made, _ in parts]), [b for b, (_, broken) in enumerate(parts) if broken])
+            ]
     return [(images.new_zeros(1, *_grid(model, images)), [0])]
 
 

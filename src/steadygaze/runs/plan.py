@@ -143,14 +143,20 @@ def _all(aggregator: str) -> list[Method]:
         return [parse(info.name) for info in listed()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
-    fitting = [b.name for b in BASES.values() if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")]
+    fitting = [
+        b.name
+        for b in BASES.values()
+        if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")
+    ]
     return [parse(f"{name}+{aggregator}") for name in fitting]
 
 
 def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS begun at each of these layers."""
     if method.base.kind == "whole":
-        raise BadInput(f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus.")
+        raise BadInput(
+            f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
+        )
     options = {k: v for k, v in method.options if k != "start"}
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":

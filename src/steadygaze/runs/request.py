@@ -20,7 +20,8 @@ from steadygaze.data.images import read_image
 from steadygaze.data.masks import Labelled, find, geometry, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.faithfulness.metric import Batch
-from steadygaze.methods.masking import with_gates
+from steadygaze.loading.load import Loaded
+from steadygaze.methods.diffmask import with_gates
 from steadygaze.runs.asked import Asked, digest, outputs
 from steadygaze.runs.loop import Chunk, Told, World, run
 from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan, start_layers
@@ -28,7 +29,6 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.verify import about, picker, settings_of
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded
 
 
 def words(texts: Sequence[str] | None) -> list[str]:
@@ -100,17 +100,25 @@ def prepare_run(request: Request, place: World | None = None) -> Prepared:
     )
     found = find(data, request.masks, Classes(loaded.classes, classes), request.limit)
     if plan.needs_masks and found.decode is None:
-        raise BadInput(f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out.")
+        raise BadInput(
+            f"{', '.join(plan.needs_masks)}: expected masks. Give --masks FOLDER, or leave these metrics out."
+        )
     if request.target == "label" and any(item.label is None for item in found.items):
         unknown = next(item.name for item in found.items if item.label is None)
-        raise BadInput(f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted")
-    target: Any = request.target if request.target in ("label", "predicted") else loaded.class_index(request.target)
+        raise BadInput(
+            f"{unknown}: its class is none of the model's. Explain the model's own answer: --target predicted"
+        )
+    target: Any = (
+        request.target if request.target in ("label", "predicted") else loaded.class_index(request.target)
+    )
     if isinstance(target, int) and target >= classes:
         raise BadInput(f"class {target} is out of range: the model has classes 0..{classes - 1}")
     more = {
         **request.facts(loaded),
         "pictures": len(found.items),
-        "pictures_hash": digest(f"{item.name}\t{item.label}\t{item.mask is not None}" for item in found.items),
+        "pictures_hash": digest(
+            f"{item.name}\t{item.label}\t{item.mask is not None}" for item in found.items
+        ),
         "layout": found.layout,
         "masks": found.decode is not None,
         "batch": request.batch,
@@ -134,9 +142,15 @@ def verify_run(
     place = place or World()
     ready = prepared or prepare_run(request, place)
     if place.local_main:
-        prepare(request.out, ready.settings, {**about(request.command), "given": {**request.given(), **_gates(request)}})
+        prepare(
+            request.out,
+            ready.settings,
+            {**about(request.command), "given": {**request.given(), **_gates(request)}},
+        )
     place.wait()
-    target: Any = request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
+    target: Any = (
+        request.target if request.target in ("label", "predicted") else int(ready.settings["target"])
+    )
     pool = ThreadPoolExecutor(max(1, request.workers))
     try:
         with Store(request.out, place.rank) as store:
@@ -170,7 +184,9 @@ def _chunk(ready: Prepared, items: tuple[Item, ...], pool: ThreadPoolExecutor) -
             image, mask = loaded.preprocess(picture), None
             if decode is not None and shrink is not None:
                 seen = shrink(read_mask(item, decode, picture.size))
-                mask = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8).view(seen.height, seen.width)
+                mask = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8).view(
+                    seen.height, seen.width
+                )
         except BadImage as error:
             return str(error)
         return image, mask
@@ -182,11 +198,15 @@ def _chunk(ready: Prepared, items: tuple[Item, ...], pool: ThreadPoolExecutor) -
         if not good:
             return None, failed
         images = torch.stack([image for _, (image, _) in good])
-        masks = torch.stack([mask for _, (_, mask) in good if mask is not None]) if decode is not None else None
+        masks = (
+            torch.stack([mask for _, (_, mask) in good if mask is not None]) if decode is not None else None
+        )
         labels = torch.tensor([-1 if item.label is None else item.label for item, _ in good])
         mean, std = (torch.tensor(x, dtype=torch.float32, device=where) for x in (loaded.mean, loaded.std))
         names = tuple(item.name for item, _ in good)
-        return Batch(images.to(where), labels.to(where), None if masks is None else masks.to(where), mean, std, names), failed
+        return Batch(
+            images.to(where), labels.to(where), None if masks is None else masks.to(where), mean, std, names
+        ), failed
 
     def again(names: Sequence[str]) -> bool:
         return any(not isinstance(one(item), str) for item in items if item.name in set(names))
@@ -200,4 +220,3 @@ def _gates(request: Request) -> dict[str, str]:
 
 def loaded_device(vit: ViT) -> torch.device:
     return next(vit.model.parameters()).device
-

@@ -30,7 +30,19 @@ if TYPE_CHECKING:
     from steadygaze.runs.table import Table
 
 Row = dict[str, Any]
-COLUMNS = ("model", "weights", "method", "score", "metric", "image", "value", "detail", "note", "flag", "seed")
+COLUMNS = (
+    "model",
+    "weights",
+    "method",
+    "score",
+    "metric",
+    "image",
+    "value",
+    "detail",
+    "note",
+    "flag",
+    "seed",
+)
 STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 
 
@@ -45,7 +57,9 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadInput(f"{folder} is no run: no run.json in it. Make one with: steadygaze verify (or stress) ... --out {folder}") from error
+        raise BadInput(
+            f"{folder} is no run: no run.json in it. Make one with: steadygaze verify (or stress) ... --out {folder}"
+        ) from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
@@ -60,14 +74,18 @@ def lines(path: Path) -> Iterator[Row]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise BadInput(f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again.") from error
+                raise BadInput(
+                    f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
+                ) from error
 
 
 class Rows:
     """The rows of one run or of several. Iterating gives dicts; folders are read as they are walked through, not
     kept."""
 
-    def __init__(self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None) -> None:
+    def __init__(
+        self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None
+    ) -> None:
         self.runs = runs
         self.folders = folders or []
         self._rows = rows or []
@@ -105,7 +123,9 @@ class Rows:
 
     @property
     def _absent(self) -> tuple[str, ...]:
-        return {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}.get(frozenset(self.kinds), ())
+        return {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}.get(
+            frozenset(self.kinds), ()
+        )
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -122,7 +142,9 @@ class Rows:
         maps: set[tuple[str, ...]] = set()
         for row in self:
             if row.get("flag"):
-                maps.add((row.get("method") or row["setting"], row["flag"], row.get("score", ""), row["image"]))
+                maps.add(
+                    (row.get("method") or row["setting"], row["flag"], row.get("score", ""), row["image"])
+                )
         counts: dict[tuple[str, str], int] = {}
         for method, flag, _, _ in sorted(maps):
             counts[method, flag] = counts.get((method, flag), 0) + 1
@@ -135,7 +157,11 @@ class Rows:
 
         columns = tuple(name for name in ("setting", *COLUMNS) if name not in self._absent)
         versions = [_in_words(run["settings"]["versions"]) for run in self.runs]
-        data = [[row.get(name) for name in columns] + [versions[number]] for number, row in self.everything() if "unreadable" not in row]
+        data = [
+            [row.get(name) for name in columns] + [versions[number]]
+            for number, row in self.everything()
+            if "unreadable" not in row
+        ]
         frame = pd.DataFrame(data, columns=[*columns, "versions"])
         frame["value"] = frame["value"].astype(float)
         return frame.fillna({"note": "", "flag": ""})

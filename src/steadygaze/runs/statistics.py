@@ -82,7 +82,9 @@ def _pooled(details: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return function
 
 
-def _any(values: np.ndarray, details: np.ndarray | None, combine: Combine) -> Callable[[np.ndarray], np.ndarray]:
+def _any(
+    values: np.ndarray, details: np.ndarray | None, combine: Combine
+) -> Callable[[np.ndarray], np.ndarray]:
     def function(taken: np.ndarray) -> np.ndarray:
         out = np.empty((len(taken), len(values)))
         for r, times in enumerate(taken):
@@ -118,6 +120,12 @@ def difference(
     both = ~np.isnan(values).any(0)
     if not both.any():
         return float("nan"), float("nan"), float("nan")
-    point, samples = bootstrap(values[:, both], None if details is None else details[:, both], combine=combine, repeats=repeats, seed=seed)
+    point, samples = bootstrap(
+        values[:, both],
+        None if details is None else details[:, both],
+        combine=combine,
+        repeats=repeats,
+        seed=seed,
+    )
     low, high = interval(samples[:, 0] - samples[:, 1])
     return float(point[0] - point[1]), float(low), float(high)

@@ -32,14 +32,20 @@ def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RowsNotWritten(f"the folder {folder} cannot be made ({error.strerror}): choose another --out") from error
+        raise RowsNotWritten(
+            f"the folder {folder} cannot be made ({error.strerror}): choose another --out"
+        ) from error
     path = folder / "run.json"
     if path.exists():
         _compare(folder, read_run(folder)["settings"], settings)
     elif row_files(folder):
-        raise BadInput(f"{folder} holds rows but no run.json, so nobody knows what they are: choose another --out")
+        raise BadInput(
+            f"{folder} holds rows but no run.json, so nobody knows what they are: choose another --out"
+        )
     else:
-        _write_whole(path, json.dumps({"settings": settings, "about": about}, indent=2, ensure_ascii=False) + "\n")
+        _write_whole(
+            path, json.dumps({"settings": settings, "about": about}, indent=2, ensure_ascii=False) + "\n"
+        )
     for file in row_files(folder):
         repair(file)
 
@@ -59,16 +65,22 @@ def _write_whole(path: Path, text: str) -> None:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RowsNotWritten(f"{path} could not be written ({error.strerror}): nothing was computed") from error
+        raise RowsNotWritten(
+            f"{path} could not be written ({error.strerror}): nothing was computed"
+        ) from error
 
 
 def _compare(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     now = json.loads(json.dumps(now))
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
-        shown = "; ".join(f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
+        shown = "; ".join(
+            f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed
+        )
         shown += " (other pictures, or others first)" if "pictures_hash" in changed else ""
-        raise BadInput(f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out.")
+        raise BadInput(
+            f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out."
+        )
 
 
 def _short(value: Any) -> str:
@@ -124,14 +136,18 @@ class Store:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(self._file)
-                raise BadInput(f"{folder}: another process is writing this run. Wait for it, or choose another --out.") from error
+                raise BadInput(
+                    f"{folder}: another process is writing this run. Wait for it, or choose another --out."
+                ) from error
             except OSError:  # a file system without locks
                 pass
         _OPEN.add(self)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write the rows of a batch; when this returns, they are on the disk. If it fails, the file is as it was."""
-        data = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows).encode()
+        data = "".join(
+            json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows
+        ).encode()
         before = os.fstat(self._file).st_size
         try:
             rest = memoryview(data)
@@ -192,7 +208,12 @@ class Done:
         wanted = {image for image in images if image in self.counts}
         if not wanted:
             return set()
-        return {key_of(row) for path in self.files for row in lines(path) if row["image"] in wanted and "metric" in row}
+        return {
+            key_of(row)
+            for path in self.files
+            for row in lines(path)
+            if row["image"] in wanted and "metric" in row
+        }
 
 
 def key_of(row: Row) -> Key:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from steadygaze.data.confusion import IGNORED
 from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.loading.checkpoint import weights_hash
+from steadygaze.loading.load import Loaded
 from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.asked import fingerprint, outputs
@@ -24,13 +26,19 @@ from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.stress_data import Maker, Picture
 from steadygaze.runs.stress_loop import Batch, carry_out
 from steadygaze.runs.stress_measure import Judge
-from steadygaze.runs.stress_request import Request, check_counts, prepare_stress, settings_of, square_side, stress_run, view
+from steadygaze.runs.stress_request import (
+    Request,
+    check_counts,
+    prepare_stress,
+    settings_of,
+    square_side,
+    stress_run,
+    view,
+)
 from steadygaze.runs.stress_segmentation import segment_outputs, segmentation_plan
 from steadygaze.runs.stress_suite import Options, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import IMAGENET, about
 from steadygaze.vit import ViT
-from steadygaze.vit.checkpoint import weights_hash
-from steadygaze.vit.load import Loaded
 
 Data = Iterable[tuple[Tensor, Tensor]]
 
@@ -78,13 +86,21 @@ def stress(
         images do not bear it out
     workers: processes that make pictures ahead                 out: a folder for the rows; the same call goes on there
     """
-    options = Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons, pgd_steps=pgd_steps, salient=salient)
+    options = Options.of(
+        corruptions=corruptions,
+        severities=severities,
+        epsilons=epsilons,
+        pgd_steps=pgd_steps,
+        salient=salient,
+    )
     wanted = parse_suite(suite)
     check_counts(limit=limit, batch=batch, workers=workers, seed=seed, bank=bank)
     if not isinstance(data, (str, Path, type(None))):
         return _in_memory(model, data, wanted, options, limit, seed, batch, mean, std, workers, out, told)
     if not isinstance(model, Loaded):
-        raise BadInput("data: a folder needs a model that knows how its pictures are read: model = sg.load_model(name, checkpoint)")
+        raise BadInput(
+            "data: a folder needs a model that knows how its pictures are read: model = sg.load_model(name, checkpoint)"
+        )
     ask = Request(model.name, None if data is None else Path(data), Path(out or ""), [suite] if isinstance(suite, str) else suite,
                   masks=Path(masks) if masks else None, backgrounds=Path(backgrounds) if backgrounds else None, limit=limit, seed=seed,
                   batch=batch, workers=workers, partial=partial, bank=bank, options=options)  # fmt: skip
@@ -92,7 +108,16 @@ def stress(
     if out is not None:
         return stress_run(ask, told=told, prepared=ready)
     gathered: list[Row] = []
-    carry_out(ready.batches, ready.maker, ready.judge, model.identity, gathered.extend, Done(None), told, ready.workers)
+    carry_out(
+        ready.batches,
+        ready.maker,
+        ready.judge,
+        model.identity,
+        gathered.extend,
+        Done(None),
+        told,
+        ready.workers,
+    )
     return Rows([{"settings": ready.settings, "about": about("")}], gathered)
 
 
@@ -100,7 +125,9 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
                workers: int, out: Any, told: Told) -> Rows:  # fmt: skip
     for name in ("shift", "synthetic", "neighbours"):
         if name in suite:
-            raise BadInput(f"{name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model.")
+            raise BadInput(
+                f"{name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model."
+            )
     origin = model if isinstance(model, Loaded) else None
     module = origin.model if origin else model.model if isinstance(model, ViT) else model
     if not isinstance(module, nn.Module):
@@ -121,17 +148,25 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
                 break
             images, labels = images[:kept], labels[:kept]
             if judge is None:
-                classes = (segment_outputs if segments else outputs)(module, (images.shape[2], images.shape[3]))
+                classes = (segment_outputs if segments else outputs)(
+                    module, (images.shape[2], images.shape[3])
+                )
                 side = square_side((images.shape[2], images.shape[3]), suite)
                 if segments:
                     plan = segmentation_plan(options, classes, seed, max(size, kept))
                 else:
-                    plan = make_plan(suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept))
+                    plan = make_plan(
+                        suite, options, vit, named, classes, side, seed=seed, batch=max(size, kept)
+                    )
                 judge = Judge(module, vit, plan, mean, std)
             levels = (pixels_of(images, mean, std)[0] * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
             if not settings:
                 notes = [*judge.plan.notes, *_doubt(images, (mean, std), known, named)]
-                facts: dict[str, Any] = {"data": "in memory", "limit": limit, "pictures_hash": fingerprint((levels, labels))}
+                facts: dict[str, Any] = {
+                    "data": "in memory",
+                    "limit": limit,
+                    "pictures_hash": fingerprint((levels, labels)),
+                }
                 facts |= {"segments": list(range(classes))} if segments else {}
                 settings = settings_of(judge.plan, suite, identity, [], notes, facts)
                 if folder is not None:
@@ -144,9 +179,18 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
             if told_of.numel() and (int(told_of.min()) < 0 or int(told_of.max()) >= classes):
                 got = f"{int(told_of.min())}..{int(told_of.max())}"
                 raise BadInput(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
-            pictures = tuple(Picture(str(before + i), (0 if segments else int(label),)) for i, label in enumerate(labels))
-            maps = {p.name: one.cpu().numpy() for p, one in zip(pictures, labels, strict=True)} if segments else {}
-            memory = {p.name: np.ascontiguousarray(pixels) for p, pixels in zip(pictures, levels.numpy(), strict=True)}
+            pictures = tuple(
+                Picture(str(before + i), (0 if segments else int(label),)) for i, label in enumerate(labels)
+            )
+            maps = (
+                {p.name: one.cpu().numpy() for p, one in zip(pictures, labels, strict=True)}
+                if segments
+                else {}
+            )
+            memory = {
+                p.name: np.ascontiguousarray(pixels)
+                for p, pixels in zip(pictures, levels.numpy(), strict=True)
+            }
             given = {p.name: image for p, image in zip(pictures, images, strict=True)}
             maker, one = Maker(seed, memory=memory, labels=maps), [Batch(pictures, judge.plan.conditions)]
             append = gathered.extend if store is None else store.append
@@ -157,25 +201,43 @@ def _in_memory(model: Any, data: Any, suite: Suite, options: Options, limit: int
             store.close()
     if judge is None:
         raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
-    return Rows([{"settings": settings, "about": about("")}], gathered) if folder is None else Rows.read(folder)
+    return (
+        Rows([{"settings": settings, "about": about("")}], gathered) if folder is None else Rows.read(folder)
+    )
 
 
 def _checked(data: Any, segments: bool) -> Iterable[tuple[Tensor, Tensor]]:
     for number, given in enumerate(data):
-        if not isinstance(given, (tuple, list)) or len(given) < 2 or not all(isinstance(x, Tensor) for x in given[:2]):
-            kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
-            raise BadInput(f"data: expected batches (images, labels) of tensors, got {kinds} as batch {number}")
+        if (
+            not isinstance(given, (tuple, list))
+            or len(given) < 2
+            or not all(isinstance(x, Tensor) for x in given[:2])
+        ):
+            kinds = (
+                [type(x).__name__ for x in given]
+                if isinstance(given, (tuple, list))
+                else type(given).__name__
+            )
+            raise BadInput(
+                f"data: expected batches (images, labels) of tensors, got {kinds} as batch {number}"
+            )
         images, labels = given[0], given[1]
         if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point() or not len(images):
-            raise BadInput(f"images: expected (B, 3, H, W), floating point and normalised, got {images.dtype} {tuple(images.shape)}")
+            raise BadInput(
+                f"images: expected (B, 3, H, W), floating point and normalised, got {images.dtype} {tuple(images.shape)}"
+            )
         wanted = (len(images), *images.shape[2:]) if segments else (len(images),)
         if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != wanted:
             expected = f"label maps {wanted} of integers" if segments else f"{len(images)} integers"
-            raise BadInput(f"labels: expected {expected}, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
+            raise BadInput(
+                f"labels: expected {expected}, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}"
+            )
         yield images, labels
 
 
-def _normalisation(module: nn.Module, origin: Loaded | None, mean: Any, std: Any) -> tuple[Sequence[float], Sequence[float], bool]:
+def _normalisation(
+    module: nn.Module, origin: Loaded | None, mean: Any, std: Any
+) -> tuple[Sequence[float], Sequence[float], bool]:
     """Mean and std, given or of the model, and whether they are known: otherwise they are ImageNet's."""
     if mean is not None and std is not None:
         return tuple(mean), tuple(std), True
@@ -187,7 +249,9 @@ def _normalisation(module: nn.Module, origin: Loaded | None, mean: Any, std: Any
     return (told["mean"], told["std"], True) if "mean" in told and "std" in told else (*IMAGENET, False)
 
 
-def _doubt(images: Tensor, normal: tuple[Sequence[float], Sequence[float]], known: bool, model: str) -> list[str]:
+def _doubt(
+    images: Tensor, normal: tuple[Sequence[float], Sequence[float]], known: bool, model: str
+) -> list[str]:
     """What is said of a normalisation that is neither known nor seen in the images; a wrong one is an error."""
     pixels_of(images, *normal)
     if fits(images, normal) or known:

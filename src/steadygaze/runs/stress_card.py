@@ -29,7 +29,7 @@ import numpy as np
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.robustness.calibration import BINS
-from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN, ALEXNET_FLIPS
 from steadygaze.robustness.sequences import PERTURBATIONS
 from steadygaze.robustness.synthetic import FACTORS
@@ -53,7 +53,9 @@ class _Column:
     squares: np.ndarray | None = None
     counts: np.ndarray | None = None
     notes: dict[str, None] = field(default_factory=dict)
-    packed: list[array] = field(default_factory=list)  # of a segmentation: what `stress_segmentation.packed` wrote
+    packed: list[array] = field(
+        default_factory=list
+    )  # of a segmentation: what `stress_segmentation.packed` wrote
 
     @property
     def note(self) -> str:
@@ -73,7 +75,11 @@ class _Column:
                 self.sums, self.squares, self.counts = (np.zeros_like(detail) for _ in range(3))
             known = ~np.isnan(detail)
             filled = np.where(known, detail, 0)
-            self.sums, self.squares, self.counts = self.sums + filled, self.squares + filled**2, self.counts + known
+            self.sums, self.squares, self.counts = (
+                self.sums + filled,
+                self.squares + filled**2,
+                self.counts + known,
+            )
 
 
 class Card:
@@ -90,12 +96,16 @@ class Card:
         self.answers: dict[str, tuple[int, int]] = {}  # clean: label and predicted class of each picture
 
     @classmethod
-    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, take: Callable[[Row], bool] = lambda row: True) -> list[Card]:
+    def of(
+        cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, take: Callable[[Row], bool] = lambda row: True
+    ) -> list[Card]:
         """A card of each run; take: which rows count."""
         from steadygaze.runs.rows import STRESS
 
         if rows.kinds != {STRESS}:
-            raise BadInput("expected rows of steadygaze stress, got rows of verify: their numbers are in table()")
+            raise BadInput(
+                "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
+            )
         cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
         for number, row in rows.everything():
             if "unreadable" in row:
@@ -108,7 +118,11 @@ class Card:
         place = self._places.setdefault(row["image"], len(self._places))
         key = row["setting"], row["metric"]
         self._columns.setdefault(key, _Column()).add(place, row)
-        if row["metric"] == "top1" and row.get("detail") and (row["setting"] == "clean" or self.population(row["setting"])):
+        if (
+            row["metric"] == "top1"
+            and row.get("detail")
+            and (row["setting"] == "clean" or self.population(row["setting"]))
+        ):
             self.answers[row["image"]] = tuple(row["detail"])
 
     def population(self, setting: str) -> str:
@@ -123,7 +137,9 @@ class Card:
     @cached_property
     def pictures(self) -> int:
         """Of the data itself."""
-        return len({p for (setting, _), c in self._columns.items() if not self.population(setting) for p in c.places})
+        return len(
+            {p for (setting, _), c in self._columns.items() if not self.population(setting) for p in c.places}
+        )
 
     def names_of(self, population: str) -> list[str]:
         """The pictures of a population, sorted."""
@@ -193,10 +209,14 @@ class Card:
             point, samples = bootstrap(values, repeats=self.repeats, seed=self.seed)
             for k, key in enumerate(keys):
                 count = int((~np.isnan(values[k])).sum())
-                found[key] = number_of(key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note)
+                found[key] = number_of(
+                    key, np.concatenate([point[k : k + 1], samples[:, k]]), count, self._columns[key].note
+                )
             for setting in (s for s, m in keys if m == METRIC):
                 found |= self._segmented(setting)
-            for setting in dict.fromkeys(s for s, m in keys if m == "top1" and (s, "confidence") in self._columns):
+            for setting in dict.fromkeys(
+                s for s, m in keys if m == "top1" and (s, "confidence") in self._columns
+            ):
                 right, sure = self.values(setting, "top1"), self.values(setting, "confidence")
                 count = int((~np.isnan(right + sure)).sum())
                 if count:
@@ -207,12 +227,24 @@ class Card:
     def _segmented(self, setting: str) -> dict[Key, Number]:
         """The numbers of a segmentation under one condition, of summed counts."""
         column, order = self._columns[setting, METRIC], self._orders[self.population(setting)]
-        counts = unpacked(column.packed, order[np.asarray(column.places)], order.max() + 1, len(self.run["settings"]["segments"]))
+        counts = unpacked(
+            column.packed,
+            order[np.asarray(column.places)],
+            order.max() + 1,
+            len(self.run["settings"]["segments"]),
+        )
         mean, right, by_class = set_numbers(resampled(counts, self.repeats, self.seed))
         images = sum(map(bool, column.packed))
         found = {METRIC: mean, "pixel_accuracy": right}
-        found |= {f"iou_{name}": by_class[:, c] for c, name in enumerate(self.run["settings"]["segments"]) if setting == "clean"}
-        return {(setting, metric): number_of((setting, metric), samples, images, "") for metric, samples in found.items()}
+        found |= {
+            f"iou_{name}": by_class[:, c]
+            for c, name in enumerate(self.run["settings"]["segments"])
+            if setting == "clean"
+        }
+        return {
+            (setting, metric): number_of((setting, metric), samples, images, "")
+            for metric, samples in found.items()
+        }
 
     @cached_property
     def scores(self) -> dict[Key, Number]:
@@ -239,14 +271,25 @@ class Card:
         yield from self._sequence_scores("sequence", "sequences", "made in memory, no video compression")
         yield from self._sequence_scores("imagenet-p", "imagenet-p", "the published films")
         for factor in FACTORS:
-            yield from self._mean_of((factor, "top1"), [s for s, m in self.keys if m == "top1" and s.startswith(f"{factor}/")], "values")
+            yield from self._mean_of(
+                (factor, "top1"),
+                [s for s, m in self.keys if m == "top1" and s.startswith(f"{factor}/")],
+                "values",
+            )
         stable = [s for s, m in self.keys if m == "attention_stability"]
         yield from self._mean_of(("corruptions", "attention_stability"), stable, "corruptions")
 
-    def _mean_of(self, key: Key, settings: list[str], what: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+    def _mean_of(
+        self, key: Key, settings: list[str], what: str
+    ) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         parts = [self.measured[setting, key[1]] for setting in settings]
         if parts:
-            yield key, np.mean([p.samples for p in parts], axis=0), parts[0].images, f"mean over {len(parts)} {what}"
+            yield (
+                key,
+                np.mean([p.samples for p in parts], axis=0),
+                parts[0].images,
+                f"mean over {len(parts)} {what}",
+            )
 
     def _segmentation_scores(self) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         found: dict[str, dict[int, np.ndarray]] = {}
@@ -257,7 +300,9 @@ class Card:
         if found:
             yield from segmentation_scores(found, self._all("clean", METRIC), self.pictures)
 
-    def _corruption_scores(self, prefix: str, called: str, which: str, clean: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+    def _corruption_scores(
+        self, prefix: str, called: str, which: str, clean: str
+    ) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         errors: dict[str, dict[int, np.ndarray]] = {}
         images = 0
         for name in CORRUPTIONS:
@@ -271,29 +316,62 @@ class Card:
         imagenet = self.run["settings"].get("classes") == 1000
         for name, found in errors.items():
             levels = ", ".join(map(str, found))
-            yield (f"{prefix}{name}", "error"), np.mean(list(found.values()), axis=0), images, f"severities {levels}"
+            yield (
+                (f"{prefix}{name}", "error"),
+                np.mean(list(found.values()), axis=0),
+                images,
+                f"severities {levels}",
+            )
             if imagenet and len(found) == len(SEVERITIES) and name in ALEXNET:
-                yield (f"{prefix}{name}", "ce"), 100 * _total(found) / sum(ALEXNET[name]), images, "AlexNet is 100"
+                yield (
+                    (f"{prefix}{name}", "ce"),
+                    100 * _total(found) / sum(ALEXNET[name]),
+                    images,
+                    "AlexNet is 100",
+                )
         common = [name for name in errors if name in COMMON]
         whole = all(len(errors[name]) == len(SEVERITIES) for name in common)
         note = f"{len(common)} of the 15 common corruptions, {_severities(errors, common)}; {which}; {images} pictures"
         if common:
-            yield (called, "mean_error"), np.mean([e for n in common for e in errors[n].values()], axis=0), images, note
+            yield (
+                (called, "mean_error"),
+                np.mean([e for n in common for e in errors[n].values()], axis=0),
+                images,
+                note,
+            )
         if len(common) < len(errors):
             every = np.mean([e for found in errors.values() for e in found.values()], axis=0)
-            yield (called, "mean_error_all"), every, images, f"{len(errors)} corruptions, the extra ones too; {which}; {images} pictures"
+            yield (
+                (called, "mean_error_all"),
+                every,
+                images,
+                f"{len(errors)} corruptions, the extra ones too; {which}; {images} pictures",
+            )
         if not (imagenet and whole and len(common) == len(COMMON)):
             return
         note = f"the 15 common corruptions at 5 severities, AlexNet is 100; {which}; {images} pictures"
-        yield (called, "mce"), 100 * np.mean([_total(errors[n]) / sum(ALEXNET[n]) for n in COMMON], axis=0), images, note
+        yield (
+            (called, "mce"),
+            100 * np.mean([_total(errors[n]) / sum(ALEXNET[n]) for n in COMMON], axis=0),
+            images,
+            note,
+        )
         first = self._all(clean)
         if first is not None:
-            grown = [(_total(errors[n]) - 5 * (1 - first)) / (sum(ALEXNET[n]) - 5 * ALEXNET_CLEAN) for n in COMMON]
+            grown = [
+                (_total(errors[n]) - 5 * (1 - first)) / (sum(ALEXNET[n]) - 5 * ALEXNET_CLEAN) for n in COMMON
+            ]
             yield (called, "relative_mce"), 100 * np.mean(grown, axis=0), images, note
 
-    def _sequence_scores(self, prefix: str, called: str, which: str) -> Iterator[tuple[Key, np.ndarray, int, str]]:
+    def _sequence_scores(
+        self, prefix: str, called: str, which: str
+    ) -> Iterator[tuple[Key, np.ndarray, int, str]]:
         for metric in ("flips", "top5_distance"):
-            kinds = {name: f"{prefix}/{name}" for name in PERTURBATIONS if (f"{prefix}/{name}", metric) in self.measured}
+            kinds = {
+                name: f"{prefix}/{name}"
+                for name in PERTURBATIONS
+                if (f"{prefix}/{name}", metric) in self.measured
+            }
             yield from self._mean_of((called, metric), list(kinds.values()), "kinds")
             imagenet = self.run["settings"].get("classes") == 1000
             if metric == "flips" and len(kinds) == len(PERTURBATIONS) and imagenet:
@@ -304,7 +382,12 @@ class Card:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images, better, note."""
-        facts = {"model": self.model, "weights": self.weights, "data": self.data, "seed": self.run["settings"].get("seed")}
+        facts = {
+            "model": self.model,
+            "weights": self.weights,
+            "data": self.data,
+            "seed": self.run["settings"].get("seed"),
+        }
         for (setting, metric), n in self.numbers.items():
             facts_of = {"setting": setting, "metric": metric, "value": n.value, "low": n.low, "high": n.high}
             yield {**facts, **facts_of, "images": n.images, "better": better(metric), "note": n.note}

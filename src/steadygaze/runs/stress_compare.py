@@ -95,22 +95,32 @@ def compare(before: Sequence[str | Path], after: Sequence[str | Path], *, settin
     names = [_images(side) for side in sides]
     common = set.intersection(*(images for side in names for images in side))
     if not common:
-        raise BadInput(f"{_called(before)} and {_called(after)} have no picture in common: give runs over the same data")
+        raise BadInput(
+            f"{_called(before)} and {_called(after)} have no picture in common: give runs over the same data"
+        )
     for side, folders in zip(names, (before, after), strict=True):
         for images, folder in zip(side, folders, strict=True):
             if len(images) > len(common):
-                notes.append(f"{folder}: {len(images) - len(common)} of its {len(images)} pictures are not in all runs, and are left out")
+                notes.append(
+                    f"{folder}: {len(images) - len(common)} of its {len(images)} pictures are not in all runs, and are left out"
+                )
     cards, left = _paired(sides, common, repeats, seed)
     notes += left
     _same_labels(cards)
-    shared = [key for key in cards[0][0].numbers if all(key in card.numbers for side in cards for card in side)]
+    shared = [
+        key for key in cards[0][0].numbers if all(key in card.numbers for side in cards for card in side)
+    ]
     if not shared:
         raise BadInput(f"{_called(before)} and {_called(after)} have no setting in common")
     changes = [_change(cards, key) for key in shared]
-    if not any(metric == "top1" for card in (cards[0][0], cards[1][0]) for _, metric in card.keys):  # segmenters give no answer to turn
+    if not any(
+        metric == "top1" for card in (cards[0][0], cards[1][0]) for _, metric in card.keys
+    ):  # segmenters give no answer to turn
         return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)
     if (setting, "top1") not in shared:
-        raise UnknownName("setting", setting, [s for s, m in shared if m == "top1"], "It must have been run of both models.")
+        raise UnknownName(
+            "setting", setting, [s for s, m in shared if m == "top1"], "It must have been run of both models."
+        )
     one, two = cards[0][0], cards[1][0]
     pictures, right, labels = _answers(one, two, setting)
     found = turned(pictures, *right)
@@ -124,11 +134,15 @@ def compare(before: Sequence[str | Path], after: Sequence[str | Path], *, settin
 def _rows(folders: Sequence[str | Path]) -> Rows:
     rows = Rows.read(*folders)
     if rows.kinds != {"stress"}:
-        raise BadInput(f"{_called(folders)}: expected runs of steadygaze stress, got a run of verify: compare those with steadygaze report")
+        raise BadInput(
+            f"{_called(folders)}: expected runs of steadygaze stress, got a run of verify: compare those with steadygaze report"
+        )
     weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
     seeds = [run["settings"]["seed"] for run in rows.runs]
     if len(folders) > 1 and len(weights) < len(folders) and len(set(seeds)) < len(seeds):
-        raise BadInput(f"{_called(folders)}: expected runs of several seeds, got the same model with the same seed twice")
+        raise BadInput(
+            f"{_called(folders)}: expected runs of several seeds, got the same model with the same seed twice"
+        )
     return rows
 
 
@@ -146,21 +160,32 @@ def _images(rows: Rows) -> list[set[str]]:
     return found
 
 
-def _paired(sides: Sequence[Rows], common: set[str], repeats: int, seed: int) -> tuple[list[list[Card]], list[str]]:
+def _paired(
+    sides: Sequence[Rows], common: set[str], repeats: int, seed: int
+) -> tuple[list[list[Card]], list[str]]:
     """The cards of both sides, of what every run has measured of every picture alone, and what had to be left out for it."""
-    cards = [Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides]
+    cards = [
+        Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides
+    ]
     every = [card for side in cards for card in side]
     shared = set.intersection(*(set(card.keys) for card in every))
     lost = {key: found for key in shared if (found := set().union(*(card.without(key) for card in every)))}
     notes = []
     for side, which in zip(cards, ("before", "after"), strict=True):
-        alone = sorted({setting for card in side for setting, _ in card.keys} - {setting for setting, _ in shared})
+        alone = sorted(
+            {setting for card in side for setting, _ in card.keys} - {setting for setting, _ in shared}
+        )
         if alone:
             notes.append(f"only {which}: {some(alone)}")
     if lost:
-        most = {setting: max(len(found) for key, found in lost.items() if key[0] == setting) for setting, _ in lost}
+        most = {
+            setting: max(len(found) for key, found in lost.items() if key[0] == setting)
+            for setting, _ in lost
+        }
         each = some(f"{setting} {count}" for setting, count in sorted(most.items()))
-        notes.append(f"pictures that some run lacks, and that are left out: {each}. A run that is not finished, or numbers that are NaN?")
+        notes.append(
+            f"pictures that some run lacks, and that are left out: {each}. A run that is not finished, or numbers that are NaN?"
+        )
     if not lost and all(set(card.keys) == shared for card in every):
         return cards, notes
 
@@ -178,14 +203,18 @@ def _seeds(sides: Sequence[Rows]) -> list[str]:
     if seeds[0] == seeds[1] or not random:
         return []
     one, two = (", ".join(map(str, side)) for side in seeds)
-    return [f"other seeds before ({one}) than after ({two}): corruptions and all else that is drawn at random differ between the sides"]
+    return [
+        f"other seeds before ({one}) than after ({two}): corruptions and all else that is drawn at random differ between the sides"
+    ]
 
 
 def _differences(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What the runs were made with that is not the same."""
     notes = []
     for key in SAME:
-        values = [value for run in runs if (value := run["settings"].get(key)) not in (None, [])]  # those that used it
+        values = [
+            value for run in runs if (value := run["settings"].get(key)) not in (None, [])
+        ]  # those that used it
         if any(value != values[0] for value in values[1:]):
             shown = "; ".join(dict.fromkeys(_words(value) for value in values))
             notes.append(f"not the same in all runs: {key} ({shown})")
@@ -202,7 +231,9 @@ def _same_labels(cards: list[list[Card]]) -> None:
     for card in (card for side in cards for card in side):
         for image, (label, _) in card.answers.items():
             if image in first and first[image][0] != label:
-                raise BadInput(f"{image} has the label {first[image][0]} in one run and {label} in another: their classes do not map")
+                raise BadInput(
+                    f"{image} has the label {first[image][0]} in one run and {label} in another: their classes do not map"
+                )
 
 
 def _change(cards: list[list[Card]], key: tuple[str, str]) -> Change:
@@ -212,18 +243,27 @@ def _change(cards: list[list[Card]], key: tuple[str, str]) -> Change:
     gap = samples[1] - samples[0]
     low, high = interval(gap[1:])
     p = None
-    if metric.startswith(("top1", "knn")) and key in cards[0][0].measured and len(cards[0]) == len(cards[1]) == 1:
+    if (
+        metric.startswith(("top1", "knn"))
+        and key in cards[0][0].measured
+        and len(cards[0]) == len(cards[1]) == 1
+    ):
         one, two = (side[0].values(setting, metric) for side in cards)
         both = ~np.isnan(one + two) & np.isin(one, (0, 1)) & np.isin(two, (0, 1))
         p = mcnemar(one[both], two[both]) if both.any() else None
-    spreads = [over_seeds([n.value for n in side]) if all(np.isfinite(n.value) for n in side) else None for side in sides]
+    spreads = [
+        over_seeds([n.value for n in side]) if all(np.isfinite(n.value) for n in side) else None
+        for side in sides
+    ]
     nothing = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
     first = sides[0][0]
     return Change(setting, metric, spreads[0] or nothing, spreads[1] or nothing, float(gap[0]), float(low), float(high), first.images, p,
                   first.note)  # fmt: skip
 
 
-def _answers(one: Card, two: Card, setting: str) -> tuple[list[str], tuple[np.ndarray, np.ndarray], np.ndarray]:
+def _answers(
+    one: Card, two: Card, setting: str
+) -> tuple[list[str], tuple[np.ndarray, np.ndarray], np.ndarray]:
     """The pictures of a setting that both answered: names, right before and after, labels."""
     names = one.names_of(one.population(setting))
     first, second = one.values(setting, "top1"), two.values(setting, "top1")

@@ -21,13 +21,13 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.masks import Decode, read_mask
 from steadygaze.errors import BadImage, SteadygazeError
+from steadygaze.loading.load import Loaded
 from steadygaze.robustness.clips import FILMS, read_clip
-from steadygaze.robustness.corruptions import corrupt
+from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.robustness.sequences import sequence
 from steadygaze.robustness.shifts import Shift, Shifted
 from steadygaze.robustness.synthetic import remove_background, square, swap_background, vary
 from steadygaze.runs.stress_suite import Condition
-from steadygaze.vit.load import Loaded
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 KEPT = 2  # batches of clean pictures that a worker remembers
@@ -96,10 +96,17 @@ class Lens:
 
         self.size = loaded.size
         if hasattr(loaded.preprocess, "transforms"):
-            steps = [s for s in loaded.preprocess.transforms if not type(s).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))]
+            steps = [
+                s
+                for s in loaded.preprocess.transforms
+                if not type(s).__name__.endswith(("ToTensor", "ToNumpy", "Normalize"))
+            ]
         else:
             recipe = loaded.recipe
-            steps = [Resize(recipe["resize"], InterpolationMode(recipe["interpolation"])), CenterCrop(recipe["crop"])]
+            steps = [
+                Resize(recipe["resize"], InterpolationMode(recipe["interpolation"])),
+                CenterCrop(recipe["crop"]),
+            ]
         self.whole = Compose(steps)
         self.margin = Compose([s for s in steps if not type(s).__name__.startswith("CenterCrop")])
 
@@ -143,7 +150,13 @@ class Maker:
             return Made(number, None, failed=failed)
         stacked = torch.from_numpy(np.stack(good)).permute(0, 1, 4, 2, 3).contiguous()
         maps = [self.labels[job.pictures[place].name] for place in places] if self.labels else None
-        return Made(number, stacked, tuple(places), failed, labels=None if maps is None else torch.from_numpy(np.stack(maps)))
+        return Made(
+            number,
+            stacked,
+            tuple(places),
+            failed,
+            labels=None if maps is None else torch.from_numpy(np.stack(maps)),
+        )
 
     def make(self, picture: Picture, condition: Condition) -> UInt8[np.ndarray, "v h w 3"]:
         """The pictures that the condition makes of one."""
@@ -155,7 +168,11 @@ class Maker:
                 clean = self.clean(picture)
                 return np.stack([clean, corrupt(clean, condition.name, int(condition.level), seed=seed)])
             case "sequence":
-                whole = self.clean(picture) if self.lens is None else self.lens.pixels(self.opened(picture), margin=True)
+                whole = (
+                    self.clean(picture)
+                    if self.lens is None
+                    else self.lens.pixels(self.opened(picture), margin=True)
+                )
                 side = self.clean(picture).shape[0]
                 return sequence(np.ascontiguousarray(whole), condition.name, seed=seed, size=side)
             case "clip":
@@ -175,7 +192,11 @@ class Maker:
 
     def opened(self, picture: Picture) -> Image.Image:
         assert picture.item is not None
-        return read_image(picture.item.path) if picture.shift < 0 else self.sets[picture.shift].read(picture.item)
+        return (
+            read_image(picture.item.path)
+            if picture.shift < 0
+            else self.sets[picture.shift].read(picture.item)
+        )
 
     def clean(self, picture: Picture) -> Pixels:
         """The picture as the model sees it; the last ones are remembered, for the next condition."""
@@ -186,11 +207,17 @@ class Maker:
             try:
                 opened = self.opened(picture)
                 width, height = opened.size
-                ready = picture.shift >= 0 and self.sets[picture.shift].ready and (height, width) == self.lens.size
+                ready = (
+                    picture.shift >= 0
+                    and self.sets[picture.shift].ready
+                    and (height, width) == self.lens.size
+                )
                 found = np.ascontiguousarray(np.asarray(opened) if ready else self.lens.pixels(opened))
                 if self.look is not None:
                     assert picture.item is not None and self.decode is not None
-                    self.labels[picture.name] = np.array(self.look(read_mask(picture.item, self.decode, opened.size)))
+                    self.labels[picture.name] = np.array(
+                        self.look(read_mask(picture.item, self.decode, opened.size))
+                    )
             except BadImage as error:
                 found = str(error)
             self._clean[picture.name] = found
@@ -228,7 +255,14 @@ class Maker:
         index = seed % count
         if condition.kind == "background":
             return self._seen(swap_background(image, mask, self.behind(index, side)))
-        return np.stack([made.picture for made in vary(image, mask, [self.behind(index, side)], condition.name, seed=seed, side=side)])
+        return np.stack(
+            [
+                made.picture
+                for made in vary(
+                    image, mask, [self.behind(index, side)], condition.name, seed=seed, side=side
+                )
+            ]
+        )
 
     def _seen(self, made: Pixels) -> UInt8[np.ndarray, "1 h w 3"]:
         assert self.lens is not None
@@ -272,7 +306,13 @@ def made_ahead(jobs: Sequence[Job], maker: Maker, workers: int) -> Iterator[Made
     if sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods():
         more["multiprocessing_context"] = "fork"  # starts at once; the workers touch no GPU
     loader = torch.utils.data.DataLoader(
-        source, batch_size=None, shuffle=False, num_workers=workers, collate_fn=_same, prefetch_factor=4, **more
+        source,
+        batch_size=None,
+        shuffle=False,
+        num_workers=workers,
+        collate_fn=_same,
+        prefetch_factor=4,
+        **more,
     )
     yield from loader
 

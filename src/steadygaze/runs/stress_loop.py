@@ -72,14 +72,30 @@ def shift_batches(shift: Shift, number: int, plan: Plan, limit: int | None) -> l
         group = groups.setdefault(item.group if apart else "", [])
         if limit is None or len(group) < limit:
             group.append(Picture.shifted(item, shift, number))
-    return [b for group, found in groups.items() for b in batches(found, [plan.of_shift(shift, group)], plan.batch)]
+    return [
+        b
+        for group, found in groups.items()
+        for b in batches(found, [plan.of_shift(shift, group)], plan.batch)
+    ]
 
 
 def bank_jobs(sets: Sequence[PictureSource], size: int, jobs: Sequence[Job] | None = None) -> list[Job]:
     """The banks of all sets of neighbours, or of those that `jobs` ask; they go before them."""
-    wanted = None if jobs is None else {p.shift for job in jobs if job.condition.kind == "neighbours" for p in job.pictures[:1]}
-    found = [s for number, s in enumerate(sets) if isinstance(s, Neighbours) and (wanted is None or number in wanted)]
-    return [Job(s.bank[i : i + size], Condition("bank", s.name)) for s in found for i in range(0, len(s.bank), size)]
+    wanted = (
+        None
+        if jobs is None
+        else {p.shift for job in jobs if job.condition.kind == "neighbours" for p in job.pictures[:1]}
+    )
+    found = [
+        s
+        for number, s in enumerate(sets)
+        if isinstance(s, Neighbours) and (wanted is None or number in wanted)
+    ]
+    return [
+        Job(s.bank[i : i + size], Condition("bank", s.name))
+        for s in found
+        for i in range(0, len(s.bank), size)
+    ]
 
 
 def mine(all_batches: Iterable[Batch], place: World) -> list[Batch]:
@@ -97,10 +113,16 @@ def pending(some: Sequence[Batch], done: Done, maker: Maker) -> tuple[list[Job],
     jobs = []
     for batch in some:
         wanted = {
-            p.name for p in batch.pictures if done.counts.get(p.name, 0) < batch.expected and (p.name not in lost or p.name in again)
+            p.name
+            for p in batch.pictures
+            if done.counts.get(p.name, 0) < batch.expected and (p.name not in lost or p.name in again)
         }
         if wanted:
-            jobs += [job for job in batch.jobs() if any(p.name in wanted and not _has(there, p, job.condition) for p in job.pictures)]
+            jobs += [
+                job
+                for job in batch.jobs()
+                if any(p.name in wanted and not _has(there, p, job.condition) for p in job.pictures)
+            ]
     return jobs, there, again
 
 
@@ -128,7 +150,9 @@ def carry_out(
     jobs = [*bank_jobs(maker.sets, judge.plan.batch, jobs), *jobs]
     told(total - sum(work(job) for job in jobs), 0)
     known = {name: why for name, why in done.unreadable.items() if name not in again}
-    finished = {name for b in some for name in (p.name for p in b.pictures) if done.counts.get(name, 0) >= b.expected}
+    finished = {
+        name for b in some for name in (p.name for p in b.pictures) if done.counts.get(name, 0) >= b.expected
+    }
     for name in sorted(again):
         append([{"image": name, "unreadable": ""}])
     clock = time.perf_counter()

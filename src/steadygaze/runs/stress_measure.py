@@ -49,14 +49,19 @@ class Found:
 class Judge:
     """The model and how it is asked. mean, std: of the normalisation; batch: pictures that it is shown at once."""
 
-    def __init__(self, model: nn.Module, vit: ViT | None, plan: Plan, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self, model: nn.Module, vit: ViT | None, plan: Plan, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
         self.model, self.vit, self.plan = model, vit, plan
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         parameter = next(iter(model.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
         self.banks: dict[int, Bank] = {}
-        self._m, self._s = (torch.tensor(v, dtype=torch.float32, device=self.device).view(3, 1, 1) for v in (self.mean, self.std))
+        self._m, self._s = (
+            torch.tensor(v, dtype=torch.float32, device=self.device).view(3, 1, 1)
+            for v in (self.mean, self.std)
+        )
 
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 (..., 3, H, W) as the model takes it: the same numbers as its own preprocessing."""
@@ -74,7 +79,11 @@ class Judge:
         class of every pixel, for a segmenter."""
         pictures = [job.pictures[place] for place in places]
         x = (images if images.is_floating_point() else self.normalised(images)).to(self.device, self.dtype)
-        found = self.measure(job.condition, pictures, x) if labels is None else [self.segmented(job.condition, x[:, 0], labels)]
+        found = (
+            self.measure(job.condition, pictures, x)
+            if labels is None
+            else [self.segmented(job.condition, x[:, 0], labels)]
+        )
         for b, picture in enumerate(pictures):
             for one in found:
                 flag = one.flags.get(b)
@@ -88,7 +97,9 @@ class Judge:
                 row["seed"] = self.plan.seed
                 yield row
 
-    def measure(self, condition: Condition, pictures: Sequence[Picture], x: Float[Tensor, "b v c h w"]) -> list[Found]:
+    def measure(
+        self, condition: Condition, pictures: Sequence[Picture], x: Float[Tensor, "b v c h w"]
+    ) -> list[Found]:
         """What the condition's rows hold."""
         right = [p.right for p in pictures]
         labels = torch.tensor([r[0] for r in right], device=x.device)
@@ -106,7 +117,11 @@ class Judge:
             case "synthetic":
                 settings = list(dict.fromkeys(setting for setting, _ in condition.rows))
                 logits = self.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-                return [one for v, setting in enumerate(settings) for one in self.judged(setting, logits[:, v], right)]
+                return [
+                    one
+                    for v, setting in enumerate(settings)
+                    for one in self.judged(setting, logits[:, v], right)
+                ]
             case "neighbours":
                 return self.neighbours(condition, pictures, x[:, 0], labels)
             case "shift":
@@ -117,7 +132,13 @@ class Judge:
     def answers(self, condition: Condition, images: Tensor, right: Sequence[tuple[int, ...]]) -> list[Found]:
         return self.judged(condition.rows[0][0], self.logits(images), right)
 
-    def judged(self, setting: str, logits: Tensor, right: Sequence[tuple[int, ...]], classes: Sequence[int] | None = None) -> list[Found]:
+    def judged(
+        self,
+        setting: str,
+        logits: Tensor,
+        right: Sequence[tuple[int, ...]],
+        classes: Sequence[int] | None = None,
+    ) -> list[Found]:
         """top1 with [label, predicted], top5, confidence; of `classes` alone if given (then without confidence)."""
         broken = dict.fromkeys((~torch.isfinite(logits).all(1)).nonzero()[:, 0].tolist(), NO_ANSWER)
         logits = logits.nan_to_num(0.0, 0.0, 0.0) if broken else logits
@@ -144,17 +165,28 @@ class Judge:
         values = miou(counts).double().cpu().numpy()
         return Found(*condition.rows[0], values, [packed(one) for one in overlaps(counts)], broken)
 
-    def attacked(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> Tensor:
+    def attacked(
+        self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor
+    ) -> Tensor:
         how: dict[str, Any] = {"epsilon": condition.level, "mean": self.mean, "std": self.std}
         if condition.kind == "fgsm":
             return fgsm(self.model, x, labels, **how)
-        return pgd(self.model, x, labels, steps=self.plan.options.pgd_steps, generator=self.draws("pgd", pictures), **how)
+        return pgd(
+            self.model,
+            x,
+            labels,
+            steps=self.plan.options.pgd_steps,
+            generator=self.draws("pgd", pictures),
+            **how,
+        )
 
     def draws(self, what: str, pictures: Sequence[Picture]) -> list[torch.Generator]:
         """A generator for each picture, by its name: the same draw in any order, batch and process."""
         return [torch.Generator().manual_seed(seed_of(self.plan.seed, f"{what} {p.name}")) for p in pictures]
 
-    def drop(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> list[Found]:
+    def drop(
+        self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor
+    ) -> list[Found]:
         assert self.vit is not None
         flags: dict[int, str] = {}
         shares = self.plan.options.shares
@@ -164,8 +196,13 @@ class Judge:
         else:
             predicted = self.logits(x).argmax(1)
             maps, broken = maps_of(self.vit, x, predicted, [parse(self.plan.options.salient)], None)[0]
-            flags = dict.fromkeys((maps.flatten(1) == 0).all(1).nonzero()[:, 0].tolist(), ZERO) | dict.fromkeys(broken, BROKEN)
-            curve, note = salient_drop(self.vit, x, labels, maps, shares=shares), f"by {self.plan.options.salient}"
+            flags = dict.fromkeys(
+                (maps.flatten(1) == 0).all(1).nonzero()[:, 0].tolist(), ZERO
+            ) | dict.fromkeys(broken, BROKEN)
+            curve, note = (
+                salient_drop(self.vit, x, labels, maps, shares=shares),
+                f"by {self.plan.options.salient}",
+            )
         note = ", ".join(filter(None, (note, curve.means if curve.means != "removal" else "")))
         found = []
         for metric, points in (("drop_right", curve.right), ("drop_probability", curve.probability)):
@@ -183,7 +220,14 @@ class Judge:
         def see(layer: int, *maps: Tensor) -> None:
             a = maps[-1]
             top = min(looks.TOP, a.shape[-1])
-            measures = (looks.entropy(a), looks.overfocus(a, top), looks.gini(a), looks.peak(a), looks.distance(a, far), looks.diversity(a))
+            measures = (
+                looks.entropy(a),
+                looks.overfocus(a, top),
+                looks.gini(a),
+                looks.peak(a),
+                looks.distance(a, far),
+                looks.diversity(a),
+            )
             for name, value in zip(ATTENTION, measures, strict=True):
                 by_layer[f"attention_{name}"].append(value if value.dim() == 1 else value.mean(1))
             if len(maps) > 1:
@@ -198,7 +242,9 @@ class Judge:
 
     def flips(self, condition: Condition, x: Float[Tensor, "b v c h w"]) -> list[Found]:
         logits = self.logits(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        broken = dict.fromkeys((~torch.isfinite(logits).flatten(1).all(1)).nonzero()[:, 0].tolist(), NO_ANSWER)
+        broken = dict.fromkeys(
+            (~torch.isfinite(logits).flatten(1).all(1)).nonzero()[:, 0].tolist(), NO_ANSWER
+        )
         given = logits.double().nan_to_num(0.0).cpu().numpy()
         setting, found = condition.rows[0][0], []
         for _, metric in condition.rows:
@@ -213,9 +259,13 @@ class Judge:
         """Take pictures of a bank in; the neighbours of others are looked for among them."""
         pictures = [job.pictures[place] for place in places]
         found = features(self.model, self.normalised(images[:, 0]))
-        self.banks.setdefault(pictures[0].shift, Bank()).add(found, torch.tensor([p.right[0] for p in pictures], device=found.device))
+        self.banks.setdefault(pictures[0].shift, Bank()).add(
+            found, torch.tensor([p.right[0] for p in pictures], device=found.device)
+        )
 
-    def neighbours(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor) -> list[Found]:
+    def neighbours(
+        self, condition: Condition, pictures: Sequence[Picture], x: Tensor, labels: Tensor
+    ) -> list[Found]:
         if pictures[0].shift not in self.banks:
             raise BadInput(f"neighbours: no picture of the bank of {condition.name} could be read")
         known, classes = self.banks[pictures[0].shift].whole
@@ -226,11 +276,24 @@ class Judge:
         found = []
         for (setting, name), (metric, k) in zip(condition.rows, product(METRICS, ks), strict=True):
             right = knn_predict(known, classes, asked, k=k, metric=metric) == labels
-            found.append(Found(setting, name, right.double().cpu().numpy(), None, broken, f"bank of {len(known)} pictures"))
+            found.append(
+                Found(
+                    setting,
+                    name,
+                    right.double().cpu().numpy(),
+                    None,
+                    broken,
+                    f"bank of {len(known)} pictures",
+                )
+            )
         return found
 
-    def shifted(self, condition: Condition, pictures: Sequence[Picture], x: Tensor, right: Sequence[tuple[int, ...]]) -> list[Found]:
+    def shifted(
+        self, condition: Condition, pictures: Sequence[Picture], x: Tensor, right: Sequence[tuple[int, ...]]
+    ) -> list[Found]:
         """Of all classes, and of the official ones where the protocol restricts them."""
         classes = self.plan.shifts[pictures[0].shift].classes
         setting, logits = condition.rows[0][0], self.logits(x)
-        return self.judged(setting, logits, right) + ([] if classes is None else self.judged(setting, logits, right, classes))
+        return self.judged(setting, logits, right) + (
+            [] if classes is None else self.judged(setting, logits, right, classes)
+        )

@@ -50,7 +50,13 @@ class Neighbours:
     def facts(self) -> dict[str, Any]:
         """What defines its numbers."""
         both = digest(f"{p.name}\t{p.right[0]}" for p in (*self.bank, *self.asked))
-        return {"name": self.name, "bank": len(self.bank), "pictures": len(self.asked), "hash": both, "classes": len(self.source.classes)}
+        return {
+            "name": self.name,
+            "bank": len(self.bank),
+            "pictures": len(self.asked),
+            "hash": both,
+            "classes": len(self.source.classes),
+        }
 
 
 def read_neighbours(name: str, folders: tuple[Path, ...], number: int, *, bank: int | None = None, limit: int | None = None,
@@ -89,7 +95,9 @@ class Bank:
 
     def add(self, features: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
         if not torch.isfinite(features).all():
-            raise BadInput("neighbours: the model's features of the bank have NaN or infinite values, so nothing is near anything")
+            raise BadInput(
+                "neighbours: the model's features of the bank have NaN or infinite values, so nothing is near anything"
+            )
         self._parts.append((features, labels))
 
     @property

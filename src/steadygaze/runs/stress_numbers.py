@@ -16,13 +16,29 @@ from steadygaze.runs.statistics import draws, interval
 Key = tuple[str, str]  # setting, metric
 PERCENT = ("top1", "top5", "confidence", "ece", "error", "mean_error", "mean_error_all", "flips", "drop_right", "drop_probability",
            "miou", "pixel_accuracy")  # fmt: skip
-LOWER = ("ece", "error", "ce", "mean_error", "mean_error_all", "mce", "relative_mce", "flips", "mfr", "top5_distance")
-NEITHER = ("confidence", *(f"attention_{name}" for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")))
+LOWER = (
+    "ece",
+    "error",
+    "ce",
+    "mean_error",
+    "mean_error_all",
+    "mce",
+    "relative_mce",
+    "flips",
+    "mfr",
+    "top5_distance",
+)
+NEITHER = (
+    "confidence",
+    *(f"attention_{name}" for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")),
+)
 
 
 def percent(metric: str) -> bool:
     """Whether a metric is a share that people read in percent."""
-    return metric in PERCENT or metric.startswith(("top1_of", "top5_of", "knn", "iou_", "mean_miou", "retention"))
+    return metric in PERCENT or metric.startswith(
+        ("top1_of", "top5_of", "knn", "iou_", "mean_miou", "retention")
+    )
 
 
 def better(metric: str) -> str:
@@ -45,7 +61,11 @@ class Number:
 
     def text(self, *, spread: bool = True) -> str:
         """For people: percent where it is one."""
-        scale, digits = (100, 1) if percent(self.metric) else (1, 1 if self.metric in ("mce", "relative_mce", "ce", "mfr") else 3)
+        scale, digits = (
+            (100, 1)
+            if percent(self.metric)
+            else (1, 1 if self.metric in ("mce", "relative_mce", "ce", "mfr") else 3)
+        )
         if np.isnan(self.value):
             return "no number"
         half = f" ±{scale * (self.high - self.low) / 2:.{digits}f}" if spread else ""
@@ -76,13 +96,23 @@ def table_csv(records: Iterable[dict[str, Any]]) -> str:
     if found:
         writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()} for record in found)
+        writer.writerows(
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in record.items()} for record in found
+        )
     return out.getvalue()
 
 
 def label(metric: str) -> str:
     """A metric's name for people."""
-    known = {"mce": "mCE", "relative_mce": "relative mCE", "ece": "ECE", "mfr": "mFR", "ce": "CE", "top1": "top-1", "top5": "top-5"}
+    known = {
+        "mce": "mCE",
+        "relative_mce": "relative mCE",
+        "ece": "ECE",
+        "mfr": "mFR",
+        "ce": "CE",
+        "top1": "top-1",
+        "top5": "top-5",
+    }
     known |= {"miou": "mIoU", "mean_miou": "mean mIoU", "mean_miou_cityscapes_c": "mean mIoU, Cityscapes-C protocol",
               "retention_cityscapes_c": "retention, Cityscapes-C protocol"}  # fmt: skip
     if metric.startswith("iou_"):

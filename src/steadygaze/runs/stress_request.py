@@ -1,6 +1,5 @@
 """A stress run over folders: what `steadygaze stress` is asked for, checked as a whole before anything is written, then done."""
 
-
 from __future__ import annotations
 
 from collections import Counter
@@ -20,6 +19,7 @@ from steadygaze.data.label_maps import Segmented, find_maps
 from steadygaze.data.masks import Labelled, find, geometry
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.heatmap import versions
+from steadygaze.loading.load import Loaded
 from steadygaze.robustness.neighbours import features
 from steadygaze.robustness.shifts import Shift, read_shift
 from steadygaze.runs.asked import Asked, digest, outputs
@@ -34,7 +34,6 @@ from steadygaze.runs.stress_segmentation import segment_outputs, segmentation_pl
 from steadygaze.runs.stress_suite import APART, Options, Plan, Suite, make_plan, parse_suite
 from steadygaze.runs.verify import about
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.load import Loaded
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,9 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     data = None if request.data is None and set(suite.names) <= set(APART) else request.folder
     shifts = tuple(_shift(name, folder, request) for name, folder in suite.shifts)
     near = tuple(
-        read_neighbours(name, folders, len(shifts) + i, bank=request.bank, limit=request.limit, partial=request.partial)
+        read_neighbours(
+            name, folders, len(shifts) + i, bank=request.bank, limit=request.limit, partial=request.partial
+        )
         for i, (name, folders) in enumerate(suite.neighbours)
     )
     loaded = loaded or request.load(place)  # the folders were looked at before: it is quicker
@@ -91,7 +92,9 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     segments = "segmentation" in suite
     classes = (segment_outputs if segments else outputs)(loaded.model, loaded.size)
     if shifts and classes != 1000:
-        raise BadInput(f"{shifts[0].name}: its classes are ImageNet's 1,000, but {loaded.name} has {classes}: they do not map")
+        raise BadInput(
+            f"{shifts[0].name}: its classes are ImageNet's 1,000, but {loaded.name} has {classes}: they do not map"
+        )
     if near:  # has it features that can be compared?
         features(loaded.model, torch.zeros(1, 3, *loaded.size, **_place_of(loaded.model)))
     found = _found(request, data, loaded, classes, segments)
@@ -103,7 +106,18 @@ def prepare_stress(request: Request, place: World | None = None, loaded: Loaded 
     if segments:
         plan = segmentation_plan(request.options, classes, request.seed, request.batch)
     else:
-        plan = make_plan(suite, request.options, vit, loaded.name, classes, side, shifts, bool(behind), request.seed, request.batch)
+        plan = make_plan(
+            suite,
+            request.options,
+            vit,
+            loaded.name,
+            classes,
+            side,
+            shifts,
+            bool(behind),
+            request.seed,
+            request.batch,
+        )
     judge = Judge(loaded.model, vit, plan, loaded.mean, loaded.std)
     decode = found.decode if segments or "synthetic" in suite else None
     look = geometry(loaded.source, loaded.recipe) if segments else None
@@ -142,20 +156,41 @@ def stress_run(
     ready = prepared or prepare_stress(request, place)
     if place.local_main:
         names = ready.loaded.classes
-        labels = sorted({p.right[0] for b in ready.batches if b.conditions[0].kind != "neighbours" for p in b.pictures})
+        labels = sorted(
+            {p.right[0] for b in ready.batches if b.conditions[0].kind != "neighbours" for p in b.pictures}
+        )
         classes = {} if names is None else {str(c): names[c] for c in labels}
-        prepare(request.out, ready.settings, {**about(request.command), "given": request.given(), "classes": classes})
+        prepare(
+            request.out,
+            ready.settings,
+            {**about(request.command), "given": request.given(), "classes": classes},
+        )
     place.wait()
     with Store(request.out, place.rank) as store:
         place.wait()  # every file is open before anyone reads them
         own = mine(ready.batches, place)
-        carry_out(own, ready.maker, ready.judge, ready.loaded.identity, store.append, Done(request.out), told, ready.workers, pace)
+        carry_out(
+            own,
+            ready.maker,
+            ready.judge,
+            ready.loaded.identity,
+            store.append,
+            Done(request.out),
+            told,
+            ready.workers,
+            pace,
+        )
     place.wait()
     return Rows.read(request.out)
 
 
 def settings_of(
-    plan: Plan, suite: Suite, identity: dict[str, Any], all_batches: Sequence[Batch], notes: Sequence[str], more: dict[str, Any]
+    plan: Plan,
+    suite: Suite,
+    identity: dict[str, Any],
+    all_batches: Sequence[Batch],
+    notes: Sequence[str],
+    more: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything that defines the numbers of a run."""
     options = plan.options
@@ -202,7 +237,9 @@ def _found(request: Request, data: Path | None, loaded: Loaded, classes: int, se
         return find(data, request.masks, Classes(loaded.classes, classes), request.limit)
     found = find_maps(data, request.masks, limit=request.limit)
     if found.classes != classes:
-        raise BadInput(f"segmentation: {loaded.name} tells {classes} classes apart, the masks of {data} ({found.layout}) {found.classes}")
+        raise BadInput(
+            f"segmentation: {loaded.name} tells {classes} classes apart, the masks of {data} ({found.layout}) {found.classes}"
+        )
     return found
 
 
@@ -211,11 +248,16 @@ def _place_of(model: nn.Module) -> dict[str, Any]:
     return {"device": parameter.device, "dtype": parameter.dtype}
 
 
-def _notes(data: Path | None, found: Labelled, shifts: Sequence[Shift], near: Sequence[Neighbours]) -> Iterator[str]:
+def _notes(
+    data: Path | None, found: Labelled, shifts: Sequence[Shift], near: Sequence[Neighbours]
+) -> Iterator[str]:
     """What is missing or left out."""
     for shift in shifts:
         yield from (f"{shift.name}: {note}" for note in shift.notes)
-        yield from (f"{shift.name}: {len(which)} left out: {why} ({some(which)})" for why, which in shift.left_out.items())
+        yield from (
+            f"{shift.name}: {len(which)} left out: {why} ({some(which)})"
+            for why, which in shift.left_out.items()
+        )
     for one in near:
         yield from (f"{one.name}: {note}" for note in one.source.notes)
     empty = [] if data is None else _empty(data, found)
@@ -232,7 +274,9 @@ def _labelled(found: Labelled, model: str) -> None:
         raise BadInput(f"{twice} is listed twice: every picture of a run counts once")
     unknown = next((item.name for item in found.items if item.label is None), None)
     if unknown is not None:
-        raise BadInput(f"{unknown}: its class is none of {model}'s. Every picture needs a label that the model knows.")
+        raise BadInput(
+            f"{unknown}: its class is none of {model}'s. Every picture needs a label that the model knows."
+        )
 
 
 def _empty(folder: Path, found: Labelled) -> list[str]:
@@ -244,7 +288,9 @@ def _empty(folder: Path, found: Labelled) -> list[str]:
 
 def square_side(size: tuple[int, int], suite: Suite) -> int:
     if size[0] != size[1] and ("sequences" in suite or "synthetic" in suite):
-        raise BadInput(f"sequences and synthetic: expected a model of square pictures, this one takes {size[0]}x{size[1]}")
+        raise BadInput(
+            f"sequences and synthetic: expected a model of square pictures, this one takes {size[0]}x{size[1]}"
+        )
     return size[0]
 
 
@@ -258,7 +304,9 @@ def _backgrounds(folder: Path | None, suite: Suite) -> tuple[Item, ...]:
 
 def _shift(name: str, folder: Path, request: Request) -> Shift:
     options = request.options
-    asked = {"corruptions": options.corruptions, "severities": options.severities} if name == "imagenet-c" else {}
+    asked = (
+        {"corruptions": options.corruptions, "severities": options.severities} if name == "imagenet-c" else {}
+    )
     try:
         return read_shift(name, folder, partial=request.partial, **asked)
     except BadInput as error:

@@ -28,7 +28,11 @@ Score = tuple[Key, np.ndarray, int, str]
 def segmentation_plan(options: Options, classes: int, seed: int, batch: int) -> Plan:
     """Clean, and every corruption at every severity."""
     found = [Condition("clean", rows=(("clean", METRIC),))]
-    found += [Condition("corruption", c, s, ((f"{c}/{s}", METRIC),)) for c in options.corruptions for s in options.severities]
+    found += [
+        Condition("corruption", c, s, ((f"{c}/{s}", METRIC),))
+        for c in options.corruptions
+        for s in options.severities
+    ]
     return Plan(tuple(found), (), seed, batch, options, (), (METRIC,), classes)
 
 
@@ -36,7 +40,9 @@ def segment_outputs(model: nn.Module, size: tuple[int, int]) -> int:
     """How many classes a segmenter tells apart."""
     parameter = next(iter(model.parameters()), torch.zeros(0))
     with torch.no_grad(), undisturbed(model):
-        return scores_of(model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))).shape[1]
+        return scores_of(
+            model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+        ).shape[1]
 
 
 def packed(found: Int[Tensor, "3 c"]) -> np.ndarray:
@@ -45,7 +51,9 @@ def packed(found: Int[Tensor, "3 c"]) -> np.ndarray:
     return torch.stack([there, *found[:, there]], 1).flatten().cpu().numpy()
 
 
-def unpacked(details: Sequence[Sequence[int]], places: Iterable[int], pictures: int, classes: int) -> Float[np.ndarray, "n 3 c"]:
+def unpacked(
+    details: Sequence[Sequence[int]], places: Iterable[int], pictures: int, classes: int
+) -> Float[np.ndarray, "n 3 c"]:
     """The counts of every picture at its place; nothing where there is none."""
     out = np.zeros((pictures, 3, classes))
     for place, detail in zip(places, details, strict=True):
@@ -66,15 +74,32 @@ def set_numbers(sums: Float[np.ndarray, "r 3 c"]) -> tuple[np.ndarray, np.ndarra
     by_class = iou_of(*np.moveaxis(sums, 1, 0))
     there = ~np.isnan(by_class)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(there, by_class, 0).sum(1) / there.sum(1), sums[:, 0].sum(1) / sums[:, 2].sum(1), by_class
+        return (
+            np.where(there, by_class, 0).sum(1) / there.sum(1),
+            sums[:, 0].sum(1) / sums[:, 2].sum(1),
+            by_class,
+        )
 
 
-def segmentation_scores(found: dict[str, dict[int, np.ndarray]], clean: np.ndarray | None, images: int) -> Iterator[Score]:
+def segmentation_scores(
+    found: dict[str, dict[int, np.ndarray]], clean: np.ndarray | None, images: int
+) -> Iterator[Score]:
     """Of mIoU by corruption and severity: mean of each corruption, mean over them by both protocols, and what is kept of the clean."""
     for name, levels in found.items():
-        yield (name, METRIC), np.mean(list(levels.values()), axis=0), images, f"severities {', '.join(map(str, levels))}"
-    protocols = {"": f"{counted(len(found), 'corruption')}, severities {_levels(found.values())}; made in memory; {images} pictures"}
-    some = {n: {s: v for s, v in levels.items() if n not in NOISE or s <= 3} for n, levels in found.items() if n in CITYSCAPES_C}
+        yield (
+            (name, METRIC),
+            np.mean(list(levels.values()), axis=0),
+            images,
+            f"severities {', '.join(map(str, levels))}",
+        )
+    protocols = {
+        "": f"{counted(len(found), 'corruption')}, severities {_levels(found.values())}; made in memory; {images} pictures"
+    }
+    some = {
+        n: {s: v for s, v in levels.items() if n not in NOISE or s <= 3}
+        for n, levels in found.items()
+        if n in CITYSCAPES_C
+    }
     some = {name: levels for name, levels in some.items() if levels}
     if some:
         protocols["_cityscapes_c"] = (
@@ -85,7 +110,12 @@ def segmentation_scores(found: dict[str, dict[int, np.ndarray]], clean: np.ndarr
         mean = mean_miou(found, "cityscapes-c" if tail else "all")
         yield ("corruptions", f"mean_{METRIC}{tail}"), mean, images, note
         if clean is not None:
-            yield ("corruptions", f"retention{tail}"), retention(mean, clean), images, f"mean mIoU / clean mIoU; {note}"
+            yield (
+                ("corruptions", f"retention{tail}"),
+                retention(mean, clean),
+                images,
+                f"mean mIoU / clean mIoU; {note}",
+            )
 
 
 def _levels(found: Iterable[dict[int, np.ndarray]]) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.registry import DEFAULT
 from steadygaze.robustness.attacks import budget
-from steadygaze.robustness.corruptions import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.neighbours import METRICS
 from steadygaze.robustness.occlusion import SHARES
 from steadygaze.robustness.sequences import PERTURBATIONS
@@ -36,7 +36,17 @@ from steadygaze.robustness.shifts import READERS, Shift
 from steadygaze.robustness.synthetic import FACTORS
 from steadygaze.vit import ViT
 
-SUITES = ("corruptions", "sequences", "attacks", "occlusion", "attention", "shift", "synthetic", "neighbours", "segmentation")
+SUITES = (
+    "corruptions",
+    "sequences",
+    "attacks",
+    "occlusion",
+    "attention",
+    "shift",
+    "synthetic",
+    "neighbours",
+    "segmentation",
+)
 APART = ("shift", "neighbours")  # pictures of their own; the others want --data
 SETS = {"all15": COMMON, "all19": CORRUPTIONS}
 ATTENTION = ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
@@ -67,27 +77,39 @@ def parse_suite(texts: str | Sequence[str]) -> Suite:
     >>> parse_suite("corruptions,shift:imagenet-a=folder").names
     ('corruptions', 'shift')
     """
-    pieces = [piece.strip() for text in ([texts] if isinstance(texts, str) else texts) for piece in str(text).split(",")]
+    pieces = [
+        piece.strip()
+        for text in ([texts] if isinstance(texts, str) else texts)
+        for piece in str(text).split(",")
+    ]
     names: dict[str, None] = {}
     shifts: dict[str, Path] = {}
     neighbours: dict[str, tuple[Path, ...]] = {}
     for piece in filter(None, pieces):
         name, _, rest = piece.partition(":")
         if name not in SUITES:
-            raise UnknownName("suite", name, SUITES, "A shift is written shift:NAME=FOLDER, neighbours the same way.")
+            raise UnknownName(
+                "suite", name, SUITES, "A shift is written shift:NAME=FOLDER, neighbours the same way."
+            )
         if name == "shift":
             which, _, folder = rest.partition("=")
             if not which or not folder:
-                raise BadInput(f"expected shift:NAME=FOLDER, such as shift:imagenet-a=/data/imagenet-a, got {piece!r}")
+                raise BadInput(
+                    f"expected shift:NAME=FOLDER, such as shift:imagenet-a=/data/imagenet-a, got {piece!r}"
+                )
             if which not in READERS:
                 raise UnknownName("shift", which, READERS)
             if which in shifts:
-                raise BadInput(f"{which} is asked for twice: {shifts[which]} and {folder}. Make a run of each.")
+                raise BadInput(
+                    f"{which} is asked for twice: {shifts[which]} and {folder}. Make a run of each."
+                )
             shifts[which] = Path(folder)
         elif name == "neighbours":
             which, *folders = rest.split("=")
             if not which or "/" in which or len(folders) not in (1, 2) or not all(folders):
-                raise BadInput(f"expected neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST, such as {NEIGHBOURS}, got {piece!r}")
+                raise BadInput(
+                    f"expected neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST, such as {NEIGHBOURS}, got {piece!r}"
+                )
             if which in neighbours:
                 raise BadInput(f"{which} is asked for twice. Give each set of neighbours a name of its own.")
             neighbours[which] = tuple(map(Path, folders))
@@ -97,17 +119,29 @@ def parse_suite(texts: str | Sequence[str]) -> Suite:
     if not names:
         raise BadInput(f"suite: expected at least one of {', '.join(SUITES)}, got none")
     if "segmentation" in names and len(names) > 1:
-        raise BadInput("segmentation: it is measured of a segmenter, every other suite of a classifier. Make a run of it alone.")
+        raise BadInput(
+            "segmentation: it is measured of a segmenter, every other suite of a classifier. Make a run of it alone."
+        )
     return Suite(tuple(names), tuple(shifts.items()), tuple(neighbours.items()))
 
 
 def parse_corruptions(given: str | Sequence[str]) -> tuple[str, ...]:
     """all15, all19, or names; in the order of the paper."""
-    words = [w.strip() for text in ([given] if isinstance(given, str) else given) for w in text.split(",") if w.strip()]
+    words = [
+        w.strip()
+        for text in ([given] if isinstance(given, str) else given)
+        for w in text.split(",")
+        if w.strip()
+    ]
     chosen = {name for word in words for name in SETS.get(word, (word,))}
     for name in sorted(chosen):
         if name not in CORRUPTIONS:
-            raise UnknownName("corruption", name, (*CORRUPTIONS, *SETS), f"The names: all15, all19, {', '.join(CORRUPTIONS)}.")
+            raise UnknownName(
+                "corruption",
+                name,
+                (*CORRUPTIONS, *SETS),
+                f"The names: all15, all19, {', '.join(CORRUPTIONS)}.",
+            )
     if not chosen:
         raise BadInput("corruptions: expected all15, all19 or names, got none")
     return tuple(name for name in CORRUPTIONS if name in chosen)
@@ -126,7 +160,9 @@ def parse_severities(given: str | int | Iterable[Any]) -> tuple[int, ...]:
     found = set()
     for word in words:
         if isinstance(word, bool) or str(word) not in map(str, SEVERITIES):
-            raise BadInput(f"expected severities of 1, 2, 3, 4 or 5, got {word!r}; 0 is the clean picture, which is always measured")
+            raise BadInput(
+                f"expected severities of 1, 2, 3, 4 or 5, got {word!r}; 0 is the clean picture, which is always measured"
+            )
         found.add(int(word))
     if not found:
         raise BadInput("severities: expected at least one of 1 to 5, got none")
@@ -149,7 +185,9 @@ def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
             raise BadInput(f"epsilons: expected shares such as 8/255, got {word!r}") from error
         found.setdefault(level(budget("epsilon", value)), value)
     if not found or level(0) in found:
-        raise BadInput("epsilons: expected shares of the full scale above 0, such as 1/255,8/255; 0 is the clean picture")
+        raise BadInput(
+            "epsilons: expected shares of the full scale above 0, such as 1/255,8/255; 0 is the clean picture"
+        )
     return tuple(sorted(found.values()))
 
 
@@ -199,7 +237,9 @@ class Condition:
     @property
     def plain(self) -> bool:
         """Whether the model is given the picture as it is (an attack and the like come later)."""
-        return self.kind in ("clean", "fgsm", "pgd", "centre_square", "drop", "shift") or (self.kind == "attention" and not self.name)
+        return self.kind in ("clean", "fgsm", "pgd", "centre_square", "drop", "shift") or (
+            self.kind == "attention" and not self.name
+        )
 
 
 @dataclass(frozen=True)
@@ -225,7 +265,12 @@ class Plan:
 
     def of_neighbours(self, name: str, bank: int) -> Condition:
         """What is measured on pictures whose classes a bank of so many labelled pictures must tell."""
-        metrics = [f"knn{k}{'' if metric == 'cosine' else f'_{metric}'}" for metric in METRICS for k in KS if k <= bank]
+        metrics = [
+            f"knn{k}{'' if metric == 'cosine' else f'_{metric}'}"
+            for metric in METRICS
+            for k in KS
+            if k <= bank
+        ]
         return Condition("neighbours", name, rows=_each(f"neighbours/{name}", metrics))
 
 
@@ -244,12 +289,18 @@ def make_plan(suite: Suite, options: Options, vit: ViT | None, model: str, class
     found = [Condition("clean", rows=_each("clean", answer))]
     if "corruptions" in suite:
         found += [
-            Condition("corruption", name, s, _each(f"{name}/{s}", answer)) for name in options.corruptions for s in options.severities
+            Condition("corruption", name, s, _each(f"{name}/{s}", answer))
+            for name in options.corruptions
+            for s in options.severities
         ]
     if "sequences" in suite:
         found += _sequences(classes, side, notes)
     if "attacks" in suite:
-        found += [Condition(k, k, e, _each(f"{k}/{level(e)}", answer)) for k in ("fgsm", "pgd") for e in options.epsilons]
+        found += [
+            Condition(k, k, e, _each(f"{k}/{level(e)}", answer))
+            for k in ("fgsm", "pgd")
+            for e in options.epsilons
+        ]
     if "occlusion" in suite:
         found += _occlusion(vit, model, answer, options, notes)
     if "attention" in suite:
@@ -262,7 +313,9 @@ def make_plan(suite: Suite, options: Options, vit: ViT | None, model: str, class
         kinds = ("removed", "swapped") if backgrounds else ("removed",)
         found += [Condition("background", kind, rows=_each(f"background/{kind}", answer)) for kind in kinds]
         if not backgrounds:
-            notes.append("synthetic: objects stand before plain grey, and none is moved to another background: no --backgrounds FOLDER")
+            notes.append(
+                "synthetic: objects stand before plain grey, and none is moved to another background: no --backgrounds FOLDER"
+            )
     return Plan(tuple(found), tuple(shifts), seed, batch, options, tuple(notes), answer, classes)
 
 
@@ -275,34 +328,49 @@ def _each(setting: str, metrics: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _sequences(classes: int, side: int, notes: list[str]) -> list[Condition]:
-    from steadygaze.robustness.corruptions import check_settings
+    from steadygaze.robustness.corruptions.corrupt import check_settings
     from steadygaze.robustness.sequences import SETTINGS
 
     metrics = ("flips", "top5_distance") if classes >= 6 else ("flips",)
     if classes < 6:
         notes.append(f"top5_distance is left out: it needs 6 classes or more, the model has {classes}")
     frames = SETTINGS[check_settings(None, side, side)]
-    return [Condition("sequence", name, 1, _each(f"sequence/{name}", metrics), frames[name][0]) for name in PERTURBATIONS]
+    return [
+        Condition("sequence", name, 1, _each(f"sequence/{name}", metrics), frames[name][0])
+        for name in PERTURBATIONS
+    ]
 
 
-def _occlusion(vit: ViT | None, model: str, answer: tuple[str, ...], options: Options, notes: list[str]) -> list[Condition]:
+def _occlusion(
+    vit: ViT | None, model: str, answer: tuple[str, ...], options: Options, notes: list[str]
+) -> list[Condition]:
     from steadygaze.explainer import unavailable
     from steadygaze.registry import parse
 
     found = [Condition("centre_square", "centre_square", 0.5, _each("centre_square/0.5", answer))]
     if vit is None:
-        notes.append(f"random_drop and salient_drop are left out: {model} is no vision transformer, it has no tokens to drop")
+        notes.append(
+            f"random_drop and salient_drop are left out: {model} is no vision transformer, it has no tokens to drop"
+        )
         return found
     why = unavailable(parse(options.salient), vit)
     if why:
-        raise MethodUnavailable(f"salient_drop by {options.salient}: {why}. Choose another with --salient METHOD.")
+        raise MethodUnavailable(
+            f"salient_drop by {options.salient}: {why}. Choose another with --salient METHOD."
+        )
     curve = ("drop_right", "drop_probability")
-    return found + [Condition("drop", name, rows=_each(name, curve)) for name in ("random_drop", "salient_drop")]
+    return found + [
+        Condition("drop", name, rows=_each(name, curve)) for name in ("random_drop", "salient_drop")
+    ]
 
 
 def _attention(vit: ViT | None, model: str, options: Options) -> list[Condition]:
     if vit is None or not vit.plan.global_attention:
-        kind = "no vision transformer" if vit is None else f"a {vit.plan.kind}, whose attention is not over all tokens"
+        kind = (
+            "no vision transformer"
+            if vit is None
+            else f"a {vit.plan.kind}, whose attention is not over all tokens"
+        )
         raise MethodUnavailable(f"attention: {model} is {kind}. Leave attention out of --suite.")
     severity = options.attention_severity
     metrics = tuple(f"attention_{name}" for name in ATTENTION)

@@ -59,7 +59,9 @@ class Section:
     def add(self, row: dict[str, Any]) -> None:
         place = self.images.setdefault(row["image"], len(self.images))
         line = row["method"], row["score"]
-        self.values.setdefault((row["metric"], line), {})[place] = float("nan") if row["value"] is None else row["value"]
+        self.values.setdefault((row["metric"], line), {})[place] = (
+            float("nan") if row["value"] is None else row["value"]
+        )
         if row.get("detail"):
             detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float32)
             self.details.setdefault((row["metric"], line), {})[place] = detail
@@ -139,12 +141,18 @@ class Section:
                 continue
             values = np.stack([self.array(metric, line) for line in lines])
             point, samples = bootstrap(
-                values, self._details(metric, lines), combine=combine_of(metric), repeats=self.repeats, seed=self.seed
+                values,
+                self._details(metric, lines),
+                combine=combine_of(metric),
+                repeats=self.repeats,
+                seed=self.seed,
             )
             low, high = interval(samples)
             for k, line in enumerate(lines):
                 count = int((~np.isnan(values[k])).sum())
-                found[metric, line] = Cell(float(point[k]), float(low[k]), float(high[k]), count, self.notes.get(metric, ""))
+                found[metric, line] = Cell(
+                    float(point[k]), float(low[k]), float(high[k]), count, self.notes.get(metric, "")
+                )
         return found
 
     def _details(self, metric: str, lines: list[Line]) -> np.ndarray | None:
@@ -171,7 +179,11 @@ class Section:
         if better(metric) == "neither":
             return None
         sign = 1 if better(metric) == "higher" else -1
-        there = [line for line in self.lines if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)]
+        there = [
+            line
+            for line in self.lines
+            if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)
+        ]
         return max(there, key=lambda line: sign * self.cells[metric, line].value) if there else self.lines[0]
 
     def versus(self, baseline: Line | str, metric: str | None = None) -> dict[Line, Cell]:
@@ -194,7 +206,9 @@ class Section:
         for line in self.lines:
             if name in (line[0], "/".join(line)):
                 return line
-        raise BadInput(f"no method {name!r} among the rows: {', '.join(dict.fromkeys(m for m, _ in self.lines))}")
+        raise BadInput(
+            f"no method {name!r} among the rows: {', '.join(dict.fromkeys(m for m, _ in self.lines))}"
+        )
 
 
 def masked_models(sections: Iterable[Section]) -> list[str]:
@@ -224,7 +238,9 @@ class Table:
             if key not in sections:
                 settings, variant = rows.runs[first]["settings"], told_apart(rows, home[run], groups)
                 ratios = list(settings.get("ratios", []))
-                sections[key] = Section(model, weights, settings.get("data", ""), repeats, seed, first, variant, ratios=ratios)
+                sections[key] = Section(
+                    model, weights, settings.get("data", ""), repeats, seed, first, variant, ratios=ratios
+                )
             sections[key].add(row)
         return cls(list(sections.values()))
 
@@ -265,7 +281,10 @@ class Table:
         if records:
             writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in record.items()} for record in records)
+            writer.writerows(
+                {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in record.items()}
+                for record in records
+            )
         return out.getvalue()
 
     def markdown(self) -> str:
@@ -281,7 +300,10 @@ class Table:
                 f"| --- | --- |{' ---: |' * len(head)}",
             ]
             for line in section.lines:
-                cells = [_text(section.cells.get((metric, line)), metric, best[metric] == line) for metric in section.shown]
+                cells = [
+                    _text(section.cells.get((metric, line)), metric, best[metric] == line)
+                    for metric in section.shown
+                ]
                 lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
             lines += ["", few] if (few := caution(len(section.images))) else []
             parts.append("\n".join(lines))

@@ -18,6 +18,8 @@ from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import versions
+from steadygaze.loading.checkpoint import weights_hash
+from steadygaze.loading.load import Loaded
 from steadygaze.registry import DEFAULT, Method
 from steadygaze.runs.asked import digest, fingerprint
 from steadygaze.runs.loop import Chunk, Told, run
@@ -25,8 +27,6 @@ from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.checkpoint import weights_hash
-from steadygaze.vit.load import Loaded
 from steadygaze.vit.view import undisturbed
 
 Data = Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
@@ -68,7 +68,9 @@ def verify(
     vit = adapt(origin.model if origin else model)
     scores = [score] if isinstance(score, str) else score
     wanted = [methods] if isinstance(methods, (str, Method)) else methods
-    plan = make_plan(vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed, fill=fill)
+    plan = make_plan(
+        vit, wanted, [metrics] if isinstance(metrics, str) else metrics, scores, ratios, seed, fill=fill
+    )
     where = next(vit.model.parameters())
     normal = _normalisation(vit, origin, mean, std, plan)
     named = origin.name if origin else type(vit.model).__name__
@@ -115,18 +117,24 @@ def picker(vit: ViT, target: int | str | Sequence[int] | Tensor | None) -> Calla
         return lambda batch: batch.labels
     if isinstance(target, str):
         if target not in ("label", "predicted"):
-            raise BadInput(f"target: expected label, predicted, a class, or one class for each picture, got {target!r}")
+            raise BadInput(
+                f"target: expected label, predicted, a class, or one class for each picture, got {target!r}"
+            )
         return lambda batch: batch.labels if target == "label" else _predicted(vit, batch.images)
     classes = torch.as_tensor(target, dtype=torch.long)
     if classes.dim() == 0:
         return lambda batch: torch.full_like(batch.labels, int(classes))
     if classes.dim() != 1:
-        raise BadInput(f"target: expected one class for each picture of the data, got shape {tuple(classes.shape)}")
+        raise BadInput(
+            f"target: expected one class for each picture of the data, got shape {tuple(classes.shape)}"
+        )
 
     def of(batch: Batch) -> Tensor:
         places = [int(name) for name in batch.names]
         if places[-1] >= len(classes):
-            raise BadInput(f"target: expected one class for each picture, got {len(classes)} for more than {places[-1]} pictures")
+            raise BadInput(
+                f"target: expected one class for each picture, got {len(classes)} for more than {places[-1]} pictures"
+            )
         return classes[places].to(batch.labels.device)
 
     return of
@@ -151,7 +159,11 @@ def _painting(plan: Plan, normal: Normal) -> dict[str, Any]:
 
 def _black(plan: Plan) -> list[str]:
     """The measures that paint black, so that the normalisation must be known."""
-    return [name for name in ("positive_perturbation", "negative_perturbation") if name in plan.metrics and plan.fill == "zero"]
+    return [
+        name
+        for name in ("positive_perturbation", "negative_perturbation")
+        if name in plan.metrics and plan.fill == "zero"
+    ]
 
 
 def _normalisation(vit: ViT, origin: Loaded | None, mean: Any, std: Any, plan: Plan) -> Normal:
@@ -180,17 +192,25 @@ Given = tuple[Tensor, Tensor, Tensor | None]  # images, labels, masks
 def _batches(data: Any, plan: Plan) -> Iterator[Given]:
     """The batches of `data`, checked; there is at least one."""
     if isinstance(data, (str, Path)):
-        raise BadInput(f"data: expected batches (images, labels), got {str(data)!r}. For a folder: steadygaze verify --data {data}")
+        raise BadInput(
+            f"data: expected batches (images, labels), got {str(data)!r}. For a folder: steadygaze verify --data {data}"
+        )
     number = -1
     for number, given in enumerate(data):
         images, labels, *rest = _tensors(given, number)
         if images.dim() != 4:
-            raise BadInput(f"images: expected (B, 3, H, W), got {tuple(images.shape)} as batch {number}. A torch DataLoader makes batches.")
+            raise BadInput(
+                f"images: expected (B, 3, H, W), got {tuple(images.shape)} as batch {number}. A torch DataLoader makes batches."
+            )
         if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(images):
-            raise BadInput(f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}")
+            raise BadInput(
+                f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}"
+            )
         masks = _as_masks(rest[0], images, number) if rest else None
         if masks is None and plan.needs_masks:
-            raise BadInput(f"{', '.join(plan.needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks).")
+            raise BadInput(
+                f"{', '.join(plan.needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks)."
+            )
         yield images, labels.long(), masks
     if number < 0:
         raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
@@ -214,7 +234,14 @@ def _chunks(given: Iterable[Given], where: Tensor, normal: Normal) -> Iterator[C
         images = images.to(where) if images.is_floating_point() else images  # integers get their own message
         names = tuple(str(before + i) for i in range(len(images)))
         before += len(images)
-        batch = Batch(images, labels.to(where.device), None if masks is None else masks.to(where.device), mean, std, names)
+        batch = Batch(
+            images,
+            labels.to(where.device),
+            None if masks is None else masks.to(where.device),
+            mean,
+            std,
+            names,
+        )
         yield Chunk(names, lambda batch=batch: (batch, {}))  # type: ignore[misc]
 
 
@@ -229,5 +256,7 @@ def _as_masks(masks: Tensor, images: Tensor, number: int) -> Tensor:
     if values <= {0, 1}:
         return masks.to(torch.uint8) * OBJECT
     if not values <= {0, BORDER, OBJECT}:
-        raise BadInput(f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}")
+        raise BadInput(
+            f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}"
+        )
     return masks.to(torch.uint8)

@@ -31,7 +31,9 @@ class Forward:
     want: Want
     layout: Layout
     start: int
-    hidden: tuple[Tensor, ...]  # x^0 .. x^{L-1}, and the output of the last block; in the model's own token layout
+    hidden: tuple[
+        Tensor, ...
+    ]  # x^0 .. x^{L-1}, and the output of the last block; in the model's own token layout
     records: tuple[Record, ...]  # one for each block, and one for the head
     logits: Float[Tensor, "b classes"]
 
@@ -56,7 +58,9 @@ class Trace:
     run: Forward
     _grads: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
     target: Int[Tensor, " b"] | None = None  # the class; None for a quantity of the user's own
-    memory: dict[str, Any] = field(default_factory=dict, repr=False)  # what several layers of one method share
+    memory: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # what several layers of one method share
 
     @property
     def vit(self) -> ViT:
@@ -115,7 +119,9 @@ class Trace:
 
     def bias_rest(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b m"]:
         """What `bias_terms` leaves out where tokens are moved inside a block (`offsets`), per token of what block l gives."""
-        return self._terms(self.run.records[layer].rest, self.run.hidden[min(layer + 1, self.depth)].shape[1], implicit)
+        return self._terms(
+            self.run.records[layer].rest, self.run.hidden[min(layer + 1, self.depth)].shape[1], implicit
+        )
 
     def bias_maps(self, layer: int, *, implicit: bool = False) -> list[Float[Tensor, "b h w"]]:
         """`bias_terms` and `bias_rest` of the patches, each on its grid."""
@@ -124,7 +130,9 @@ class Trace:
             pieces.append((layer + 1, self.bias_rest(layer, implicit=implicit)))
         return [self.vit.patches(at, terms[..., None], self.run.layout)[..., 0] for at, terms in pieces]
 
-    def _terms(self, terms: list[tuple[Tensor, Tensor, Any, bool]], tokens: int, implicit: bool) -> Float[Tensor, "b n"]:
+    def _terms(
+        self, terms: list[tuple[Tensor, Tensor, Any, bool]], tokens: int, implicit: bool
+    ) -> Float[Tensor, "b n"]:
         total = self.logits.new_zeros(self.logits.shape[0], tokens)
         for y, offset, axis, is_implicit in terms:
             if is_implicit and not implicit:
@@ -201,7 +209,9 @@ def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
     if not vit.plan.global_attention or not (read or rules.attention != 1 or want.implicit):
         return
     if read and empty:
-        raise MethodUnavailable(f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, take it out of the model.")
+        raise MethodUnavailable(
+            f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, take it out of the model."
+        )
     if not empty:
         raise MethodUnavailable(
             f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be seen into. Let it use "

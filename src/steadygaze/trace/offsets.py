@@ -42,7 +42,9 @@ class Placed(Seam):
         return tuple(y.shape[:-1]) in (self.tokens, self.picture)
 
     def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
-        return super().term(y, offset, tuple(range(1, y.dim() - 1)), implicit=implicit) if self.placed(y) else y
+        return (
+            super().term(y, offset, tuple(range(1, y.dim() - 1)), implicit=implicit) if self.placed(y) else y
+        )
 
 
 class Push(Placed):
@@ -65,9 +67,13 @@ class Push(Placed):
         offset = forward_ad.unpack_dual(offset).primal.detach().expand_as(value)
         return forward_ad.make_dual(value, offset.clone() if tangent is None else tangent + offset)
 
-    def convolution(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def convolution(
+        self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         y = func(x, weight, bias, *args, **kwargs)
-        return y if bias is None or self.adds_placed else self.moved(y, bias.view(-1, *[1] * (weight.dim() - 2)))
+        return (
+            y if bias is None or self.adds_placed else self.moved(y, bias.view(-1, *[1] * (weight.dim() - 2)))
+        )
 
     def batch_norm(self, func: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
                    training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
@@ -83,7 +89,9 @@ def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rule
     """What of the offset of `block` at its input x is not placed, shaped as its output."""
     x, complete = x.detach(), rest == "complete"
     with torch.enable_grad(), forward_ad.dual_level():
-        moving = forward_ad.make_dual(x.clone().requires_grad_(), x.clone() if complete else torch.zeros_like(x))
+        moving = forward_ad.make_dual(
+            x.clone().requires_grad_(), x.clone() if complete else torch.zeros_like(x)
+        )
         with Push(rules, rest).begin(block, x, layout):
             out = block(remember(moving, layout))
         value, tangent = forward_ad.unpack_dual(out)
@@ -91,7 +99,9 @@ def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rule
         return (value - tangent if complete else tangent).detach().clone()
 
 
-def rests(block: Block, x: Tensor, out: Tensor, layout: Layout, rules: Rules, *, implicit: bool) -> list[tuple[Tensor, Tensor, Any, bool]]:
+def rests(
+    block: Block, x: Tensor, out: Tensor, layout: Layout, rules: Rules, *, implicit: bool
+) -> list[tuple[Tensor, Tensor, Any, bool]]:
     """The rest of the offset as terms of a `Record` at `out`: of explicit biases, and (`implicit`) of all else."""
     explicit = rest_of(block, x, layout, rules, "explicit")
     found: list[tuple[Tensor, Tensor, Any, bool]] = [(out, explicit, (1,), False)]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.seam import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Seam
-from steadygaze.vit.quiet import Interception
+from steadygaze.vit.evaluation_mode import Interception
 from steadygaze.vit.view import remember
 
 BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
@@ -42,8 +42,14 @@ class _Replay(Interception):
         self.table |= dict.fromkeys(GATES, "gate") | dict.fromkeys(MUL, "mul") | dict.fromkeys(ADD, "add")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
-        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
+        name = self.table.get(
+            func
+        )  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return (
+            func(*args, **(kwargs or {}))
+            if name is None
+            else getattr(self, name)(func, *args, **(kwargs or {}))
+        )
 
     def note(self, value: Tensor) -> Tensor:
         """Keep a constant of the first pass; give it back, in the same order, in the second."""
@@ -76,16 +82,22 @@ class _Replay(Interception):
         if bias is None:
             return y
         if id(weight) in self.fused:  # only v meets A: what is shared out must not depend on q and k
-            return torch.cat([self.share(d, b) for d, b in zip(y.chunk(3, -1), bias.chunk(3), strict=True)], -1)
+            return torch.cat(
+                [self.share(d, b) for d, b in zip(y.chunk(3, -1), bias.chunk(3), strict=True)], -1
+            )
         return self.share(y, bias)
 
-    def layer_norm(self, func: Any, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    def layer_norm(
+        self, func: Any, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
         y = centred * self.note((centred.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
         y = y if weight is None else y * weight
         return y if bias is None else self.share(y, bias)
 
-    def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    def rms_norm(
+        self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         y = x * self.note((x.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
         return y if weight is None else y * weight
@@ -159,7 +171,9 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
         why = "convolutions, TAP or CB mix them" if vit.plan.mixed else "its grids change"
         raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: {why}")
     if rule == "cls" and vit.prefix == 0:
-        raise MethodUnavailable(f"bias='cls' gives every bias to the class token, and this {vit.plan.kind} has none among its tokens")
+        raise MethodUnavailable(
+            f"bias='cls' gives every bias to the class token, and this {vit.plan.kind} has none among its tokens"
+        )
     tangent, fused = not trace.run.rules.slope, _fused(vit.model)
     scores = []
     for x, weight in zip(trace.run.hidden[layer].detach(), weights, strict=True):
@@ -183,9 +197,15 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
 def _fused(model: nn.Module) -> frozenset[int]:
     """Weights that make q, k and v in one product."""
     children = (getattr(m, "qkv", None) for m in model.modules())
-    within = (inner for m in children if isinstance(m, nn.Module) for inner in m.modules())  # also inside a wrapper (LoRA)
+    within = (
+        inner for m in children if isinstance(m, nn.Module) for inner in m.modules()
+    )  # also inside a wrapper (LoRA)
     found = [inner.weight for inner in within if isinstance(inner, nn.Linear)]
-    found += [m.in_proj_weight for m in model.modules() if isinstance(m, nn.MultiheadAttention) and m.in_proj_weight is not None]
+    found += [
+        m.in_proj_weight
+        for m in model.modules()
+        if isinstance(m, nn.MultiheadAttention) and m.in_proj_weight is not None
+    ]
     return frozenset(id(w) for w in found if w.shape[0] == 3 * w.shape[1])
 
 

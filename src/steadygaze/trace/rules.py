@@ -63,7 +63,9 @@ class _HeldNorm(torch.autograd.Function):
     """Layer norm whose σ is a constant: dx = (γg − mean(γg)) / σ. Parameters get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
         y, _, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
         ctx.save_for_backward(rstd, weight)
         ctx.save_for_forward(rstd, weight)
@@ -83,7 +85,9 @@ class _HeldNorm(torch.autograd.Function):
         return y if weight is None else y * weight
 
 
-def held_layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def held_layer_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     """F.layer_norm with σ held constant; the mean is not."""
     trained = any(t is not None and t.requires_grad for t in (weight, bias))
     if not trained and x.dtype.itemsize >= 4:
@@ -129,14 +133,18 @@ class _HeldSlope(torch.autograd.Function):
         return t * slope
 
 
-def held_attention(sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def held_attention(
+    sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
     """A·v by the fused kernel with A held constant. The backward pass makes A again, which is cheaper than the kernel's own."""
     return _HeldAttention.apply(sdpa, q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 class _HeldAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
         ctx.save_for_backward(q, k, mask)
         ctx.scale = scale
         return sdpa(q, k, v, attn_mask=mask, scale=scale)

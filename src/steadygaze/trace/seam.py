@@ -14,15 +14,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steadygaze.trace.rules import PLAIN, Rules, held_attention, held_layer_norm, held_rms_norm, held_slope, scale_grad
-from steadygaze.vit.quiet import Interception
+from steadygaze.trace.rules import (
+    PLAIN,
+    Rules,
+    held_attention,
+    held_layer_norm,
+    held_rms_norm,
+    held_slope,
+    scale_grad,
+)
+from steadygaze.vit.evaluation_mode import Interception
 
-ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
-MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_, torch.Tensor.__imul__)
+ADD = (
+    torch.add,
+    torch.Tensor.add,
+    torch.Tensor.__add__,
+    torch.Tensor.__radd__,
+    torch.Tensor.add_,
+    torch.Tensor.__iadd__,
+)
+MUL = (
+    torch.mul,
+    torch.Tensor.mul,
+    torch.Tensor.__mul__,
+    torch.Tensor.__rmul__,
+    torch.Tensor.mul_,
+    torch.Tensor.__imul__,
+)
 DIV = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.Tensor.div_, torch.Tensor.__itruediv__)
 MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-ACTIVATIONS = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, F.hardswish, F.mish, F.elu, F.selu, F.celu, F.leaky_relu)  # f(0) = 0
-GATES = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh)  # of QuickGELU, of a GELU by tanh
+ACTIVATIONS = (
+    F.gelu,
+    F.silu,
+    F.relu,
+    torch.relu,
+    torch.Tensor.relu,
+    F.hardswish,
+    F.mish,
+    F.elu,
+    F.selu,
+    F.celu,
+    F.leaky_relu,
+)  # f(0) = 0
+GATES = (
+    torch.sigmoid,
+    torch.Tensor.sigmoid,
+    F.sigmoid,
+    torch.tanh,
+    torch.Tensor.tanh,
+    F.tanh,
+)  # of QuickGELU, of a GELU by tanh
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 
 
@@ -56,14 +97,18 @@ class Record:
 
     attention: list[Attention] = field(default_factory=list)
     terms: list[tuple[Tensor, Tensor, Any, bool]] = field(default_factory=list)
-    rest: list[tuple[Tensor, Tensor, Any, bool]] = field(default_factory=list)  # at the tokens that the block gives: `offsets`
+    rest: list[tuple[Tensor, Tensor, Any, bool]] = field(
+        default_factory=list
+    )  # at the tokens that the block gives: `offsets`
     norms: list[Tensor] = field(default_factory=list)
 
 
 class Seam(Interception):
     """Intercepts attention, norms, activations and biases by `rules`, and records what is wanted into `record`."""
 
-    lenient = False  # nn.MultiheadAttention in a form that is not known here runs as it is, and is not recorded
+    lenient = (
+        False  # nn.MultiheadAttention in a form that is not known here runs as it is, and is not recorded
+    )
 
     def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
         super().__init__()
@@ -71,12 +116,19 @@ class Seam(Interception):
         self.met = False  # whether this block's attention was seen
         self.pending: Attention | None = None  # attention that has not met its value yet
         self.tagged: list[Tensor] = []  # tensors of this block that carry a tag: what they are
-        self.table: dict[Any, str] = {F.scaled_dot_product_attention: "sdpa", F.multi_head_attention_forward: "mha"}
+        self.table: dict[Any, str] = {
+            F.scaled_dot_product_attention: "sdpa",
+            F.multi_head_attention_forward: "mha",
+        }
         self.table |= dict.fromkeys(SOFTMAX, "softmax") | dict.fromkeys(MATMUL, "matmul")
         self.table |= {F.dropout: "dropout", torch.Tensor.to: "to", F.layer_norm: "layer_norm"}
         self.table |= {torch.layer_norm: "layer_norm", F.rms_norm: "rms_norm", torch.rms_norm: "rms_norm"}
         if rules.slope or rules.gate != "free" or self.want.implicit:
-            self.table |= dict.fromkeys(ACTIVATIONS, "activation") | dict.fromkeys(GATES, "sigmoid") | dict.fromkeys(ADD, "add")
+            self.table |= (
+                dict.fromkeys(ACTIVATIONS, "activation")
+                | dict.fromkeys(GATES, "sigmoid")
+                | dict.fromkeys(ADD, "add")
+            )
         if rules.gate != "free" or self.want.implicit:
             self.table |= dict.fromkeys(MUL, "mul") | dict.fromkeys(DIV, "div")
         if self.want.bias:
@@ -84,8 +136,14 @@ class Seam(Interception):
             self.table |= dict.fromkeys(ADD, "add")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = self.table.get(func)  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
-        return func(*args, **(kwargs or {})) if name is None else getattr(self, name)(func, *args, **(kwargs or {}))
+        name = self.table.get(
+            func
+        )  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
+        return (
+            func(*args, **(kwargs or {}))
+            if name is None
+            else getattr(self, name)(func, *args, **(kwargs or {}))
+        )
 
     def next_record(self) -> Record:
         """A new record for the block that runs next; returns it."""
@@ -117,7 +175,12 @@ class Seam(Interception):
              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
         want, rules, self.met = self.want, self.rules, True
         if not (want.attention or want.value or want.implicit):
-            if rules.attention == 0.0 and rules.value == 1.0 and v.requires_grad and not (dropout_p or is_causal or enable_gqa):
+            if (
+                rules.attention == 0.0
+                and rules.value == 1.0
+                and v.requires_grad
+                and not (dropout_p or is_causal or enable_gqa)
+            ):
                 return held_attention(func, q, k, v, attn_mask, scale)
             q, k = (scale_grad(t, rules.attention) for t in (q, k))
             return func(q, k, scale_grad(v, rules.value), attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
@@ -135,7 +198,9 @@ class Seam(Interception):
         a = F.dropout(a, dropout_p) if dropout_p else a
         out = a @ scale_grad(v, rules.value)
         self.record.attention.append(Attention(a, v, out))
-        return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out) if want.implicit else out
+        return (
+            self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out) if want.implicit else out
+        )
 
     def weights(self, a: Tensor) -> Tensor:
         """A with its gradient scaled by the rules; where it is wholly frozen it is a leaf, so that ∂y/∂A still exists."""
@@ -159,9 +224,13 @@ class Seam(Interception):
         attention = getattr(a, "attention_", None)
         if hasattr(a, "weights_"):  # TAP: rows that mix tokens, made from the tokens, are a gate
             half = 0.5 if self.rules.gate == "half" else 1.0
-            return func(scale_grad(a, 0.0 if self.rules.gate == "held" else half), scale_grad(v, half), **kwargs)
+            return func(
+                scale_grad(a, 0.0 if self.rules.gate == "held" else half), scale_grad(v, half), **kwargs
+            )
         if attention is None:
-            if self.pending is not None and a.shape == self.pending.a.shape:  # talking heads: A was mixed before it meets v
+            if (
+                self.pending is not None and a.shape == self.pending.a.shape
+            ):  # talking heads: A was mixed before it meets v
                 v, self.pending = scale_grad(v, self.rules.value), None
             y = func(a, v, **kwargs)
             if self.want.implicit:
@@ -174,7 +243,9 @@ class Seam(Interception):
         raw, moving = a.product_  # type: ignore[attr-defined]
         return self.attention_offset(raw, moving, a, v, out)
 
-    def dropout(self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def dropout(
+        self, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         return func(x, p, training, inplace) if training and p > 0 else x
 
     def to(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -209,12 +280,16 @@ class Seam(Interception):
             rest = (width, heads, w, b, bias_k, bias_v, add_zero, dropout_p, w_out, b_out)
             return func(query, key, value, *rest, training=training, **kwargs)
         if not plain or kwargs.get("key_padding_mask") is not None or kwargs.get("use_separate_proj_weight"):
-            raise NotImplementedError("nn.MultiheadAttention in a form that no vision transformer of torchvision uses")
+            raise NotImplementedError(
+                "nn.MultiheadAttention in a form that no vision transformer of torchvision uses"
+            )
         n, batch, _ = query.shape
         qkv = self.linear(F.linear, query.transpose(0, 1), w, b)
         q, k, v = qkv.reshape(batch, n, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
         drop = dropout_p if training else 0.0
-        out = self.sdpa(F.scaled_dot_product_attention, q, k, v, attn_mask=kwargs.get("attn_mask"), dropout_p=drop)
+        out = self.sdpa(
+            F.scaled_dot_product_attention, q, k, v, attn_mask=kwargs.get("attn_mask"), dropout_p=drop
+        )
         out = self.linear(F.linear, out.transpose(1, 2).reshape(batch, n, width), w_out, b_out)
         return out.transpose(0, 1), None
 
@@ -235,7 +310,9 @@ class Seam(Interception):
             y = self.term(y, offset, implicit=True)
         return y
 
-    def rms_norm(self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    def rms_norm(
+        self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
         y = held_rms_norm(x, list(shape), weight, eps) if self.rules.norm else func(x, shape, weight, eps)
         if self.want.norm:
             self.record.norms.append(y)
@@ -286,7 +363,9 @@ class Seam(Interception):
             if self.want.implicit and hasattr(x, "product_"):
                 self.tag(out, product_=(out, x.product_[1]))  # q·k times its scale
             return out
-        own_gate = getattr(y, "source_", None) is x or getattr(x, "source_", None) is y  # QuickGELU with its own slope
+        own_gate = (
+            getattr(y, "source_", None) is x or getattr(x, "source_", None) is y
+        )  # QuickGELU with its own slope
         gate_x, gate_y = hasattr(x, "activation_"), hasattr(y, "activation_")
         if self.rules.gate == "held" and (gate_x or gate_y) and not own_gate:
             return func(x.detach(), y) if gate_x else func(x, y.detach())

@@ -7,14 +7,16 @@ from typing import Any
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.inserted import with_inserted
-from steadygaze.vit.quiet import exactly
+from steadygaze.vit.evaluation_mode import exactly
+from steadygaze.vit.inserted_modules import with_inserted
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
 __all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt"]
 
 _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
-_CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()  # model -> its shape when checked
+_CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
+    weakref.WeakKeyDictionary()
+)  # model -> its shape when checked
 
 
 def adapt(model: Any) -> ViT:
@@ -26,7 +28,9 @@ def adapt(model: Any) -> ViT:
         return model
     model = _unwrapped(model)
     if not isinstance(model, nn.Module):
-        raise UnsupportedModel(f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}")
+        raise UnsupportedModel(
+            f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}"
+        )
     parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
     shape = hash(parts)  # another structure, or another image size, is another model
     known = _VIEWS.get(id(model))
@@ -56,7 +60,9 @@ def _view(model: nn.Module, shape: int) -> ViT:
             if inside
             else "It views ViTs of timm, transformers and torchvision; `python -m benchmarks.coverage` and docs/models.md list them."
         )
-        raise UnsupportedModel(f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. {what}")
+        raise UnsupportedModel(
+            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. {what}"
+        )
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
         verify(vit)
@@ -79,25 +85,26 @@ def _inside(model: nn.Module) -> str:
 def _plan(model: nn.Module) -> Plan | None:
     """Ask the adapter of each library that is loaded; a model of a library that was never imported cannot exist."""
     if "steadygaze.models" in sys.modules:
-        from steadygaze.vit import added
+        from steadygaze.vit.adapters import steadygaze_models as added
 
         plan = added.plan(model)
         if plan is not None:
             return plan
     if "timm" in sys.modules:
-        from steadygaze.vit import hierarchical, timm
+        from steadygaze.vit.adapters import timm
+        from steadygaze.vit.adapters import timm_hierarchical as hierarchical
 
         plan = timm.plan(model) or hierarchical.plan(model)
         if plan is not None:
             return plan
     if "transformers" in sys.modules:
-        from steadygaze.vit import huggingface
+        from steadygaze.vit.adapters import transformers as huggingface
 
         plan = huggingface.plan(model)
         if plan is not None:
             return plan
     if "torchvision" in sys.modules:
-        from steadygaze.vit import torchvision
+        from steadygaze.vit.adapters import torchvision
 
         return torchvision.plan(model)
     return None

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.vit.quiet import Interception
+from steadygaze.vit.evaluation_mode import Interception
 from steadygaze.vit.view import ViT, remember
 
 NAN = float("nan")
@@ -77,21 +77,33 @@ class _Missing(Interception):
         super().__init__()
         self.keep = keep
         self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.normalize: self.normalize}
-        self.table |= {F.multi_head_attention_forward: self.mha, torch.Tensor.to: self.carried, F.dropout: self.carried}
-        self.table |= dict.fromkeys(MEAN, self.mean) | dict.fromkeys(SOFTMAX, self.softmax) | dict.fromkeys(MATMUL, self.matmul)
+        self.table |= {
+            F.multi_head_attention_forward: self.mha,
+            torch.Tensor.to: self.carried,
+            F.dropout: self.carried,
+        }
+        self.table |= (
+            dict.fromkeys(MEAN, self.mean)
+            | dict.fromkeys(SOFTMAX, self.softmax)
+            | dict.fromkeys(MATMUL, self.matmul)
+        )
         self.table |= dict.fromkeys(CONV, self.convolution) | dict.fromkeys(MAXPOOL, self.maximum)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = self.table.get(func)
         return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
 
-    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def sdpa(
+        self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         there = ~k.isnan().any(-1)[..., None, :]  # (b, h, 1, keys)
         if attn_mask is None or attn_mask.dtype == torch.bool:
             mask = there if attn_mask is None else there & attn_mask
             mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
         else:
-            mask = attn_mask.expand(there.shape[0], *attn_mask.shape[-3:]) if attn_mask.dim() == 4 else attn_mask
+            mask = (
+                attn_mask.expand(there.shape[0], *attn_mask.shape[-3:]) if attn_mask.dim() == 4 else attn_mask
+            )
             mask = mask.masked_fill(~there, float("-inf"))
         hidden = q.isnan().any(-1, keepdim=True)
         out = func(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), attn_mask=mask, **kwargs)
@@ -123,7 +135,9 @@ class _Missing(Interception):
             y.weights_ = True
         return y
 
-    def normalize(self, func: Any, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Tensor:
+    def normalize(
+        self, func: Any, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Along tokens, over those that are there; along channels a hidden token stays hidden."""
         gone = x.isnan()
         return func(x.masked_fill(gone & ~gone.all(dim, keepdim=True), 0.0), p, dim, *args, **kwargs)

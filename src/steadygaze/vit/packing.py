@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.vit.quiet import Interception
+from steadygaze.vit.evaluation_mode import Interception
 from steadygaze.vit.view import ViT, remember
 
-_CALLS: "weakref.WeakKeyDictionary[ViT, int]" = weakref.WeakKeyDictionary()  # attention calls of a packed run; 0: cannot be packed
+_CALLS: "weakref.WeakKeyDictionary[ViT, int]" = (
+    weakref.WeakKeyDictionary()
+)  # attention calls of a packed run; 0: cannot be packed
 
 
 class CannotPack(Exception):
@@ -40,9 +42,13 @@ def take(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group) -> Float[Tensor
     return remember(few, replace(vit.layout(tokens), kept=group.keep))
 
 
-def packed_logits(vit: ViT, tokens: Float[Tensor, "b n d"], groups: Sequence[Group]) -> list[Float[Tensor, "s classes"]]:
+def packed_logits(
+    vit: ViT, tokens: Float[Tensor, "b n d"], groups: Sequence[Group]
+) -> list[Float[Tensor, "s classes"]]:
     """Logits of every subset of every group, by one run; raises CannotPack where the model does not allow it."""
-    if len(groups) == 1:  # one size: an ordinary batch, and no positions to look up in a model that can be packed
+    if (
+        len(groups) == 1
+    ):  # one size: an ordinary batch, and no positions to look up in a model that can be packed
         x = remember(take(vit, tokens, groups[0]), vit.layout(tokens))
         for block in vit.blocks:
             x = block(x)
@@ -75,7 +81,9 @@ def _try(vit: ViT, tokens: Tensor) -> int:
     for group, logits in zip(groups, found, strict=True):
         expected = vit.logits(take(vit, tokens, group))
         error = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
-        if not error <= 200 * torch.finfo(expected.dtype).eps ** (0.5 if expected.dtype.itemsize <= 2 else 0.75):
+        if not error <= 200 * torch.finfo(expected.dtype).eps ** (
+            0.5 if expected.dtype.itemsize <= 2 else 0.75
+        ):
             return 0
     return calls
 
@@ -88,8 +96,13 @@ def _run(vit: ViT, tokens: Tensor, groups: Sequence[Group]) -> tuple[list[Tensor
     with _Apart(sizes) as mode:
         for block in vit.blocks:
             x = block(x)
-    parts = [p.view(s, m, width) for p, (s, m) in zip(x.split([s * m for s, m in sizes], dim=1), sizes, strict=True)]
-    if vit.readout == "class" and vit.plan.readout_patches == 0:  # the head reads prefix tokens only: one call for all groups
+    parts = [
+        p.view(s, m, width)
+        for p, (s, m) in zip(x.split([s * m for s, m in sizes], dim=1), sizes, strict=True)
+    ]
+    if (
+        vit.readout == "class" and vit.plan.readout_patches == 0
+    ):  # the head reads prefix tokens only: one call for all groups
         rows = torch.cat([p[:, : vit.prefix] for p in parts])
         nothing = torch.zeros(len(rows), 0, dtype=torch.long, device=rows.device)
         logits = vit.head(remember(rows, replace(layout, kept=nothing)))
@@ -117,7 +130,9 @@ class _Apart(Interception):
             raise CannotPack
         self.calls += 1
         heads, width = q.shape[1], v.shape[-1]
-        out = q.new_empty(1, total, heads, width).transpose(1, 2)  # as the fused kernel lays it out: what follows needs no copy
+        out = q.new_empty(1, total, heads, width).transpose(
+            1, 2
+        )  # as the fused kernel lays it out: what follows needs no copy
         start = 0
         for s, m in self.sizes:
             span = slice(start, start + s * m)

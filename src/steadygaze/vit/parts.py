@@ -23,9 +23,16 @@ def linear(module: nn.Module) -> Linear:
         eye = torch.eye(width, device=parameter.device, dtype=parameter.dtype)
         bias = module(torch.zeros_like(eye))[0]
         weight = (module(eye) - bias).T
-        if torch.allclose(module(-eye.cumsum(0)), bias - weight.T.cumsum(0), rtol=1e-3, atol=1e-3 * float(weight.abs().max())):
+        if torch.allclose(
+            module(-eye.cumsum(0)),
+            bias - weight.T.cumsum(0),
+            rtol=1e-3,
+            atol=1e-3 * float(weight.abs().max()),
+        ):
             return weight, bias
-    raise MethodUnavailable(f"a {type(module).__name__} stands where attention has a linear map, and what it does is not one")
+    raise MethodUnavailable(
+        f"a {type(module).__name__} stands where attention has a linear map, and what it does is not one"
+    )
 
 
 def linear_parts(*, norm1: nn.Module, value: Linear, output: Linear, norm2: nn.Module,

@@ -14,12 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steadygaze.vit.quiet import Interception
+from steadygaze.vit.evaluation_mode import Interception
 
 if TYPE_CHECKING:
     from steadygaze.vit.view import Layout
 
-ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_, torch.Tensor.__iadd__)
+ADD = (
+    torch.add,
+    torch.Tensor.add,
+    torch.Tensor.__add__,
+    torch.Tensor.__radd__,
+    torch.Tensor.add_,
+    torch.Tensor.__iadd__,
+)
 
 
 class _Gather(Interception):
@@ -34,7 +41,10 @@ class _Gather(Interception):
         if func is F.scaled_dot_product_attention:
             mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
             if mask is not None:
-                args, kwargs = args[:3] + args[4:], {**kwargs, "attn_mask": self.pairs(mask, args[0].shape[-2])}
+                args, kwargs = (
+                    args[:3] + args[4:],
+                    {**kwargs, "attn_mask": self.pairs(mask, args[0].shape[-2])},
+                )
         elif func in ADD and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
             args = (self.fit(args[0], args[1]), self.fit(args[1], args[0]))
         return func(*args, **kwargs)
@@ -42,8 +52,13 @@ class _Gather(Interception):
     def pairs(self, table: Tensor, left: int) -> Tensor:
         """(..., N, N) -> (B, ..., K, K) for the `left` tokens that are left; anything that is no larger as it is."""
         for extra, index in ((self.prefix, self.index), (0, self.kept)):
-            if table.shape[-1] == table.shape[-2] == extra + self.patches and left == index.shape[1] < table.shape[-1]:
-                table = table.expand(index.shape[0], *table.shape[-3:] if table.dim() > 2 else (1, *table.shape))
+            if (
+                table.shape[-1] == table.shape[-2] == extra + self.patches
+                and left == index.shape[1] < table.shape[-1]
+            ):
+                table = table.expand(
+                    index.shape[0], *table.shape[-3:] if table.dim() > 2 else (1, *table.shape)
+                )
                 rows = index[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[-1])
                 columns = index[:, None, None, :].expand(-1, table.shape[1], index.shape[1], -1)
                 return table.gather(2, rows).gather(3, columns)

@@ -22,7 +22,9 @@ from steadygaze.vit.masking import masked_logits
 from steadygaze.vit.packing import CannotPack, Group, packable, packed_logits, take
 from steadygaze.vit.view import ViT
 
-TOKENS = {"cpu": 1024}  # tokens in one chunk: what caches hold. Fixed, so that results do not depend on the number of threads
+TOKENS = {
+    "cpu": 1024
+}  # tokens in one chunk: what caches hold. Fixed, so that results do not depend on the number of threads
 TOKENS_ELSEWHERE = 1 << 17
 
 
@@ -45,7 +47,9 @@ class Piece:
     tokens: int
 
 
-def pieces(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group, here: tuple[Any, ...] = ()) -> Iterator[Piece]:
+def pieces(
+    vit: ViT, tokens: Float[Tensor, "b n d"], group: Group, here: tuple[Any, ...] = ()
+) -> Iterator[Piece]:
     """A group in pieces; the place of each is (*here, its slice of the group)."""
     length = vit.prefix + group.keep.shape[1] if vit.plan.removable else tokens.shape[1]
     size = max(1, chunk_of(tokens) // max(1, length))
@@ -55,12 +59,16 @@ def pieces(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group, here: tuple[A
         yield Piece(Group(group.image[part], kept), (*here, part), len(kept) * length)
 
 
-def run_pieces(vit: ViT, tokens: Float[Tensor, "b n d"], wanted: Sequence[Piece]) -> Iterator[tuple[Piece, Float[Tensor, "s classes"]]]:
+def run_pieces(
+    vit: ViT, tokens: Float[Tensor, "b n d"], wanted: Sequence[Piece]
+) -> Iterator[tuple[Piece, Float[Tensor, "s classes"]]]:
     """Logits of the pieces, several at once as far as the chunk and the model allow."""
     grid = vit.layout(tokens).grid
     if not vit.plan.removable:
         for piece in wanted:
-            there = torch.zeros(len(piece.group.keep), grid[0] * grid[1], dtype=torch.bool, device=tokens.device)
+            there = torch.zeros(
+                len(piece.group.keep), grid[0] * grid[1], dtype=torch.bool, device=tokens.device
+            )
             there.scatter_(1, piece.group.keep, True)
             yield piece, masked_logits(vit, tokens, there.view(-1, *grid), piece.group.image)
         return
@@ -68,7 +76,9 @@ def run_pieces(vit: ViT, tokens: Float[Tensor, "b n d"], wanted: Sequence[Piece]
     for batch in _batches(wanted, chunk_of(tokens), together):
         if together:
             try:
-                yield from zip(batch, packed_logits(vit, tokens, [piece.group for piece in batch]), strict=True)
+                yield from zip(
+                    batch, packed_logits(vit, tokens, [piece.group for piece in batch]), strict=True
+                )
                 continue
             except CannotPack:
                 together = False

@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.vit.evaluation_mode import undisturbed as undisturbed
 from steadygaze.vit.positions import KeptPositions
-from steadygaze.vit.quiet import undisturbed as undisturbed
 
 Readout = Literal["class", "mean", "pool"]
 
@@ -44,7 +44,9 @@ class Parts:
 
     value_offset: Float[Tensor, " hd"]  # W_v β₁ + b_v: what the value has of biases
     output: Float[Tensor, "d hd"]  # LayerScale · W_o (· gain and centring of an inner norm)
-    inner_norm: tuple[float, bool] | None  # (eps, centred) of a norm between A·V and W_o: gives the row scale s_i
+    inner_norm: (
+        tuple[float, bool] | None
+    )  # (eps, centred) of a norm between A·V and W_o: gives the row scale s_i
     second_gain: Float[Tensor, " d"]  # LayerScale₂ · γ₂
     second_norm: tuple[float, bool]  # (eps, centred) of the norm before the MLP
     output_bias: Float[Tensor, " d"] | None = None  # LayerScale · (b_o + W_o β of an inner norm)
@@ -59,7 +61,9 @@ class Block:
     call: Callable[[Tensor, Layout], Tensor]
     plan: "Plan"
     parts: Callable[[], Parts] | None = None
-    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # None: prefix, then patches in raster order
+    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = (
+        None  # None: prefix, then patches in raster order
+    )
     picture: bool = False  # the module takes (B, h, w, C), not (B, N, C)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -91,8 +95,12 @@ class Plan:
     global_attention: bool = True  # every block attends over all tokens in one matrix
     rotary: bool = False
     mixed: bool = False  # patches are mixed outside attention too: convolutions, TAP, CB
-    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = None  # the last block's output; None as in `Block`
-    classes: bool = True  # what the head gives are logits of classes; else features, and there is no class to explain
+    spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = (
+        None  # the last block's output; None as in `Block`
+    )
+    classes: bool = (
+        True  # what the head gives are logits of classes; else features, and there is no class to explain
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,17 +154,25 @@ class ViT:
             )
         layout = self.layout(tokens)
         patches = layout.grid[0] * layout.grid[1] if layout.kept is None else layout.kept.shape[1]
-        if keep.dim() != 2 or keep.shape[0] != tokens.shape[0] or keep.dtype not in (torch.int32, torch.int64):
+        if (
+            keep.dim() != 2
+            or keep.shape[0] != tokens.shape[0]
+            or keep.dtype not in (torch.int32, torch.int64)
+        ):
             raise BadInput(
                 f"keep: expected integer patch indices of shape ({tokens.shape[0]}, k), got {keep.dtype} {tuple(keep.shape)}"
             )
         if keep.numel() and (int(keep.min()) < 0 or int(keep.max()) >= patches):
-            raise BadInput(f"keep: indices must lie in 0..{patches - 1}, got {int(keep.min())}..{int(keep.max())}")
+            raise BadInput(
+                f"keep: indices must lie in 0..{patches - 1}, got {int(keep.min())}..{int(keep.max())}"
+            )
         keep = keep.to(device=tokens.device, dtype=torch.long)
         ordered = keep.sort(dim=1).values
         if (ordered[:, 1:] == ordered[:, :-1]).any():
             raise BadInput("keep: a patch stands twice in one row; each patch can be kept once")
-        if keep.shape[1] == patches:  # nothing is removed: raster order, so that position tables fit as they are
+        if (
+            keep.shape[1] == patches
+        ):  # nothing is removed: raster order, so that position tables fit as they are
             keep = ordered
         patch = tokens[:, self.prefix :].gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         kept = keep if layout.kept is None else layout.kept.gather(1, keep)
@@ -191,24 +207,36 @@ class ViT:
         channels, height, width = self.plan.input_size
         expected = f"expected floating-point images of shape (B, {channels}, {height}, {width})"
         if not isinstance(images, Tensor):
-            raise BadInput(f"{expected}, got {type(images).__name__}. Make a tensor with the model's own transform.")
+            raise BadInput(
+                f"{expected}, got {type(images).__name__}. Make a tensor with the model's own transform."
+            )
         if images.dim() == 3:
-            raise BadInput(f"{expected}, got {tuple(images.shape)}: the batch axis is missing. Use image.unsqueeze(0).")
+            raise BadInput(
+                f"{expected}, got {tuple(images.shape)}: the batch axis is missing. Use image.unsqueeze(0)."
+            )
         if images.dim() != 4 or images.shape[1] != channels:
             raise BadInput(f"{expected}, got {tuple(images.shape)}.")
         if not images.is_floating_point():
-            raise BadInput(f"{expected}, got {images.dtype}. Scale to 0..1 and normalise with the model's mean and std.")
+            raise BadInput(
+                f"{expected}, got {images.dtype}. Scale to 0..1 and normalise with the model's mean and std."
+            )
         if self.plan.fixed_size and tuple(images.shape[-2:]) != (height, width):
-            raise BadInput(f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size.")
+            raise BadInput(
+                f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size."
+            )
         if images.shape[0] == 0:
             raise BadInput(f"{expected}, got an empty batch.")
         wide = torch.promote_types(images.dtype, torch.float32)  # a float16 sum of sound pixels passes 65504
         if not torch.isfinite(images.sum(dtype=wide)):  # one pass: NaN and infinity survive a sum
-            raise BadInput("the images have NaN or infinite values. Look at the file or the transform they come from.")
+            raise BadInput(
+                "the images have NaN or infinite values. Look at the file or the transform they come from."
+            )
         return images
 
 
-def _picture(spatial: Callable[[Tensor, Layout], Tensor] | None, x: Tensor, layout: Layout, prefix: int) -> Float[Tensor, "b h w c"]:
+def _picture(
+    spatial: Callable[[Tensor, Layout], Tensor] | None, x: Tensor, layout: Layout, prefix: int
+) -> Float[Tensor, "b h w c"]:
     if spatial is not None:
         return spatial(x, layout)
     if layout.kept is not None:
@@ -262,7 +290,9 @@ def verify(vit: ViT) -> None:
         )
     scale = expected.abs().max().clamp_min(1e-6)
     error = float((got - expected).abs().max() / scale)
-    if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):  # the same modules in the same order: mostly 0
+    if not error <= min(
+        200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1
+    ):  # the same modules in the same order: mostly 0
         raise UnsupportedModel(
             f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} blocks -> head differ "
             f"by {error:.1e} (relative). It may do something between its blocks that the {vit.plan.kind} adapter does not know."
@@ -271,7 +301,13 @@ def verify(vit: ViT) -> None:
 
 def logits_of(output: Any) -> Tensor:
     """The logits of whatever a model returns: a tensor, or an output object of transformers (CLIP: the projected embedding)."""
-    found = output if isinstance(output, Tensor) else getattr(output, "logits", getattr(output, "image_embeds", None))
+    found = (
+        output
+        if isinstance(output, Tensor)
+        else getattr(output, "logits", getattr(output, "image_embeds", None))
+    )
     if found is None:
-        raise UnsupportedModel(f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them")
+        raise UnsupportedModel(
+            f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them"
+        )
     return found

@@ -1,0 +1,1 @@
+"""From a name or a checkpoint to a model that is ready to use."""

@@ -1,0 +1,303 @@
+"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches can go (NUMERICS 9).
+
+    h̄⁰  = embed(image) − embed(blank)                              the patches' content, positions taken off
+    u_l = α · tanh(w₂ · tanh(W₁ [h̄⁰; h^l] + c₁) + c₂) + β_l        l = 0 .. L+1: h̄⁰, the inputs of the L blocks, the last one's output
+    z_l ~ HardConcrete(u_l):  s = σ((u + logit U) / τ),  z = clip((r − ℓ) s + ℓ, 0, 1),  U uniform
+    z   = Π_l z_l                                                  a patch stays where no gate has closed
+    x̂   = z · h̄⁰ + (1 − z) · b + positions                         b is learnt; prefix tokens are never masked
+    P(z ≠ 0) = σ(u − τ ln(−ℓ/r)),    E[z] = ∫₀¹ P(z > t) dt = ∫₀¹ σ(u − τ logit((t − ℓ) / (r − ℓ))) dt
+
+| symbol | variable | paper           |   | symbol | variable    | paper   |
+| α      | stretch  | 15, ImageNet 20 |   | τ      | temperature | 0.2     |
+| β      | shift    | 8, learnt       |   | ℓ, r   | left, right | -0.2, 1 |
+
+The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`, its code), in 0..1, from one
+forward pass. `steadygaze diffmask train` trains the gates (train/diffmask.py). Where stages have other grids, gates lie on the map's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from math import log
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
+from steadygaze.registry import Method, parse, register
+from steadygaze.vit.view import ViT, remember
+
+NODES = 24  # of the quadrature of E[z]
+META = "steadygaze.diffmask"  # under this name a file says what it is
+
+
+@dataclass(frozen=True)
+class HardConcrete:
+    """A relaxed coin that is exactly 0 or 1 with positive probability."""
+
+    temperature: float = 0.2
+    left: float = -0.2
+    right: float = 1.0
+
+    def sample(self, u: Tensor, uniform: Tensor) -> Tensor:
+        """z in 0..1, differentiable in u; `uniform` in 0..1."""
+        eps = torch.finfo(u.dtype).eps
+        s = ((u + torch.logit(uniform.clamp(eps, 1 - eps))) / self.temperature).sigmoid()
+        return ((self.right - self.left) * s + self.left).clamp(0, 1)
+
+    def log_probability(self, u: Tensor) -> Tensor:
+        """ln P(z ≠ 0)."""
+        return F.logsigmoid(u - self.temperature * log(-self.left / self.right))
+
+    def expected(self, u: Tensor) -> Tensor:
+        """E[z], by Gauss-Legendre over y with t = 1 − y⁵: smooth also where t → 1."""
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)
+        y, dy = (nodes + 1) / 2, weights / 2
+        total = torch.zeros_like(u)
+        for t, dt in zip(1 - y**5, 5 * y**4 * dy, strict=True):
+            a = (t - self.left) / (self.right - self.left)
+            total = total + dt * torch.sigmoid(u - self.temperature * log(a / (1 - a)))
+        return total
+
+
+class Gate(nn.Module):
+    """u_l from [h̄⁰; h^l]: (B, T, d + d_l) -> (B, T)."""
+
+    def __init__(self, width: int, inner: int, stretch: float, shift: float) -> None:
+        super().__init__()
+        self.first, self.second = weight_norm(nn.Linear(width, inner)), weight_norm(nn.Linear(inner, 1))
+        self.stretch, self.shift = stretch, nn.Parameter(torch.tensor(float(shift)))
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """u = β for every token: the weight-normed w₂ keeps its direction and has length 0, c₂ is 0."""
+        self.second.parametrizations.weight.original0.zero_()
+        self.second.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stretch * self.second(self.first(x).tanh()).tanh().squeeze(-1) + self.shift
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a mask is made of; two masks of one shape can take each other's weights, whatever α and β."""
+
+    widths: tuple[int, ...]  # of the states
+    stretch: float = 15.0
+    shift: float = 8.0
+    concrete: HardConcrete = field(default_factory=HardConcrete)
+
+
+class DiffMask(nn.Module):
+    """One gate for each hidden state of a model, and the learnt vector b that stands for a masked patch."""
+
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
+        super().__init__()
+        self.shape, self.concrete = shape, shape.concrete
+        width = shape.widths[0]
+        with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+            torch.manual_seed(seed)
+            inner = max(1, width // 4)
+            self.gates = nn.ModuleList(
+                Gate(width + w, inner, shape.stretch, shape.shift) for w in shape.widths
+            )
+            self.baseline = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, 1, width)))
+
+    def logits(self, states: Sequence[Tensor], last: int | None = None) -> Float[Tensor, "b t layers"]:
+        """u of the gates 0..last (None: of all)."""
+        count = len(self.gates) if last is None else last + 1
+        pairs = zip(self.gates[:count], states, strict=False)
+        return torch.stack([gate(torch.cat([states[0], h], -1)) for gate, h in pairs], -1)
+
+    def map(self, u: Float[Tensor, "b t layers"], read: str = "expected") -> Float[Tensor, "b t"]:
+        """How much of each token is kept by all gates, 0..1."""
+        if read == "expected":
+            return self.concrete.expected(u).prod(-1)
+        if read == "probability":
+            return self.concrete.log_probability(u).sum(-1).exp()
+        raise UnknownName("read", read, ("expected", "probability"))
+
+
+# -- a model's hidden states, and its tokens with patches masked -------------------------------------------------------------------------
+
+
+def blank(vit: ViT, images: Tensor) -> Float[Tensor, "1 n d"]:
+    """The tokens of an empty picture: positions, and what every patch has in common."""
+    with torch.no_grad():
+        return vit.embed(torch.zeros_like(images[:1]))
+
+
+def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor]) -> list[Tensor]:
+    """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. With stages: the cells of the map's grid."""
+    content = hidden[0] - empty
+    if vit.plan.global_attention:
+        return [content, *hidden]
+    layout = vit.layout(hidden[0])
+    places = [(vit.blocks[0], content), *zip(vit.blocks, hidden[:-1], strict=True)]
+    if hidden[-1].shape[1] == hidden[-2].shape[1]:  # what the last block gives lies as what it takes
+        places.append((vit.blocks[-1], hidden[-1]))
+    return [_on_grid(block.patches(x, layout), layout.grid) for block, x in places]
+
+
+def _on_grid(x: Float[Tensor, "b h w d"], grid: tuple[int, int]) -> Float[Tensor, "b t d"]:
+    """The mean over each cell of the grid."""
+    if tuple(x.shape[1:3]) != tuple(grid):
+        x = F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
+    return x.flatten(1, 2)
+
+
+def masked(vit: ViT, tokens: Tensor, empty: Tensor, z: Float[Tensor, "b t"], baseline: Tensor) -> Tensor:
+    """x̂: tokens whose patches are replaced by `baseline` (at their own position) where z is 0."""
+    layout = vit.layout(tokens)
+    if vit.plan.global_attention:
+        gone = F.pad(1 - z[:, vit.prefix :], (vit.prefix, 0))
+    else:
+        place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
+        where = vit.blocks[0].patches(place, layout)[0, :, :, 0].long()  # (h, w): which token lies there
+        fine = F.interpolate(
+            (1 - z).unflatten(1, layout.grid)[:, None], size=tuple(where.shape), mode="nearest"
+        )
+        gone = z.new_zeros(tokens.shape[:2]).index_copy(1, where.flatten(), fine.flatten(1))
+    return remember(tokens + gone.unsqueeze(-1) * (baseline - (tokens - empty)), layout)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+def write(
+    path: str | Path, mask: DiffMask, facts: Mapping[str, Any], extra: Mapping[str, Tensor] | None = None
+) -> None:
+    """Mask, facts and the trainer's state in one safetensors file, written beside and renamed: whole or not at all."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    tensors = {f"mask.{name}": value for name, value in mask.state_dict().items()} | dict(extra or {})
+    about = json.dumps({"shape": asdict(mask.shape), **facts})
+    beside = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+        beside,
+        metadata={META: about},
+    )
+    beside.replace(path)
+
+
+def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:
+    """(mask, facts, the trainer's state) of a file that `write` wrote. Nothing in it is executed."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        why = f"{path} is a folder" if Path(path).is_dir() else f"{path}: no such file"
+        raise BadCheckpoint(f"expected a mask that `steadygaze diffmask train --out FILE` wrote, got {why}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get(META)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{path} is no readable safetensors file ({error})") from error
+    if about is None:
+        raise BadCheckpoint(
+            f"{path} holds no mask. Train one: steadygaze diffmask train --model ... --data ... --out FILE"
+        )
+    facts = json.loads(about)
+    made = facts.pop("shape")
+    shape = Shape(tuple(made["widths"]), made["stretch"], made["shift"], HardConcrete(**made["concrete"]))
+    mask = DiffMask(shape)
+    mask.load_state_dict(
+        {name.removeprefix("mask."): tensors.pop(name) for name in list(tensors) if name.startswith("mask.")}
+    )
+    return mask.eval().requires_grad_(False), facts, tensors
+
+
+@lru_cache(maxsize=8)
+def _read(
+    path: str, changed: int, device: torch.device, dtype: torch.dtype
+) -> tuple[DiffMask, dict[str, Any]]:
+    mask, facts, _ = read_file(path)
+    return mask.to(device, dtype), facts
+
+
+def load(path: str | Path, vit: ViT) -> tuple[DiffMask, dict[str, Any]]:
+    """The mask in a file, on the device and in the precision of the model; read once."""
+    parameter = next(vit.model.parameters())
+    there = Path(path)
+    changed = there.stat().st_mtime_ns if there.is_file() else 0
+    return _read(str(path), changed, parameter.device, parameter.dtype)
+
+
+def with_gates(methods: Sequence[str | Method], file: str | Path | None) -> list[str | Method]:
+    """The methods, with `diffmask` reading this file under its short name; it is added where it was not named."""
+    if file is None:
+        return list(methods)
+    named = (
+        [*methods] if any(str(m).partition(":")[0] == "diffmask" for m in methods) else [*methods, "diffmask"]
+    )
+    return [_gated(m, file) if str(m).partition(":")[0] == "diffmask" else m for m in named]
+
+
+def _gated(method: str | Method, file: str | Path) -> Method:
+    one = parse(method) if isinstance(method, str) else method
+    if one.option("file") is not None:
+        return one
+    return replace(one, options=tuple(sorted({**dict(one.options), "file": str(file)}.items())))
+
+
+# -- the method --------------------------------------------------------------------------------------------------------------------------
+
+
+def trained(vit: ViT, file: Any = None) -> str:
+    """Why there is no mask for this model; empty if there is."""
+    if file is None:
+        return (
+            "it needs gates that are trained for the model. Train them: steadygaze diffmask train --model ... --data ... --out FILE; "
+            "then give --diffmask FILE, or sg.method('diffmask', file=FILE)."
+        )
+    widths, parameter = load(file, vit)[0].shape.widths, next(vit.model.parameters())
+    empty = blank(vit, torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype))
+    blocks = len(widths) - 2
+    if widths[0] == empty.shape[-1] and (blocks == len(vit.blocks) or not vit.plan.global_attention):
+        return ""
+    return (
+        f"{file} was trained for tokens of width {widths[0]} and {blocks} blocks; this model has {empty.shape[-1]} and "
+        f"{len(vit.blocks)}. Train one for it."
+    )
+
+
+@register(
+    "diffmask",
+    "whole",
+    family="masking",
+    gradient=False,
+    class_specific=False,
+    cost=1.0,
+    serves=trained,
+    hidden=True,
+)
+def diffmask(ask: Any, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
+    """Vision DiffMask: what learnt gates keep of each patch (file: the trained gates; read: "expected" E[z], or "probability")."""
+    mask, facts = load(file, ask.vit)
+    if facts.get("diverged"):
+        how = "is not trained yet" if facts.get("early") else "diverged in training"
+        warn(f"the mask {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
+    only = facts.get("settings", {}).get("target")
+    if only is not None and (callable(ask.target) or bool((ask.target != only).any())):
+        raise MethodUnavailable(
+            f"diffmask: {file} was trained for class {only} alone. Give target={only} (--target {only})."
+        )
+    with torch.no_grad():
+        seen = states(ask.vit, blank(ask.vit, ask.images), ask.hidden)
+        if tuple(h.shape[-1] for h in seen) != mask.shape.widths:
+            raise MethodUnavailable(
+                f"diffmask: {file} was trained for states of other widths. Train one for this model."
+            )
+        kept = mask.map(mask.logits(seen), read)
+    return kept[:, ask.vit.prefix if ask.vit.plan.global_attention else 0 :].unflatten(1, ask.grid)

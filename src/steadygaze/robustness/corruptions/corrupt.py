@@ -1,0 +1,215 @@
+"""The corruptions of ImageNet-C and CIFAR-10-C, made on the fly and seeded.
+
+D. Hendrycks, T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
+ICLR 2019, arXiv:1903.12261. Definitions and settings agree with the package imagecorruptions-imaug (settings
+"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that package).
+
+Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state is used.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import blurs, pixelwise, weather
+
+COMMON = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+CORRUPTIONS = COMMON + EXTRA
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST = 8  # pixels; below, a block of JPEG is larger than the picture
+CIFAR_UP_TO = 64  # pixels of the shorter side
+
+Levels = tuple[tuple[Any, ...], ...]
+
+IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
+    "gaussian_noise": (pixelwise.gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
+    "shot_noise": (pixelwise.shot_noise, ((60,), (25,), (12,), (5,), (3,))),
+    "impulse_noise": (pixelwise.impulse_noise, ((0.03,), (0.06,), (0.09,), (0.17,), (0.27,))),
+    "defocus_blur": (blurs.defocus_blur, ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))),
+    "glass_blur": (blurs.glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
+    "motion_blur": (blurs.motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
+    "zoom_blur": (
+        blurs.zoom_blur,
+        tuple(
+            (1, stop, step, False)
+            for stop, step in ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))
+        ),
+    ),
+    "snow": (
+        weather.snow,
+        (
+            (0.1, 0.3, 3, 0.5, 10, 4, 0.8, False),
+            (0.2, 0.3, 2, 0.5, 12, 4, 0.7, False),
+            (0.55, 0.3, 4, 0.9, 12, 8, 0.7, False),
+            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65, False),
+            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55, False),
+        ),
+    ),
+    "frost": (
+        weather.frost,
+        tuple(
+            (keep, amount, 1.1, 6)
+            for keep, amount in ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))
+        ),
+    ),
+    "fog": (weather.fog, ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
+    "brightness": (pixelwise.brightness, ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))),
+    "contrast": (pixelwise.contrast, ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,))),
+    "elastic_transform": (blurs.elastic_transform, ((12.5,), (16.25,), (21.25,), (25.0,), (30.0,))),
+    "pixelate": (pixelwise.pixelate, ((0.6, False), (0.5, False), (0.4, False), (0.3, False), (0.25, False))),
+    "jpeg_compression": (pixelwise.jpeg_compression, ((25,), (18,), (15,), (10,), (7,))),
+    "speckle_noise": (pixelwise.speckle_noise, ((0.15,), (0.2,), (0.35,), (0.45,), (0.6,))),
+    "gaussian_blur": (blurs.gaussian_blur, ((1,), (2,), (3,), (4,), (6,))),
+    "spatter": (
+        weather.spatter,
+        (
+            (0.65, 0.3, 4, 0.69, 0.6, False),
+            (0.65, 0.3, 3, 0.68, 0.6, False),
+            (0.65, 0.3, 2, 0.68, 0.5, False),
+            (0.65, 0.3, 1, 0.65, 1.5, True),
+            (0.67, 0.4, 1, 0.65, 1.5, True),
+        ),
+    ),
+    "saturate": (pixelwise.saturate, ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2))),
+}
+
+CIFAR: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
+    "gaussian_noise": (pixelwise.gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
+    "shot_noise": (pixelwise.shot_noise, ((500,), (250,), (100,), (75,), (50,))),
+    "impulse_noise": (pixelwise.impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
+    "defocus_blur": (blurs.defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (blurs.glass_blur, ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))),
+    "motion_blur": (blurs.motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "zoom_blur": (blurs.zoom_blur, tuple((1, stop, 0.01, True) for stop in (1.06, 1.11, 1.16, 1.21, 1.26))),
+    "snow": (
+        weather.snow,
+        (
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95, True),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9, True),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9, True),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85, True),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8, True),
+        ),
+    ),
+    "frost": (
+        weather.frost,
+        tuple(
+            (keep, amount, 0.2, 5)
+            for keep, amount in ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
+        ),
+    ),
+    "fog": (weather.fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": (pixelwise.brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
+    "contrast": (pixelwise.contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
+    "elastic_transform": (
+        blurs.elastic_affine,
+        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    ),
+    "pixelate": (pixelwise.pixelate, ((0.95, True), (0.9, True), (0.85, True), (0.75, True), (0.65, True))),
+    "jpeg_compression": (pixelwise.jpeg_compression, ((80,), (65,), (58,), (50,), (40,))),
+    "speckle_noise": (pixelwise.speckle_noise, ((0.06,), (0.1,), (0.12,), (0.16,), (0.2,))),
+    "gaussian_blur": (blurs.gaussian_blur, ((0.4,), (0.6,), (0.7,), (0.8,), (1.0,))),
+    "spatter": (
+        weather.spatter,
+        (
+            (0.62, 0.1, 0.7, 0.7, 0.5, False),
+            (0.65, 0.1, 0.8, 0.7, 0.5, False),
+            (0.65, 0.3, 1, 0.69, 0.5, False),
+            (0.65, 0.1, 0.7, 0.69, 0.6, True),
+            (0.65, 0.1, 0.5, 0.68, 0.6, True),
+        ),
+    ),
+    "saturate": (pixelwise.saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
+}
+
+SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
+
+
+def generator(seed: int, index: int, name: str, severity: int) -> np.random.Generator:
+    """The random numbers of one picture: a stream of its own for each (seed, index, name, severity)."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise BadInput(f"expected a seed that is an integer >= 0, got {seed!r}")
+    key = (index, zlib.crc32(name.encode()), severity)
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(int(seed), spawn_key=key)))
+
+
+def check_image(image: np.ndarray, *, batch: bool = True) -> None:
+    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or more."""
+    wanted = "a uint8 array (H, W, 3) or (B, H, W, 3)" if batch else "a uint8 array (H, W, 3)"
+    if not isinstance(image, np.ndarray):
+        raise BadInput(
+            f"expected {wanted}, got {type(image).__name__}; use np.asarray(picture.convert('RGB'))"
+        )
+    if image.ndim not in ((3, 4) if batch else (3,)) or image.shape[-1] != 3:
+        hint = "convert grey and RGBA pictures to RGB, and put channels last"
+        raise BadInput(f"expected {wanted}, got shape {image.shape}; {hint}")
+    if image.dtype != np.uint8:
+        hint = (
+            "corrupt before normalisation; (255 * image).round().astype(np.uint8) turns 0..1 into grey levels"
+        )
+        raise BadInput(f"expected {wanted}, got dtype {image.dtype}; {hint}")
+    height, width = image.shape[-3:-1]
+    if min(height, width) < SMALLEST:
+        raise BadInput(
+            f"expected at least {SMALLEST} x {SMALLEST} pixels, got {height} x {width}; enlarge the picture first"
+        )
+
+
+def check_settings(settings: str | None, height: int, width: int) -> str:
+    """ "imagenet" or "cifar"; None chooses by the shorter side."""
+    if settings is None:
+        return "cifar" if min(height, width) <= CIFAR_UP_TO else "imagenet"
+    if settings not in SETTINGS:
+        raise UnknownName("settings", str(settings), SETTINGS)
+    return settings
+
+
+def corrupt(
+    image: np.ndarray,
+    name: str,
+    severity: int,
+    *,
+    seed: int | Sequence[int],
+    settings: str | None = None,
+    frost_folder: str | None = None,
+) -> np.ndarray:
+    """A corrupted copy of one picture (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
+
+    name: one of CORRUPTIONS (15 of COMMON, 4 of EXTRA); severity: 1 (weak) .. 5 (strong).
+    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and then picture
+    i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are split.
+    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64 pixels.
+    frost_folder: folder with the six published frost pictures, to use instead of our textures.
+    """
+    if name not in IMAGENET:
+        raise UnknownName("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")
+    if isinstance(severity, bool) or not isinstance(severity, int | np.integer) or not 1 <= severity <= 5:
+        raise BadInput(
+            f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean picture itself"
+        )
+    check_image(image)
+    function, levels = SETTINGS[check_settings(settings, *image.shape[-3:-1])][name]
+    level = levels[severity - 1] + ((frost_folder,) if name == "frost" else ())
+    pictures = image if image.ndim == 4 else image[None]
+    if isinstance(seed, int | np.integer):
+        streams = [generator(seed, index, name, int(severity)) for index in range(len(pictures))]
+    else:
+        if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str):
+            raise BadInput(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
+        seeds = list(seed)
+        if len(seeds) != len(pictures):
+            raise BadInput(f"expected one seed for each of {len(pictures)} pictures, got {len(seeds)} seeds")
+        streams = [generator(one, 0, name, int(severity)) for one in seeds]
+    if image.ndim == 3:
+        return function(np.ascontiguousarray(image), *level, streams[0])
+    out = np.empty_like(image, order="C")
+    for index, (picture, stream) in enumerate(zip(pictures, streams, strict=True)):
+        out[index] = function(np.ascontiguousarray(picture), *level, stream)
+    return out

@@ -1,0 +1,1 @@
+"""Object masks without labels: TokenCut."""

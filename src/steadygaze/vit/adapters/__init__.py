@@ -1,0 +1,1 @@
+"""One file for each library or family of models."""

@@ -1,0 +1,134 @@
+"""Adapter for the architectures of `steadygaze.models`: RVT, FAN, PVT v1, LocalViT. All but RVT-B mix patches by convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from steadygaze.models import FAN, PVT, RVT, LocalViT
+from steadygaze.models.parts import to_map, to_tokens
+from steadygaze.vit.adapters.timm_hierarchical import Layer
+from steadygaze.vit.adapters.timm_hierarchical import _plan as staged
+from steadygaze.vit.view import Layout, Plan, Readout
+
+Grid = tuple[int, int]
+
+
+def plan(model: nn.Module) -> Plan | None:
+    """How to run a model of `steadygaze.models` in pieces; None if it is no such model."""
+    for kind, view in _VIEWS.items():
+        if isinstance(model, kind):
+            return replace(view(model), kind=f"steadygaze {kind.__name__}")
+    return None
+
+
+def _plain(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], blocks: Any, head: Callable[[Tensor], Tensor], grid: Grid, *,
+           prefix: int, readout: Readout, rows: tuple[int, ...], fixed: bool, mixed: bool = True,
+           removable: bool = False) -> Plan:  # fmt: skip
+    """One grid from start to end; every block is told it."""
+
+    def embedded(images: Tensor) -> tuple[Tensor, None, Grid]:
+        x, found = embed(images)
+        return x, None, found
+
+    def call(block: nn.Module, x: Tensor, layout: Layout) -> Tensor:
+        return block(x, layout.grid)
+
+    return Plan(
+        embed=embedded,
+        blocks=[{"module": b, "call": partial(call, b)} for b in blocks],
+        head=lambda x, layout: head(x),
+        input_size=(model.in_chans, *model.img_size),
+        fixed_size=fixed,
+        grid=grid,
+        prefix=prefix,
+        readout=readout,
+        readout_rows=rows,
+        removable=removable,
+        mixed=mixed,
+    )
+
+
+def _rvt(model: Any) -> Plan:
+    """RVT-S and RVT-B keep one grid. Without convolutions and scaled attention (RVT-B) patches can be removed."""
+
+    def embed(images: Tensor) -> tuple[Tensor, Grid]:
+        x = model.patch_embed(images)
+        return to_tokens(x), (x.shape[2], x.shape[3])
+
+    if len(model.stages) == 1:
+        free = not model.conv_ffn and model.scaled_blocks == 0
+        grid = model.patch_embed.grid(*model.img_size)
+        return _plain(model, embed, model.stages[0], model.forward_head, grid, prefix=0, readout="mean", rows=(),
+                      fixed=model.scaled_blocks > 0, mixed=not free, removable=free)  # fmt: skip
+
+    def run(block: nn.Module, shrink: nn.Module | None, x: Tensor, grid: Grid) -> Tensor:
+        x = block(x, grid)
+        return x if shrink is None else to_tokens(shrink(to_map(x, grid)))
+
+    layers = []
+    for s, stage in enumerate(model.stages):
+        for block in stage:
+            last = block is stage[-1] and s + 1 < len(model.stages)
+            layers.append(
+                Layer(
+                    block, partial(run, block, model.downsamples[s + 1] if last else None), 2 if last else 1
+                )
+            )
+    found = staged(
+        model,
+        embed,
+        layers,
+        lambda x, grid: model.forward_head(x),
+        model.img_size,
+        fixed=model.scaled_blocks > 0,
+    )
+    return replace(found, mixed=True)
+
+
+def _fan(model: Any) -> Plan:
+    """Patches alone run through the blocks; the class-attention blocks are the head, which pools by attention."""
+    grid = (model.img_size[0] // 16, model.img_size[1] // 16)
+    return _plain(model, model.embed, model.blocks, lambda x: model.forward_head(model.read_out(x)), grid,
+                  prefix=0, readout="pool", rows=(), fixed=False)  # fmt: skip
+
+
+def _localvit(model: Any) -> Plan:
+    def embed(images: Tensor) -> tuple[Tensor, Grid]:
+        return model.embed(images), model.grid
+
+    return _plain(model, embed, model.blocks, lambda x: model.forward_head(model.norm(x)), model.grid,
+                  prefix=1, readout="class", rows=(0,), fixed=True)  # fmt: skip
+
+
+def _pvt(model: Any) -> Plan:
+    """PVT v1: what lies between stages belongs to the block before; the class token is there in the last stage alone."""
+    stages = list(model.stages)
+
+    def run(block: nn.Module, following: Any, x: Tensor, grid: Grid) -> Tensor:
+        x = block(x, grid)
+        return x if following is None else following.embed(to_map(x, grid))[0]
+
+    layers, prefixes = [], []
+    for s, stage in enumerate(stages):
+        for block in stage.blocks:
+            last = block is stage.blocks[-1] and s + 1 < len(stages)
+            layers.append(
+                Layer(block, partial(run, block, stages[s + 1] if last else None), 2 if last else 1)
+            )
+            prefixes.append(block.prefix)
+    found = staged(model, stages[0].embed, layers, lambda x, grid: model.forward_head(model.norm(x)), model.img_size,
+                   prefix=1, readout="class", rows=(0,), fixed=False)  # fmt: skip
+
+    def spatial(index: int, prefix: int, x: Tensor, layout: Layout) -> Tensor:
+        return x[:, prefix:].unflatten(1, layout.state[index])
+
+    blocks = [{**b, "spatial": partial(spatial, i, prefixes[i])} for i, b in enumerate(found.blocks)]
+    return replace(found, blocks=blocks, mixed=True)
+
+
+_VIEWS: dict[type, Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}

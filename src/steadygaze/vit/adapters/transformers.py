@@ -1,0 +1,227 @@
+"""Adapter for image classifiers of transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, CLIP, SigLIP.
+
+DINOv3 has no classifier class in transformers: a module with two children, the backbone and a head on its class token
+(`Classifier` is one), is viewed as one; so is every other backbone named here.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.parts import first, linear, linear_parts
+from steadygaze.vit.view import Layout, Parts, Plan
+
+BACKBONES = ("ViTModel", "DeiTModel", "BeitModel", "Data2VecVisionModel", "Dinov2Model", "Dinov2WithRegistersModel",
+             "DINOv3ViTModel", "IJepaModel", "ViTMSNModel", "CLIPVisionModel", "MetaClip2VisionModel",
+             "SiglipVisionModel")  # fmt: skip
+CLASS_ROW = ("ViTModel", "DeiTModel", "ViTMSNModel")
+ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")
+
+
+class Classifier(nn.Module):
+    """A backbone of transformers and a head on its class token: the classifier that transformers lacks for DINOv3."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes) of images (B, 3, H, W)."""
+        return self.head(self.backbone(images).last_hidden_state[:, 0])
+
+
+def plan(model: nn.Module) -> Plan | None:
+    """How to run a classifier of transformers in pieces; None if it is no such model."""
+    name = type(model).__name__
+    if name == "TimmWrapperForImageClassification":
+        return _timm_wrapper(model)
+    bodies = [m for m in model.children() if _is_backbone(m)]
+    if _is_backbone(model):
+        raise UnsupportedModel(
+            f"{name} has no classifier. Use its ...ForImageClassification class, or "
+            f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({_vision_config(model).hidden_size}, classes))."
+        )
+    if len(bodies) != 1:
+        return None
+    return _view(model, bodies[0])
+
+
+def _is_backbone(module: nn.Module) -> bool:
+    return _name(module) in BACKBONES and type(module).__module__.startswith("transformers.")
+
+
+def _name(body: nn.Module) -> str:
+    """The backbone's class; older transformers have CLIP's and SigLIP's one level further in."""
+    return type(body).__name__.replace("VisionTransformer", "VisionModel")
+
+
+def _view(model: nn.Module, body: Any) -> Plan:
+    name, config = _name(body), _vision_config(body)
+    layers = first(body, "layers", "encoder.layer", "encoder.layers", "model.layer", "layer")
+    height, width = _pair(config.image_size)
+    patch = _pair(config.patch_size)
+    prefix = {"DeiTModel": 2, "SiglipVisionModel": 0, "IJepaModel": 0}.get(name, 1) + (
+        getattr(config, "num_register_tokens", 0) or 0
+    )
+    norm_pre = getattr(body, "pre_layrnorm", None)
+    extras = _extras(body, layers[0], patch)
+
+    def embed(images: Tensor) -> tuple[Tensor, Any, tuple[int, int]]:
+        grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
+        rotary = body.rope_embeddings(images) if hasattr(body, "rope_embeddings") else None
+        tokens = body.embeddings(images)
+        return tokens[0] if isinstance(tokens, tuple) else tokens, rotary, grid
+
+    def call(index: int, x: Tensor, layout: Layout) -> Tensor:
+        if index == 0 and norm_pre is not None:
+            x = norm_pre(x)
+        return _tensor(layers[index](x, **extras(layout)))
+
+    readout, head = _head(model, body, prefix)
+    return Plan(
+        embed=embed,
+        blocks=[
+            {"module": b, "call": partial(call, i), "parts": _parts(b, norm_pre if i == 0 else None)}
+            for i, b in enumerate(layers)
+        ],
+        head=lambda x, layout: head(x),
+        input_size=(config.num_channels, height, width),
+        fixed_size=name not in ANY_SIZE,
+        grid=(height // patch[0], width // patch[1]),
+        prefix=prefix,
+        kind=f"transformers {type(model).__name__}",
+        rotary=hasattr(body, "rope_embeddings"),
+        **readout,
+    )
+
+
+def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
+    """(readout, rows and share of the patches; tokens -> logits) as the classifier's own forward has them."""
+    name = type(model).__name__
+    norm = first(body, "layernorm", "norm", "post_layernorm")
+    if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
+        heads = [m for m in model.children() if m is not body]
+        if len(heads) != 1:
+            raise UnsupportedModel(
+                f"{name} has a backbone of transformers and {len(heads)} other children, where one is expected, the head. Use its "
+                f"...ForImageClassification class; of CLIP for images and text, CLIPVisionModelWithProjection and a callable target."
+            )
+        (head,) = heads
+        return {"readout": "class", "classes": not name.endswith("WithProjection")}, lambda x: head(
+            norm(x)[:, 0]
+        )
+    if name == "DeiTForImageClassificationWithTeacher":
+
+        def teacher(x: Tensor) -> Tensor:
+            x = norm(x)
+            return (model.cls_classifier(x[:, 0]) + model.distillation_classifier(x[:, 1])) / 2
+
+        return {"readout": "class", "readout_rows": (0, 1)}, teacher
+    classify = model.classifier
+    match _name(body):
+        case (
+            "Dinov2Model" | "Dinov2WithRegistersModel"
+        ):  # one linear map of both the class token and the patches' mean
+
+            def both(x: Tensor) -> Tensor:
+                x = norm(x)
+                return classify(torch.cat([x[:, 0], x[:, prefix:].mean(dim=1)], dim=1))
+
+            return {"readout": "class", "readout_patches": 0.5}, both
+        case "BeitModel" | "Data2VecVisionModel":
+            mean = body.config.use_mean_pooling
+            readout: dict[str, Any] = (
+                {"readout": "mean", "readout_rows": ()} if mean else {"readout": "class"}
+            )
+            return readout, lambda x: classify(body.pooler(norm(x)))
+        case (
+            "CLIPVisionModel" | "MetaClip2VisionModel"
+        ):  # post_layernorm belongs to the pooled output, which is not used
+            return {"readout": "mean", "readout_rows": ()}, lambda x: classify(x[:, prefix:].mean(dim=1))
+        case "SiglipVisionModel" | "IJepaModel":
+            return {"readout": "mean", "readout_rows": ()}, lambda x: classify(norm(x).mean(dim=1))
+        case _:
+            return {"readout": "class"}, lambda x: classify(norm(x)[:, 0])
+
+
+def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str, Any]]:
+    """What a layer is called with beside its tokens: rotary rows, the resolution and a table of relative biases, or nothing."""
+    taken = signature(layer.forward).parameters  # these names differ between versions of transformers
+    if hasattr(body, "rope_embeddings"):
+
+        def rotary(layout: Layout) -> Mapping[str, Any]:
+            rows, kept = layout.state, layout.kept
+            return {
+                "position_embeddings": rows if kept is None else tuple(r[kept].unsqueeze(1) for r in rows)
+            }
+
+        return rotary
+    if _name(body) in ("BeitModel", "Data2VecVisionModel"):
+        bias = "relative_position_bias" if "relative_position_bias" in taken else "attention_mask"
+        shared = first(body, "shared_position_bias", "encoder.relative_position_bias")
+
+        def relative(layout: Layout) -> Mapping[str, Any]:
+            given = {
+                bias: None if shared is None else shared(layout.grid),
+                "resolution": (layout.grid[0] * patch[0], layout.grid[1] * patch[1]),
+            }
+            return {name: value for name, value in given.items() if name in taken}
+
+        return relative
+    needed = {"attention_mask": None} if "attention_mask" in taken else {}
+    return lambda layout: needed
+
+
+def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
+    """Linear parts of a pre-norm layer, whatever this model calls them."""
+    attention = first(block, "attention", "self_attn")
+    value, output = (
+        first(attention, *names)
+        for names in (("v_proj", "attention.value"), ("o_proj", "out_proj", "output.dense"))
+    )
+    if value is None or output is None:
+        return None
+
+    def parts() -> Parts:
+        return linear_parts(
+            norm1=first(block, "norm1", "layernorm_before", "layer_norm1"),
+            value=linear(value),
+            output=linear(output),
+            norm2=first(block, "norm2", "layernorm_after", "layer_norm2"),
+            scale1=_scale(block, 1),
+            scale2=_scale(block, 2),
+            before=before,
+        )
+
+    return parts
+
+
+def _scale(block: Any, which: int) -> Tensor | None:
+    scale = first(block, f"layer_scale{which}.lambda1", f"lambda_{which}")
+    return scale if isinstance(scale, Tensor) else None
+
+
+def _timm_wrapper(model: Any) -> Plan | None:
+    """transformers' wrapper of a timm model: the plan of what it wraps."""
+    from steadygaze.vit.adapters import timm
+    from steadygaze.vit.adapters import timm_hierarchical as hierarchical
+
+    return timm.plan(model.timm_model) or hierarchical.plan(model.timm_model)
+
+
+def _vision_config(body: Any) -> Any:
+    return getattr(body.config, "vision_config", body.config)
+
+
+def _tensor(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return int(height), int(width)

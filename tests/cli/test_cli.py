@@ -1,0 +1,269 @@
+"""The command line, run in this process."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import steadygaze.cli as cli
+import steadygaze.cli.explain as command
+from steadygaze.cli import app, split_methods
+from steadygaze.errors import BadInput, BrokenMap
+from steadygaze.explainer import explain
+from steadygaze.loading.load import load_model
+
+DEMO = Path(command.__file__).parents[1] / "assets" / "demo"
+
+
+def run(*words: object, code: int = 0):
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_explain_writes_everything(tmp_path):
+    result = run("explain", DEMO / "ship.png", DEMO / "cat.png", "--model", "embedded", "--method", "gae,gaze",
+                 "--out", tmp_path / "out")  # fmt: skip
+    out = tmp_path / "out"
+    names = {file.name for file in out.iterdir()}
+    overlays = {f"{picture}.{method}.png" for picture in ("ship", "cat") for method in ("gae", "gaze")}
+    assert names == overlays | {"grid.png", "scores.npz", "manifest.json"}
+    assert "grid.png" in result.output and "ship" in result.output
+    facts = manifest(out)
+    assert facts["model"]["name"] == "embedded" and len(facts["model"]["weights_hash"]) == 16
+    assert facts["methods"] == [{"name": "gae", "score": "logit"}, {"name": "gaze", "score": "log_odds"}]
+    assert facts["preprocessing"]["mean"] and facts["versions"]["torch"] and facts["grid"] == [8, 8]
+    assert {
+        name for row in facts["images"] for files in row["overlays"].values() for name in files
+    } == overlays
+    assert facts["images"][0]["targets"][0] == facts["images"][0]["predictions"][0]
+    assert len(facts["images"][0]["predictions"]) == 3
+    assert Image.open(out / "ship.gae.png").size == (224, 224), "small pictures are enlarged"
+
+
+def test_scores_are_those_of_explain(tmp_path):
+    run("explain", DEMO, "--model", "embedded", "--method", "gae", "--batch", 4, "--out", tmp_path)
+    loaded = load_model("embedded")
+    files = sorted(DEMO.glob("*.png"))
+    images = torch.stack([loaded.preprocess(Image.open(file).convert("RGB")) for file in files])
+    expected = explain(loaded.model, images, method="gae")
+    with np.load(tmp_path / "scores.npz") as stored:
+        assert stored["names"].tolist() == [file.stem for file in files]
+        np.testing.assert_allclose(stored["gae"], expected.scores.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(stored["target"], expected.target.numpy())
+        np.testing.assert_allclose(stored["logits"], expected.logits.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_top_explains_several_classes(tmp_path):
+    run(
+        "explain", DEMO / "ship.png", "--model", "embedded", "--top", 3, "--method", "gaze", "--out", tmp_path
+    )
+    row = manifest(tmp_path)["images"][0]
+    assert row["targets"] == row["predictions"] and len(row["overlays"]["gaze"]) == 3
+    with np.load(tmp_path / "scores.npz") as stored:
+        assert stored["gaze"].shape == (1, 3, 8, 8) and stored["target"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("target", ["frog", "6"])
+def test_a_target_by_name_or_number(tmp_path, target):
+    run("explain", DEMO / "ship.png", "--model", "embedded", "--target", target, "--out", tmp_path)
+    assert manifest(tmp_path)["images"][0]["targets"][0]["name"] == "frog"
+
+
+def test_options_and_score(tmp_path):
+    run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "attixg+plus:pairing=next,freeze=0.75,gae",
+        "--score", "contrast", "--signed", "--out", tmp_path)  # fmt: skip
+    methods = manifest(tmp_path)["methods"]
+    assert len(methods) == 2 and {method["score"] for method in methods} == {"contrast"}
+    assert methods[0]["name"].startswith("attixg+plus:") and "pairing=next" in methods[0]["name"]
+
+
+def test_unreadable_files_are_named_and_the_rest_is_served(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    Image.open(DEMO / "cat.png").save(tmp_path / "in" / "fine.png")
+    given = tmp_path / "in", tmp_path / "absent.jpg"
+    result = run("explain", *given, "--model", "embedded", "--out", tmp_path / "out", code=1)
+    assert "broken.png" in result.output and "absent.jpg" in result.output
+    facts = manifest(tmp_path / "out")
+    assert [row["name"] for row in facts["images"]] == ["fine"] and len(facts["unreadable"]) == 2
+
+
+def test_nothing_readable(tmp_path):
+    result = run("explain", tmp_path / "absent.jpg", "--model", "embedded", "--out", tmp_path / "out", code=1)
+    assert "no such file" in result.output
+
+
+def test_a_broken_map_does_not_stop_the_others(tmp_path, monkeypatch):
+    def fragile(vit, images, **other):
+        if (images[:, 0].mean((1, 2)) > 0.9).any():
+            raise BrokenMap("not finite")
+        return explain(vit, images, **other)
+
+    monkeypatch.setattr(command, "explain", fragile)
+    Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
+    given = tmp_path / "white.png", DEMO / "cat.png"
+    result = run("explain", *given, "--model", "embedded", "--out", tmp_path / "out", code=1)
+    assert "not explained" in result.output and "white.png" in result.output
+    facts = manifest(tmp_path / "out")
+    assert [row["name"] for row in facts["images"]] == ["cat"] and len(facts["not_explained"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "embeded"], "embedded"),
+        (["--model", "embedded", "--method", "gazee"], "gaze"),
+        (["--model", "embedded", "--target", "shipp"], "ship"),
+        (["--model", "embedded", "--target", "10"], "10"),
+        (["--model", "embedded", "--target", "ship", "--top", "2"], "--top"),
+        (["--model", "embedded", "--checkpoint", "none.pth"], "none.pth"),
+        (["--model", "embedded", "--score", "logits"], "logit"),
+    ],
+)
+def test_errors_are_one_message_without_traceback(tmp_path, words, told):
+    result = run("explain", DEMO / "cat.png", *words, "--out", tmp_path, code=2)
+    assert result.output.startswith("error: ") and told in result.output
+    assert "Traceback" not in result.output
+
+
+def test_out_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("explain", DEMO / "cat.png", "--model", "embedded", "--out", tmp_path / "file", code=2)
+    assert result.output.startswith("error: --out: expected a folder")
+
+
+def test_a_wrong_method_is_told_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "load_model", None)
+    run(
+        "explain",
+        DEMO / "cat.png",
+        "--model",
+        "embedded",
+        "--method",
+        "gazee",
+        "--out",
+        tmp_path / "out",
+        code=2,
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_debug_lets_the_error_through(tmp_path):
+    words = ["explain", str(tmp_path), "--model", "embedded", "--debug"]
+    with pytest.raises(BadInput, match="found none"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_warnings_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # comes back as it was
+
+    def warned(prog_name):
+        sys.stderr.write(warnings.formatwarning("the mask diverged", UserWarning, __file__, 7, "code()"))
+
+    monkeypatch.setattr(cli, "app", warned)
+    cli.main()
+    assert capsys.readouterr().err == "warning: the mask diverged\n"
+
+
+def test_model_is_required():
+    assert "--model" in run("explain", DEMO / "cat.png", code=2).output
+
+
+def test_methods_lists_every_method():
+    listed = {info["name"] for info in json.loads(run("methods", "--json").output)}
+    assert {"gaze", "gae", "decompx", "rollout", "gradcam"} <= listed
+    shown = run("methods").output
+    assert all(name in shown for name in listed)
+
+
+def test_models_by_pattern():
+    rows = json.loads(run("models", "deit_tiny", "--json").output)
+    assert {"name": "deit_tiny_patch16_224", "library": "timm", "view": "plain"} in rows
+    assert all("deit_tiny" in row["name"] for row in rows)
+    assert "torchvision:vit_b_16" in run("models", "*vit_b_16").output
+    for name in ("pit_ti_224", "swinv2_cr_tiny_224", "twins_svt_small", "xcit_nano_12_p16_224"):
+        assert json.loads(run("models", name, "--json").output) == [
+            {"name": name, "library": "timm", "view": "staged"}
+        ]
+    assert "deit_tiny_patch16_224" in run("models", "deit_tinny_patch16_224", code=2).output
+
+
+def test_demo(tmp_path):
+    result = run("demo", "--out", tmp_path)
+    pictures = len(list(DEMO.glob("*.png")))
+    assert len(list(tmp_path.glob("*.*.png"))) == 6 * pictures
+    assert str(tmp_path / "grid.png") in result.output
+    assert len(manifest(tmp_path)["methods"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["gae,cat"], ["gae", "cat"]),
+        (["gae", "cat,gae"], ["gae", "cat"]),
+        (["a:x=1,y=2,b"], ["a:x=1,y=2", "b"]),
+        (["a:x=1,b:y=2, z=3"], ["a:x=1", "b:y=2,z=3"]),
+    ],
+)
+def test_methods_between_commas(given, expected):
+    assert split_methods(given) == expected
+
+
+def test_names_of_files_that_share_a_stem():
+    files = [Path("a/1.png"), Path("b/1.png"), Path("b/1.jpg"), Path("/x/b/1.gif"), Path("2 3.png")]
+    names = command.unique_names(files)
+    assert len(set(names.values())) == 5
+    assert [names[file] for file in files[:2]] == ["1", "b-1"] and names[files[-1]] == "2-3"
+    assert set(command.unique_names([Path("x/cat.jpg"), Path("x/CAT.JPG")]).values()) == {
+        "cat",
+        "x-CAT",
+    }  # one file on some disks
+
+
+def test_long_names_of_pictures_are_told_in_full_on_a_narrow_screen(tmp_path):
+    names = [f"ILSVRC2012_val_0000{number}" for number in (1112, 1123)]
+    for name in names:
+        Image.open(DEMO / "ship.png").save(tmp_path / f"{name}.png")
+    words = [
+        "explain",
+        str(tmp_path),
+        "--model",
+        "embedded",
+        "--method",
+        "raw_attention",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "50"}).output
+    lines = told[: told.index("wrote to")].splitlines()
+    width = next(line.index("1st") for line in lines if "1st" in line)
+    first = "".join(line[:width].strip() for line in lines)
+    assert all(name in first for name in names), told
+
+
+def test_one_overlay_is_not_told_as_several(tmp_path):
+    told = run(
+        "explain", DEMO / "ship.png", "--model", "embedded", "--method", "raw_attention", "--out", tmp_path
+    ).output
+    assert ": 1 overlay, and" in told
+
+
+def test_a_recipe_is_shown_as_it_is_or_refused():
+    assert 'name = "vit_tiny_patch16_224"' in run("train", "cifar10-tap", "--show").output
+    assert "expected no --set" in run("train", "cifar10-tap", "--show", "--set", "seed=1", code=2).output
+
+
+def test_many_known_names_are_counted_in_one_sentence():
+    told = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "zzz", code=2).output
+    assert "unknown method 'zzz'. 45 are known." in " ".join(told.split())

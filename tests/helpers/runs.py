@@ -1,0 +1,110 @@
+"""Shared by tests."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from typer.testing import CliRunner
+
+from steadygaze.cli import app
+from steadygaze.loading.load import Loaded, transform
+from steadygaze.robustness.corruptions.corrupt import COMMON
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.stress_request import Request
+from steadygaze.runs.stress_suite import Options
+
+
+def pictures(folder: Path) -> Path:
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name in ("airplane", "cat", "truck"):
+        (folder / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+class Page(HTMLParser):
+    """Tags that are left open, addresses that lead outside, and the words."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.words, self.ids, self.rows = [], [], "", set(), 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        facts = dict(attrs)
+        self.addresses += [facts[key] for key in ("src", "href") if key in facts]
+        self.ids.add(facts.get("id"))
+        self.rows += tag == "tr"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4, 5), model="a"):
+    """Rows of a run that nobody ran."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for setting in ["clean", *(f"{n}/{s}" for n in names for s in severities)]:
+        for i in range(images):
+            facts = {
+                "model": model,
+                "weights": "w" + model,
+                "setting": setting,
+                "image": f"c{i % 3}/{i}",
+                "seed": seed,
+            }
+            right, sure = int(rng.random() < 0.6), round(float(rng.random()), 4)
+            rows.append({**facts, "metric": "top1", "value": right, "detail": [i % 3, i % 3 if right else 9]})
+            rows.append({**facts, "metric": "confidence", "value": sure})
+    settings = {"kind": "stress", "model": model, "weights": "w" + model, "data": "made up", "classes": classes, "seed": seed,
+                "versions": {}, "suite": ["corruptions"], "corruptions": list(names),
+                "severities": list(severities), "conditions": []}  # fmt: skip
+    return Rows([{"settings": settings, "about": {}}], rows)
+
+
+FEW = Options.of(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+
+
+def thousand() -> Loaded:
+    """An untrained model of ImageNet's 1,000 classes on pictures of 32 pixels."""
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=1000
+    ).eval()
+    recipe = {"resize": 36, "crop": [32, 32], "interpolation": "bilinear"}
+    return Loaded(
+        model, "thousand", transform(recipe, MEAN, STD), None, "none", "made", MEAN, STD, (32, 32), recipe
+    )
+
+
+def ask(data, out, suite="corruptions", **more):
+    given = {"limit": 4, "batch": 3, "workers": 0, "options": FEW, **more}
+    return Request(model="embedded", data=data, out=out, suite=[suite], **given)
+
+
+def rows_of(out: Path) -> list[str]:
+    return sorted(line for file in sorted(out.glob("rows-*.jsonl")) for line in file.read_text().splitlines())
+
+
+def cli(*words, code=0):
+    done = CliRunner().invoke(app, ["stress", *map(str, words)])
+    assert done.exit_code == code, (done.exit_code, done.output, done.exception)
+    return done.output

@@ -1,0 +1,94 @@
+"""Against captum and pytorch-grad-cam, where definitions coincide."""
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import InputXGradient, IntegratedGradients
+from pytorch_grad_cam import GradCAM, GradCAMElementWise, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor
+
+import steadygaze as sg
+from helpers import tiny_models
+from oracles.gradient import patch_sums
+from oracles.models import KINDS, pictures, tiny
+
+TARGET = torch.tensor([1, 3])
+CAMS = {
+    "gradcam": GradCAM,
+    "xgradcam": XGradCAM,
+    "gradcam_plus_plus": GradCAMPlusPlus,
+    "hirescam": HiResCAM,
+    "elementwise_gradcam": GradCAMElementWise,
+    "layercam": LayerCAM,
+}
+
+
+def close(got: Tensor, wanted: Tensor, what: str) -> None:
+    assert got.shape == wanted.shape
+    assert wanted.abs().max() > 1e-3, f"{what}: nothing to compare"
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max(), what
+
+
+@pytest.mark.parametrize(
+    "name", [*(k for k in KINDS if k != "pre_norm"), "torchvision", "transformers ViT", "BEiT"]
+)
+def test_input_x_gradient_of_captum_on_tokens(name: str) -> None:
+    """pre_norm is left out: there x^0 · gradient is O(eps), see test_oracles.expected_to_vanish."""
+    model = tiny_models.ALL[name]()
+    vit, images = sg.adapt(model), tiny_models.images_of(model)
+    tokens = vit.embed(images).detach()
+    theirs = InputXGradient(vit.logits).attribute(tokens.clone().requires_grad_(), target=TARGET)
+    ours = sg.explain(model, images, target=TARGET, method="ixg").scores.flatten(1)
+    close(ours, theirs.sum(-1)[:, vit.prefix :].detach(), name)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "torchvision", "transformers ViT"])
+def test_integrated_gradients_of_captum_on_tokens(name: str) -> None:
+    model = tiny_models.ALL[name]()
+    vit, images = sg.adapt(model), tiny_models.images_of(model)
+    tokens = vit.embed(images).detach()
+    theirs = IntegratedGradients(vit.logits).attribute(
+        tokens, target=TARGET, n_steps=20, method="riemann_middle"
+    )
+    ours = sg.explain(model, images, target=TARGET, method="integrated_gradients").scores.flatten(1)
+    close(ours, theirs.sum(-1)[:, vit.prefix :], name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integrated_gradients_of_captum_on_pixels(kind: str) -> None:
+    model = tiny(kind)
+    images = pictures(model)
+    theirs = IntegratedGradients(model).attribute(images, target=TARGET, n_steps=20, method="riemann_middle")
+    ours = sg.explain(
+        model, images, target=TARGET, method="integrated_gradients:space=pixels"
+    ).scores.flatten(1)
+    close(ours, patch_sums(model, theirs), kind)
+
+
+def drawn(scores: Tensor) -> Tensor:
+    """As pytorch-grad-cam finishes a map: negative scores away, then min-max with its 1e-7."""
+    maps = scores.clamp(min=0).numpy()
+    for i, image in enumerate(maps):
+        maps[i] = (image - image.min()) / (1e-7 + (image - image.min()).max())
+    return torch.from_numpy(maps)
+
+
+@pytest.mark.parametrize("name", CAMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
+    """On blocks[-1].norm1 with their reshape_transform, before they resize to the picture."""
+    model = tiny(kind)
+    images = pictures(model)
+    rows, columns = model.patch_embed.grid_size
+
+    def reshape(x: Tensor) -> Tensor:
+        return x[:, model.num_prefix_tokens :].unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
+
+    with CAMS[name](model, [model.blocks[-1].norm1], reshape_transform=reshape) as peer:
+        peer.get_target_width_height = lambda _: (columns, rows)  # no resizing
+        theirs = peer(images.requires_grad_(), [ClassifierOutputTarget(int(c)) for c in TARGET])
+    ours = sg.explain(tiny(kind), images.detach(), target=TARGET, method=sg.method(name, at="norm1")).scores
+    wanted = torch.from_numpy(np.asarray(theirs)).double()
+    assert (drawn(drawn(ours)) - wanted).abs().max() <= 1e-5
+    assert wanted.max() > 0.9, "a map of zeros compares nothing"

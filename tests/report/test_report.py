@@ -1,0 +1,207 @@
+"""The report: one file that needs no other, with every number of the table; and the charts it is made of."""
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+import steadygaze as sg
+from helpers.runs import Page, pictures
+from steadygaze.cli import app
+from steadygaze.report import svg
+from steadygaze.report.html import write_report
+from steadygaze.runs.request import Request, verify_run
+from steadygaze.runs.rows import Rows
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    data = pictures(folder / "data")
+    ask = Request(model="embedded", data=data, out=folder / "run", methods=["gaze", "rollout", "ixg"], limit=9, batch=3,
+                  scores=["logit", "log_odds"], ratios=[0.2, 0.5, 0.8], command="steadygaze verify --model embedded <&>")  # fmt: skip
+    verify_run(ask)
+    return folder / "run"
+
+
+def test_the_page_is_whole_and_needs_no_other_file(run, tmp_path):
+    files = write_report([run], tmp_path / "deep" / "page.html", repeats=100)
+    assert [file.name for file in files] == ["page.html", "table.csv", "table.md"]
+    text = files[0].read_text()
+    page = Page(text)
+    assert not page.open
+    for address in page.addresses:
+        assert address.startswith("data:") or (address.startswith("#") and address[1:] in page.ids), address[
+            :80
+        ]
+    assert not re.search(r"https?://|@import|url\(", text), "leads outside"
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    assert page.rows == 1 + 3 * 2
+    assert (
+        "embedded" in page.words
+        and "gaze" in page.words
+        and "steadygaze verify --model embedded <&>" in page.words
+    )
+    for number in Rows.read(run).table(repeats=100).to_pandas()["value"]:
+        assert f"{number:.1f}" in page.words
+    run_facts = json.loads((run / "run.json").read_text())["settings"]
+    assert run_facts["weights"] in page.words and run_facts["versions"]["torch"] in page.words
+    for chart in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(chart)
+    assert text.count('class="chart"') == 5, "four curves and a scatter"
+
+
+def test_best_and_worst_pictures_are_shown(run, tmp_path):
+    text = write_report([run], tmp_path / "page.html", repeats=50)[0].read_text()
+    assert text.count("data:image/jpeg") == 8 * 3
+    section = Rows.read(run).table(repeats=50).sections[0]
+    values = section.array(section.shown[0], section.lines[0])
+    best = section.names[values.argmax()]
+    assert (
+        re.search(r"[a-z]+/\d\.png", text[text.index("Where it did best") :])[0] in best
+        or values.max() == sorted(values)[-2]
+    )
+    without = write_report([run], tmp_path / "page.html", repeats=50, pictures=False)[0].read_text()
+    assert "data:image/jpeg" not in without
+
+
+def test_without_the_data_pictures_are_left_out(run, tmp_path):
+    copy = tmp_path / "run"
+    copy.mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    facts["about"]["given"]["data"] = "nowhere"
+    (copy / "run.json").write_text(json.dumps(facts))
+    (copy / "rows-00000.jsonl").write_text((run / "rows-00000.jsonl").read_text())
+    text = write_report([copy], repeats=50)[0].read_text()
+    assert "Pictures are left out" in text and "data:image/jpeg" not in text
+    assert (copy / "report.html").exists()
+
+
+def test_tables_hold_the_numbers(run, tmp_path):
+    _, table, markdown = write_report([run], tmp_path / "page.html", repeats=100, pictures=False)
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 6 * 5
+    first = rows[0]
+    assert float(first["low"]) <= float(first["value"]) <= float(first["high"]) and first["images"] == "9"
+    frame = Rows.read(run).to_pandas()
+    for row in rows:
+        if row["metric"] != "removal_mean":
+            chosen = frame[
+                (frame[["method", "score", "metric"]] == [row["method"], row["score"], row["metric"]]).all(
+                    axis=1
+                )
+            ]
+            assert abs(chosen["value"].mean() - float(row["value"])) < 1e-3
+    assert markdown.read_text().count("\n| ") == 2 + 6
+
+
+def test_a_chosen_baseline(run, tmp_path):
+    text = write_report([run], tmp_path / "a.html", repeats=50, baseline="rollout/logit", pictures=False)[
+        0
+    ].read_text()
+    assert "against rollout · logit" in text
+    with pytest.raises(sg.BadInput, match="nobody"):
+        write_report([run], tmp_path / "a.html", baseline="nobody", pictures=False)
+
+
+def test_runs_of_two_models_stand_side_by_side(run, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(facts))
+    lines = (json.loads(line) for line in (run / "rows-00000.jsonl").read_text().splitlines())
+    (other / "rows-00000.jsonl").write_text(
+        "".join(json.dumps({**r, "model": "another"}) + "\n" for r in lines)
+    )
+    text = write_report([run, other], tmp_path / "both.html", repeats=50, pictures=False)[0].read_text()
+    assert text.count("<table>") == 2 and "another" in text
+
+
+def copied(run, folder, rows=lambda row: row, **settings):
+    """A run like `run`, with other settings and rows."""
+    folder.mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "settings": {**facts["settings"], **settings}}))
+    lines = (rows(json.loads(line)) for line in (run / "rows-00000.jsonl").read_text().splitlines())
+    (folder / "rows-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines if row))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "says"),
+    [
+        ({"target": "3"}, lambda row: row, "target 3"),
+        ({"ratios": [0.5]}, lambda row: row, "ratios 0.5"),
+        ({"seed": 4}, lambda row: row, "seed 4"),
+        ({"preprocessing": {"crop_pct": "1.0"}}, lambda row: row, "preprocessing crop_pct 1.0"),
+        ({"weights": "0123"}, lambda row: {**row, "weights": "0123"}, "weights 0123"),
+        (
+            {"pictures_hash": "0123"},
+            lambda row: {**row, "image": "other/" + row["image"]},
+            "pictures of other",
+        ),
+        ({"pictures_hash": "0123"}, lambda row: {**row, "value": row["value"] + 1}, "pictures of other"),
+    ],
+)
+def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings, rows, says):
+    other = copied(run, tmp_path / "other", rows, **settings)
+    text = write_report([run, other], tmp_path / "both.html", repeats=50, pictures=False)[0].read_text()
+    assert text.count("<table>") == 2 and f"({says})" in text
+    alone, first = (Rows.read(*folders).table(repeats=50).sections[0] for folders in ([run], [run, other]))
+    assert alone.cells == first.cells and not alone.variant
+    assert says in (tmp_path / "table.csv").read_text() and f"({says})" in (tmp_path / "table.md").read_text()
+
+
+def test_more_methods_and_a_smaller_sample_of_the_same_pictures_are_one_table(run, tmp_path):
+    names = sorted({row["image"] for row in Rows.read(run)})
+    rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
+    some = copied(run, tmp_path / "some", rows, pictures_hash="0123")
+    (section,) = Rows.read(run, some).table(repeats=50).sections
+    assert not section.variant and len(section.images) == len(names)
+    assert {cell.images for (_, line), cell in section.cells.items() if line[0] == "alti"} == {4}
+
+
+def test_the_start_layer_is_drawn(run, tmp_path):
+    ask = Request(model="embedded", data=run.parent / "data", out=tmp_path / "run", methods=["ixg", "cat"], limit=3,
+                  ratios=[0.5], start_layers="0,2,5")  # fmt: skip
+    verify_run(ask)
+    text = write_report([tmp_path / "run"], repeats=50, pictures=False)[0].read_text()
+    assert "Where PLUS begins" in text and text.count("<polyline") == 2
+    assert "ixg+plus</span>" in text
+
+
+def test_the_command(run, tmp_path):
+    done = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html"), "--no-pictures"])
+    assert done.exit_code == 0 and "table.csv" in done.output and (tmp_path / "r.html").exists()
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2 and "run.json" in done.output
+    (tmp_path / "run.json").write_text((run / "run.json").read_text())
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2 and "no row yet" in done.output
+
+
+def test_rows_in_memory_have_a_table_too():
+    import torch
+
+    loaded = sg.load_model("embedded")
+    rows = sg.verify(loaded, [(torch.randn(4, 3, 32, 32), torch.arange(4))], methods=["ixg"], ratios=[0.5])
+    assert "ixg" in str(rows.table(repeats=10))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 97.2), (0.001, 0.0042), (5, 5)])
+def test_ticks(low, high):
+    found = svg.ticks(low, high)
+    assert all(low <= t <= high for t in found) and 1 <= len(found) <= 11
+
+
+def test_charts_escape_names():
+    chart = svg.lines([svg.Series("<a & b>", [0, 1], [1, 2])], x_label="<x>", y_label="y", title='"t"')
+    assert "<a" not in chart and ET.fromstring(chart) is not None
+    chart = svg.scatter(
+        [svg.Series(f"m{i}", [1.0], [2.0], i) for i in range(12)], x_label="x", y_label="y", title="t"
+    )
+    heights = re.findall(r'class="name[^>]* y="([\d.]+)"', chart)
+    assert len(heights) == svg.LABELLED == len(set(heights)), "labels of one place are moved apart"

@@ -1,0 +1,117 @@
+"""A run that is killed at any moment goes on where it stopped: its rows are those of an unbroken run, bit for bit.
+
+Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a fork that
+writes into the folder, slowly and in small pieces, until SIGKILL ends it.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.runs import pictures
+
+KILLS = 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
+def test_killed_twenty_times(tmp_path):
+    source = Path(__import__("steadygaze").__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["kills"] == KILLS
+    assert told["half lines"] > 0, "no kill struck within a write: the test proves less than it says"
+    assert told["computed"] <= told["batches"] + told["kills"], "a batch that was reported was computed again"
+
+
+def main(folder: Path) -> None:
+    import torch
+
+    from steadygaze.data.images import read_image
+    from steadygaze.runs import loop, request, store
+
+    torch.set_num_threads(1)
+    data = pictures(folder / "data")
+    log = folder / "computed"
+
+    def ask(out: Path) -> request.Request:
+        return request.Request(
+            model="embedded", data=data, out=out, methods=["ixg", "rollout"], batch=2, ratios=[0.5, 0.9]
+        )
+
+    ready = request.prepare_run(
+        ask(folder)
+    )  # the fork has the model already, as it would cost seconds in a new process
+    assert read_image
+
+    def attempt(out: Path, slow: bool) -> None:
+        real, compute = os.write, loop.compute
+
+        def write(file, piece):  # a kill may fall between two pieces of a batch
+            time.sleep(0.001)
+            return real(file, piece[:400])
+
+        def counted(*arguments):
+            with log.open("a") as opened:
+                opened.write("x")
+            return compute(*arguments)
+
+        if slow:
+            store.os = type("os", (), {**vars(os), "write": staticmethod(write)})
+            loop.compute = counted
+        request.verify_run(ask(out), prepared=ready)
+
+    def rows(out: Path) -> list[bytes]:
+        return sorted(
+            line for file in out.glob("rows-*.jsonl") for line in file.read_bytes().splitlines(keepends=True)
+        )
+
+    began = time.monotonic()
+    attempt(folder / "unbroken", slow=False)
+    whole, wanted = time.monotonic() - began, rows(folder / "unbroken")
+    chance, kills, half, runs = random.Random(0), 0, 0, 0
+    while kills < KILLS:
+        runs += 1
+        out, before = folder / f"broken{runs}", b""
+        while True:
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    attempt(out, slow=True)
+                    code = 0
+                finally:
+                    os._exit(code)
+            if kills < KILLS:
+                time.sleep(chance.uniform(0, 0.6 * whole))
+                os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            file = out / "rows-00000.jsonl"
+            now = file.read_bytes() if file.exists() else b""
+            assert now.startswith(before), "a row that was reported is lost"
+            before = now[: now.rfind(b"\n") + 1]
+            if os.WIFEXITED(status):
+                assert os.WEXITSTATUS(status) == 0
+                break
+            kills += 1
+            half += now != before
+        assert rows(out) == wanted
+    print(
+        json.dumps(
+            {"kills": kills, "half lines": half, "computed": len(log.read_text()), "batches": 12 * runs}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

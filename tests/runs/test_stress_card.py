@@ -1,0 +1,159 @@
+"""The card of a stress run: its scores are those of the field; the closing tables; the report."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import steadygaze as sg
+from helpers.runs import Page, made_up, pictures
+from steadygaze.cli import app
+from steadygaze.report.html import write_report
+from steadygaze.robustness import corruption_scores, reliability_of
+from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.stress_request import Request, stress_run
+from steadygaze.runs.stress_suite import Options
+
+FEW = Options.of(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return pictures(tmp_path_factory.mktemp("card") / "data")
+
+
+@pytest.fixture(scope="module")
+def run(data):
+    suite = ["corruptions,attacks,occlusion,attention"]
+    return stress_run(
+        Request("embedded", data, data.parent / "run", suite, limit=4, batch=3, workers=0, options=FEW)
+    )
+
+
+def test_scores_are_those_of_the_field():
+    rows = made_up(CORRUPTIONS)
+    card = rows.cards(repeats=50)[0]
+    frame = rows.to_pandas()
+    means = frame[frame["metric"] == "top1"].groupby("setting")["value"].mean()
+    wanted = corruption_scores(
+        {n: [1 - means[f"{n}/{s}"] for s in range(1, 6)] for n in CORRUPTIONS}, 1 - means["clean"]
+    )
+    found = {
+        metric: card.scores["corruptions", metric]
+        for metric in ("mce", "relative_mce", "mean_error", "mean_error_all")
+    }
+    assert found["mce"].value == pytest.approx(wanted.mce) and found["relative_mce"].value == pytest.approx(
+        wanted.relative_mce
+    )
+    assert found["mean_error"].value == pytest.approx(wanted.mean_error)
+    assert found["mean_error_all"].value == pytest.approx(wanted.mean_error_all)
+    assert (
+        "15" in found["mce"].note
+        and "9 pictures" in found["mce"].note
+        and "19" in found["mean_error_all"].note
+    )
+    assert all(n.low <= n.value <= n.high for n in found.values()) and found["mce"].low < found["mce"].high
+    clean = frame[frame["setting"] == "clean"].set_index(["image", "metric"])["value"].unstack()
+    ece = reliability_of(torch.tensor(clean["confidence"].to_numpy()), torch.tensor(clean["top1"].to_numpy()))
+    assert card.numbers["clean", "ece"].value == pytest.approx(ece.ece)
+    assert card.scores["fog", "error"].value == pytest.approx(wanted.by_corruption["fog"])
+
+
+ALL = (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "severities"), [(COMMON[:3], 1000, ALL), (COMMON, 10, ALL), (COMMON, 1000, (3,))]
+)
+def test_no_mce_where_it_would_mean_nothing(names, classes, severities):
+    card = made_up(names, classes=classes, severities=severities).cards(repeats=10)[0]
+    assert ("corruptions", "mce") not in card.scores and ("corruptions", "mean_error") in card.scores
+
+
+def test_bootstrap_does_not_depend_on_the_order_of_rows():
+    rows = made_up(COMMON[:2])
+    turned = Rows(rows.runs, list(rows)[::-1])
+    one, two = (r.cards(repeats=30)[0] for r in (rows, turned))
+    assert all(one.numbers[key].low == n.low for key, n in two.numbers.items())
+    with pytest.raises(sg.BadInput, match="cards"):
+        rows.table()
+
+
+def test_the_command_and_its_report(run, tmp_path):
+    folder = run.folders[0]
+    done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "r.html")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert not page.open and not any(a.startswith("http") for a in page.addresses)
+    for words in ("How does the model hold up?", "Error by corruption", "Right answers by severity", "Attacks in pixel space",
+                  "While tokens are dropped", "Entropy", "Stability", "Sample pictures", "How it was run",
+                  "jpeg compression 3"):  # fmt: skip
+        assert words in page.words, words
+    assert text.count("data:image/jpeg") == 3 + 1, "clean, two corruptions, a sheet of attention"
+    table = (tmp_path / "table.csv").read_text()
+    assert "corruptions,mean_error," in table and "fog/3,top1," in table
+    facts = json.loads((folder / "run.json").read_text())["settings"]
+    assert facts["weights"] in page.words and facts["pictures_hash"] in page.words
+
+
+def test_a_report_without_the_data(tmp_path):
+    rows = made_up(COMMON[:3])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(rows.runs[0]))
+    (folder / "rows-00000.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    text = write_report([folder], repeats=20)[0].read_text()
+    assert "Pictures are left out" in text and "data:image" not in text
+
+
+def test_the_closing_tables(data, tmp_path):
+    words = [
+        "--model",
+        "embedded",
+        "--data",
+        str(data),
+        "--suite",
+        "corruptions,attacks,occlusion,attention",
+        "--corruptions",
+        "fog",
+    ]
+    words += [
+        "--severities",
+        "1,5",
+        "--epsilons",
+        "8/255",
+        "--pgd-steps",
+        "1",
+        "--limit",
+        "3",
+        "--workers",
+        "1",
+    ]
+    done = CliRunner().invoke(app, ["stress", *words, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    for words in ("clean", "fgsm/8", "pgd/8", "centre_square/0.5", "top-1 at 5", "random drop", "salient drop by gaze", "entropy",
+                  "stability", "ECE", "1 of the 15 common corruptions, severities 1, 5", "3 pictures"):  # fmt: skip
+        assert words in done.output, words
+
+
+def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
+    """As a kill leaves it; a picture that cannot be read is no lack."""
+    whole = run.folders[0]
+    lines = (whole / "rows-00000.jsonl").read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])["image"]
+    for name, take, also in (("killed", lambda r: r["setting"] != "fog/3" or r["image"] == first, []),
+                             ("unreadable", lambda r: r["image"] != first, [{"image": first, "unreadable": f"{first}: no such file"}]),
+                             ("whole", lambda r: True, [])):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text((whole / "run.json").read_text())
+        kept = [line for line in lines if take(json.loads(line))]
+        (tmp_path / name / "rows-00000.jsonl").write_text(
+            "".join([*kept, *(json.dumps(row) + "\n" for row in also)])
+        )
+        write_report([tmp_path / name], pictures=False, repeats=20)
+        for file in ("report.html", "table.md"):
+            text = (tmp_path / name / file).read_text()
+            assert ("Not finished: 1 of" in text and "(fog/3)" in text) == (name == "killed"), (name, file)

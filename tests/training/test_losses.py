@@ -1,0 +1,365 @@
+"""Losses: values against slow oracles, gradients against finite differences in float64, and what each must refuse."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor
+
+import steadygaze as sg
+from helpers.losses import tiny
+from oracles import attention, vit
+from steadygaze.training.differentiable_maps import live_map
+from steadygaze.training.losses import losses
+
+
+def batch(size: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(size, 3, 16, 16, dtype=torch.float64, generator=generator)
+    masks = torch.zeros(size, 16, 16, dtype=torch.uint8)
+    masks[:, 3:9, 2:12] = 255
+    masks[:, 9, 2:12] = 128
+    return images, masks, torch.arange(size) % 5
+
+
+# -- relevance ------------------------------------------------------------------------------------------------------
+
+
+def gae_parts(model, images, labels) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    state, scalar = vit.trace(model, images, labels)
+    a = [block.A for block in state.blocks]
+    return [x.detach() for x in a], vit.gradients(scalar, a), state.logits.detach()
+
+
+def relevance_oracle(model, images, masks, labels, gradients=None) -> dict[str, float]:
+    """Pixel by pixel, from the formulas; `gradients`: G held at other weights than these."""
+    a, g, logits = gae_parts(model, images, labels)
+    g = gradients or g
+    matrices = [(x * y).clamp(min=0).mean(1) for x, y in zip(a, g, strict=True)]
+    rows = vit.read(model, attention.plus_identity(matrices)).reshape(-1, 1, 4, 4)
+    r = F.interpolate(rows, size=(16, 16), mode="bilinear", align_corners=False)[:, 0]
+    background = foreground = count = 0.0
+    for one, mask in zip(r, masks, strict=True):
+        one = (one - one.min()) / (one.max() - one.min())
+        for value, code in zip(one.flatten().tolist(), mask.flatten().tolist(), strict=True):
+            background += value**2 if code == 0 else 0.0
+            foreground += (value - 1) ** 2 if code == 255 else 0.0
+            count += code != 128
+    said = [math.log(sum(math.exp(v) for v in y)) - max(y) for y in logits.tolist()]
+    return {
+        "background": background / count,
+        "foreground": foreground / count,
+        "confidence": sum(said) / len(said),
+    }
+
+
+def test_relevance_is_the_formula():
+    model, (images, masks, labels) = tiny(), batch()
+    found = losses.relevance(model, images, masks, labels)
+    wanted = relevance_oracle(model, images, masks, labels)
+    assert {k: v.item() for k, v in found.items()} == pytest.approx(wanted, rel=1e-9)
+
+
+def slope(model, value, step: float = 1e-6) -> tuple[float, list[Tensor]]:
+    """Central difference of `value()` along one random direction of all weights, and that direction."""
+    generator = torch.Generator().manual_seed(2)
+    direction = [torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in model.parameters()]
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.add_(sign * step * d)
+        ends.append(float(value()))
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.sub_(sign * step * d)
+    return (ends[0] - ends[1]) / (2 * step), direction
+
+
+def along(loss: Tensor, model, direction: list[Tensor]) -> float:
+    grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return float(sum((g * d).sum() for g, d in zip(grads, direction, strict=True) if g is not None))
+
+
+@pytest.mark.parametrize("term", ["background", "foreground", "confidence"])
+@pytest.mark.parametrize("second_order", [False, True])
+def test_relevance_gradient_is_the_finite_difference(term, second_order):
+    model, (images, masks, labels) = tiny(), batch()
+    held = None if second_order else gae_parts(model, images, labels)[1]
+    wanted, direction = slope(model, lambda: relevance_oracle(model, images, masks, labels, held)[term])
+    found = along(
+        losses.relevance(model, images, masks, labels, second_order=second_order)[term], model, direction
+    )
+    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["raw_attention", "rollout", "ixg+plus", "attixg+plus", "gradcam", "attcam", "gradsam", "fullgrad"],
+)
+def test_any_differentiable_method_makes_the_map(method):
+    model, (images, masks, labels) = tiny(), batch()
+    found = live_map(model, images, labels, method)[0]
+    assert torch.allclose(
+        found.detach(), sg.explain(model, images, labels, method=method).scores, rtol=1e-9, atol=1e-12
+    )
+
+    def value(keep: bool = False) -> Tensor:
+        terms = losses.relevance(model, images, masks, labels, method=method, second_order=True)
+        return terms["background"] if keep else terms["background"].detach()
+
+    wanted, direction = slope(model, value)
+    assert along(value(keep=True), model, direction) == pytest.approx(wanted, rel=1e-4, abs=1e-8)
+
+
+def test_gaze_maps_are_those_of_explain_and_reach_the_weights():
+    model, (images, _, labels) = tiny(), batch()
+    found, logits = live_map(model, images, labels, "gaze", second_order=True)
+    assert torch.allclose(
+        found.detach(), sg.explain(model, images, labels, method="gaze").scores, rtol=1e-9, atol=1e-12
+    )
+    assert torch.allclose(logits, model(images), rtol=1e-10)
+    grads = torch.autograd.grad(logits.sum(), list(model.parameters()), retain_graph=True)
+    plain = torch.autograd.grad(model(images).sum(), list(model.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(grads, plain, strict=True)), (
+        "logits must have the ordinary gradient"
+    )
+    assert all(
+        g is not None and g.abs().sum() > 0
+        for g in torch.autograd.grad(found.square().sum(), [model.patch_embed.proj.weight])
+    )
+
+
+def test_first_order_leaves_the_last_value_and_head_alone_and_second_does_not():
+    model, (images, masks, labels) = tiny(), batch()
+    for second_order in (False, True):
+        terms = losses.relevance(model, images, masks, labels, second_order=second_order)
+        asked = [model.head.weight, model.blocks[-1].attn.proj.weight, model.blocks[-1].mlp.fc1.weight]
+        grads = torch.autograd.grad(terms["background"] + terms["foreground"], asked, allow_unused=True)
+        assert all((g is not None and g.abs().max() > 0) == second_order for g in grads)
+
+
+def test_one_pass_gives_map_and_logits():
+    model, (images, masks, labels) = tiny(), batch()
+    sg.adapt(model)  # checked once; that runs the model
+    calls = []
+    handle = model.head.register_forward_hook(lambda *_: calls.append(1))
+    losses.relevance(model, images, masks, labels)
+    handle.remove()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("loss", [losses.relevance, losses.gradmask, losses.rrr])
+def test_the_value_alone_needs_no_graph(loss):
+    model, given = tiny(), batch()
+    wanted = loss(model, *given)
+    with torch.no_grad():
+        found = loss(model, *given)
+    assert {k: v.item() for k, v in found.items()} == {k: v.item() for k, v in wanted.items()}
+    assert not any(v.requires_grad for v in found.values())
+    with torch.inference_mode(), pytest.raises(sg.BadInput, match=r"torch.inference_mode\(\) forbids"):
+        loss(model, *given)
+
+
+@pytest.mark.parametrize("loss", [losses.relevance, losses.gradmask, losses.rrr])
+@pytest.mark.parametrize(
+    ("labels", "message"), [([0, 1, 9], "class 9 is out of range"), ([0, 1], "for a batch of 3")]
+)
+def test_labels_that_do_not_fit_are_refused(loss, labels, message):
+    images, masks, _ = batch()
+    with pytest.raises(sg.BadInput, match=message):
+        loss(tiny(), images, masks, torch.tensor(labels))
+    if loss is losses.relevance:
+        with pytest.raises(sg.BadInput, match=message):
+            loss(tiny(), images, masks, torch.tensor(labels), explained="predicted", confidence="label")
+
+
+def test_label_or_own_prediction():
+    model, (images, masks, _) = tiny(), batch()
+    labels = (model(images).argmax(-1) + 1) % 5
+    by = {(e, c): losses.relevance(model, images, masks, labels, explained=e, confidence=c)
+          for e in ("label", "predicted") for c in ("label", "predicted")}  # fmt: skip
+    assert by["label", "label"]["background"] != by["predicted", "label"]["background"]
+    assert by["label", "label"]["confidence"].item() == pytest.approx(
+        F.cross_entropy(model(images), labels).item()
+    )
+    alone = losses.relevance(model, images, masks, explained="predicted")
+    assert alone["background"].item() == by["predicted", "predicted"]["background"].item()
+    with pytest.raises(sg.BadInput, match="expected labels"):
+        losses.relevance(model, images, masks)
+
+
+def test_shares_of_a_mask_are_reversed_as_asked():
+    images = torch.zeros(1, 3, 1, 3)
+    s, rest, _ = losses.sides(torch.tensor([[[0.0, 0.25, 1.0]]]), images, reverse="reference")
+    assert rest[0, 0].tolist() == [1.0, 0.25, 0.0] and s[0, 0].tolist() == [0.0, 0.25, 1.0]
+    assert losses.sides(torch.tensor([[[0.0, 0.25, 1.0]]]), images)[1][0, 0].tolist() == [1.0, 0.75, 0.0]
+
+
+def test_bad_masks_are_refused():
+    model, (images, masks, labels) = tiny(), batch()
+    empty = masks.clone()
+    empty[1] = 0
+    with pytest.raises(sg.BadInput, match=r"image\(s\) \[1\].*background everywhere"):
+        losses.relevance(model, images, empty, labels)
+    with pytest.raises(sg.BadInput, match=r"expected \(3, 16, 16\).*got \(3, 8, 8\)"):
+        losses.gradmask(model, images, masks[:, :8, :8], labels)
+    with pytest.raises(sg.BadInput, match="got \\[7\\]"):
+        losses.rrr(model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels)
+    with pytest.raises(sg.BadInput, match=r"shares of the object in 0..1, got nan"):
+        losses.relevance(model, images, torch.full(masks.shape, float("nan")), labels)
+    with pytest.raises(sg.MethodUnavailable, match="cannot be trained"):
+        losses.relevance(model, images, masks, labels, method="integrated_gradients")
+    with pytest.raises(sg.UnknownName, match="form"):
+        losses.adl([torch.ones(1, 1, 2, 2)], form="papers")
+    with pytest.raises(sg.BadInput, match="sequence"):
+        losses.adl(torch.ones(1, 1, 2, 2))
+
+
+# -- gradients of the picture ---------------------------------------------------------------------------------------
+
+
+def picture_oracle(model, images, masks, labels, which: str) -> float:
+    total = count = 0.0
+    pixels = images.clone().requires_grad_()
+    y = vit.run(model, vit.embed(model, pixels)).logits
+    if which == "gradmask":
+        quantity = sum(row[c] for row, c in zip(y, labels.tolist(), strict=True))
+    else:
+        quantity = sum((row.exp() / row.exp().sum() + 1e-11).log().sum() for row in y)
+    (g,) = torch.autograd.grad(quantity, pixels)
+    for one, mask in zip(g, masks, strict=True):
+        for channel in one:
+            for value, code in zip(channel.flatten().tolist(), mask.flatten().tolist(), strict=True):
+                total += value**2 if code == 0 else 0.0
+                count += code != 128
+    return total / count if which == "gradmask" else total
+
+
+@pytest.mark.parametrize("which", ["gradmask", "rrr"])
+def test_input_gradient_losses(which):
+    model, (images, masks, labels) = tiny(), batch()
+    function = getattr(losses, which)
+    wanted, direction = slope(model, lambda: picture_oracle(model, images, masks, labels, which))
+    terms = function(model, images, masks, labels)
+    assert terms["background"].item() == pytest.approx(
+        picture_oracle(model, images, masks, labels, which), rel=1e-9
+    )
+    assert along(terms["background"], model, direction) == pytest.approx(wanted, rel=1e-5)
+    ran = function(model, images, masks, labels, form="code")
+    assert (
+        ran["background"].item() == pytest.approx(terms["background"].item())
+        and not ran["background"].requires_grad
+    )
+    assert ran["classification"].requires_grad
+    assert {"ViT-B", "AR-S", "AR-B", "DeiT-S", "DeiT-B"} == set(losses.RRR) == set(losses.GRADMASK)
+
+
+# -- attention diversification --------------------------------------------------------------------------------------
+
+
+def maps(
+    batch_size: int, heads: int = 2, tokens: int = 6, layers: int = 3, sharp: float = 3.0
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = (batch_size, heads, tokens, tokens)
+    leaning = (
+        torch.arange(tokens, dtype=torch.float64) / tokens * sharp
+    )  # some columns get more, as in a trained model
+    return [
+        (sharp * torch.randn(shape, dtype=torch.float64, generator=generator) + leaning).softmax(-1)
+        for _ in range(layers)
+    ]
+
+
+def adl_oracle(attentions: list[Tensor], tau: float, form: str) -> float:
+    """Row by row, with lists."""
+    layers = []
+    for a in attentions:
+        n = a.shape[-1]
+        matrices = [m for image in a for m in (image if form == "per_head" else [image.mean(0)])]
+        rows = []
+        for m in matrices:
+            if form == "code":
+                cut = [[v if v > tau / n else 0.0 for v in row] for row in m.tolist()]
+                middle = [v if v > tau / n else 0.0 for v in m.mean(0).tolist()]
+            else:
+                cut = [[v if v >= tau / n else 0.0 for v in row] for row in m.tolist()]
+                middle = [sum(column) / n for column in zip(*cut, strict=True)]
+            for row in cut:
+                dot = sum(x * y for x, y in zip(row, middle, strict=True))
+                rows.append(dot / max(math.hypot(*row), 1e-8) / max(math.hypot(*middle), 1e-8))
+        layers.append(sum(rows) / len(rows))
+    return sum(layers) / (len(layers) + (1e-6 if form == "code" else 0))
+
+
+@pytest.mark.parametrize("form", ["paper", "code", "per_head"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_adl_is_the_formula(form, size):
+    found = losses.adl(maps(size), form=form)
+    assert found.shape == ()
+    assert found.item() == pytest.approx(adl_oracle(maps(size), 2.0, form), rel=1e-9)
+    assert found.item() > 0, "also at batch 1"
+
+
+def test_adl_of_uniform_and_of_random_attention():
+    even = [torch.full((2, 2, 8, 8), 1 / 8, dtype=torch.float64)]
+    assert losses.adl(even).item() == 0.0  # nothing reaches 2/N
+    assert losses.adl(even, tau=1.0).item() == pytest.approx(1.0)  # ≥: everything does
+    random = [torch.randn(2, 2, 40, 40, generator=torch.Generator().manual_seed(0)).softmax(-1)]
+    assert losses.adl(random, form="code").item() == 0.0 and 0.1 < losses.adl(random).item() < 0.5
+    one_column = torch.full((1, 1, 4, 4), 0.02, dtype=torch.float64)
+    one_column[..., 0] = 0.94
+    assert losses.adl([one_column]).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("given", [None, [], [[1.0]], torch.ones(1, 1, 3, 3), [torch.ones(1, 3, 3)], iter(())],
+                         ids=["none", "empty", "numbers", "bare tensor", "no heads", "empty iterator"])  # fmt: skip
+def test_adl_of_something_else(given):
+    with pytest.raises(sg.BadInput, match="adl: expected"):
+        losses.adl(given)
+
+
+@pytest.mark.parametrize("form", ["paper", "code", "per_head"])
+def test_adl_gradient(form):
+    logits = [a.log().requires_grad_() for a in maps(2, tokens=3, layers=2)]
+    assert torch.autograd.gradcheck(lambda *s: losses.adl([x.softmax(-1) for x in s], form=form), logits)
+
+
+# -- distillation ---------------------------------------------------------------------------------------------------
+
+
+def test_distillation():
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(4, 5, dtype=torch.float64, generator=generator) for _ in range(2))
+    p, q = (teacher / 3).softmax(-1), (student / 3).softmax(-1)
+    assert losses.distillation(student, teacher, form="soft").item() == pytest.approx(
+        9 * (p * (p / q).log()).sum(-1).mean().item()
+    )
+    assert losses.distillation(student, teacher).item() == pytest.approx(
+        F.cross_entropy(student, teacher.argmax(-1)).item()
+    )
+    pair = (torch.randn_like(student), student)
+    assert losses.distillation(pair, teacher) == losses.distillation(student, teacher)
+    for form in ("soft", "hard"):
+        assert torch.autograd.gradcheck(
+            lambda s, form=form: losses.distillation(s, teacher, form=form), student.requires_grad_()
+        )
+    with pytest.raises(sg.BadInput, match="same classes"):
+        losses.distillation(student, teacher[:, :3])
+
+
+def test_relevance_of_a_distilled_model_in_training_keeps_both_heads():
+    torch.manual_seed(0)
+    model = VisionTransformerDistilled(
+        img_size=16, patch_size=4, num_classes=5, embed_dim=8, depth=2, num_heads=2
+    ).double()
+    images, masks, labels = batch()
+    sg.adapt(model)
+    model.train()
+    model.set_distilled_training(True)
+    terms, logits = losses.relevance_pass(model, images, masks, labels)
+    assert len(logits) == 2 and torch.allclose(logits[1], model(images)[1])
+    assert all(torch.isfinite(t) for t in terms.values())

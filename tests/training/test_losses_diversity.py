@@ -1,0 +1,93 @@
+"""Attention diversification from fused attention is `losses.adl` of the maps, in value and in every gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+
+import steadygaze as sg
+from steadygaze.trace import Seam, Want
+from steadygaze.training.losses import diversification as diversity
+from steadygaze.training.losses import losses
+from steadygaze.training.losses.diversification import DiverseSeam
+
+FORMS = ("paper", "code", "per_head")
+
+
+def tiny(**more) -> VisionTransformer:
+    torch.manual_seed(0)
+    given = {
+        "img_size": 16,
+        "patch_size": 4,
+        "num_classes": 5,
+        "embed_dim": 8,
+        "depth": 3,
+        "num_heads": 2,
+        "mlp_ratio": 2.0,
+    }
+    model = VisionTransformer(**given | more).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.8 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_fused_is_the_same_as_kept(form, size, monkeypatch):
+    model = tiny()
+    monkeypatch.setattr(
+        diversity, "CACHED", 2 * 2 * 17**2
+    )  # two pictures at a time: 5 are taken in three parts
+    images = torch.randn(size, 3, 16, 16, dtype=torch.float64)
+    weights = list(model.parameters())
+    with DiverseSeam(form=form) as seam:
+        logits = model(images)
+    assert len(seam.similarities) == 3 and not seam.record.attention, "no map may be kept"
+    kept = Seam(want=Want(hidden=False, attention=True))
+    with kept:
+        plain = model(images)
+    wanted = losses.adl([a.a for a in kept.record.attention], form=form)
+    assert seam.loss().item() == pytest.approx(wanted.item(), rel=1e-10) and wanted.item() > 0
+    assert torch.allclose(logits, plain, rtol=1e-10)
+    both = [
+        torch.autograd.grad(y.square().sum() + 7 * loss, weights)
+        for y, loss in ((logits, seam.loss()), (plain, wanted))
+    ]
+    assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-10) for a, b in zip(*both, strict=True))
+
+
+def test_eager_attention_is_read_from_its_softmax():
+    model, images = tiny(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    with DiverseSeam() as fused:
+        model(images)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    with DiverseSeam() as eager:
+        model(images)
+    assert len(eager.record.attention) == 3 and not eager.similarities
+    assert eager.loss().item() == pytest.approx(fused.loss().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masks_and_single_queries(form):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (3 * torch.randn(2, 2, 4, 3, dtype=torch.float64, generator=generator) for _ in range(3))
+    bias = torch.randn(2, 1, 4, 4, dtype=torch.float64, generator=generator)
+
+    def both(q, k, v):
+        with DiverseSeam(form=form) as seam:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+            F.scaled_dot_product_attention(q[:, :, :1], k, v)  # class attention: left out
+        assert len(seam.similarities) == 1
+        return out, seam.loss()
+
+    assert torch.allclose(both(q, k, v)[0], F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+    assert torch.autograd.gradcheck(both, [t.requires_grad_() for t in (q, k, v)])
+
+
+def test_a_model_without_attention_is_refused():
+    with DiverseSeam() as seam:
+        torch.nn.Linear(2, 2)(torch.ones(1, 2))
+    with pytest.raises(sg.MethodUnavailable, match="no attention"):
+        seam.loss()

@@ -1,0 +1,177 @@
+"""A segmenter of any ViT: its shape, its tokens, its training by recipe, its checkpoints."""
+
+import copy
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import steadygaze as sg
+from helpers.segmentation import MODEL, SIDE, recipe, squares
+from helpers.tiny_models import ALL, images_of
+from steadygaze.training.recipe_files import make_recipe
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return squares(tmp_path_factory.mktemp("squares"))
+
+
+def test_it_learns_to_segment_and_can_be_used(data, tmp_path):
+    got = sg.train(recipe(data, epochs=12), tmp_path / "run")
+    assert got.top1 is None and got.miou is not None and got.miou > 0.8
+    rows = list(csv.DictReader((tmp_path / "run" / "log.csv").open()))
+    assert float(rows[-1]["test_miou"]) == pytest.approx(got.miou) and "test_top1" not in rows[0]
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    loaded = sg.load_model(str(tmp_path / "run"))
+    assert loaded.classes == ("background", "object") and loaded.size == (SIDE, SIDE)
+    image = loaded.preprocess(Image.open(data / "images" / "0.png"))[None]
+    assert torch.equal(loaded.model(image), got.model(image))
+    said, truth = (
+        loaded.model(image).argmax(1)[0],
+        torch.from_numpy(np.array(Image.open(data / "masks" / "0.png"))),
+    )
+    assert (said[truth == 255] == 1).float().mean() > 0.8 and (said[truth == 0] == 0).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("more", [
+    {"modules": {"tap": {}}}, {"modules": {"cb": {}}, "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {}}, "ema": {"decay": 0.5}},
+], ids=["tap", "cb, adl, average"])  # fmt: skip
+def test_modules_and_losses_go_along(data, tmp_path, more):
+    got = sg.train(recipe(data, epochs=1, **more), tmp_path / "run")
+    loaded = sg.load_model(str(tmp_path / "run")).model
+    assert set(sg.modules.inserted(loaded)) == set(sg.modules.inserted(got.model)) != set()
+    images = torch.rand(2, 3, SIDE, SIDE)
+    assert torch.equal(loaded(images), got.model.eval()(images)) and loaded(images).shape == (
+        2,
+        2,
+        SIDE,
+        SIDE,
+    )
+    assert ("adl" in got.log[0]) == ("losses" in more)
+
+
+def test_a_run_goes_on_to_the_same_weights(data, tmp_path):
+    whole = sg.train(recipe(data), tmp_path / "whole")
+    sg.train(recipe(data), tmp_path / "broken", stop_after=1)
+    parts = sg.train(recipe(data), tmp_path / "broken")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.model.state_dict().values(), parts.model.state_dict().values(), strict=True)
+    )
+
+
+def test_a_run_begins_with_another_ones_weights(data, tmp_path):
+    first = sg.train(recipe(data), tmp_path / "first")
+    onward = recipe(
+        data, model={"name": str(tmp_path / "first")}, modules={"tap": {}}, epochs=1, optimiser={"lr": 1e-9}
+    )
+    second = sg.train(onward, tmp_path / "second")
+    assert torch.allclose(first.model.decoder.weight, second.model.decoder.weight, atol=1e-6)
+    assert sg.modules.inserted(sg.load_model(str(tmp_path / "second")).model)
+    with pytest.raises(sg.BadInput, match="its weights are of a segmenter"):
+        sg.train(
+            make_recipe({"model": {"name": str(tmp_path / "first")}, "data": {"train": str(data)}}),
+            tmp_path / "third",
+        )
+
+
+def test_ignored_pixels_teach_nothing(data, tmp_path):
+    """The same run over maps whose border says something else: the weights do not differ."""
+    from steadygaze.training.losses.losses import cross_entropy
+
+    logits, labels = torch.randn(2, 3, 4, 4, requires_grad=True), torch.randint(0, 3, (2, 4, 4))
+    labels[:, :2] = 255
+    loss = cross_entropy(logits, labels)
+    assert torch.isclose(loss, torch.nn.functional.cross_entropy(logits[:, :, 2:], labels[:, 2:]))
+    loss.backward()
+    assert not logits.grad[:, :, :2].any() and logits.grad[:, :, 2:].any()
+    assert cross_entropy(logits, torch.full((2, 4, 4), 255)) == 0
+
+
+@pytest.mark.parametrize("crop", ["pad", "resized", "resize", "none"])
+def test_picture_and_map_move_together(data, crop):
+    from steadygaze.data.label_maps import find_maps
+    from steadygaze.training.data import Pictures, Shape
+    from steadygaze.training.recipe import Augment
+
+    shape = Shape((SIDE, SIDE), (0, 0, 0), (1, 1, 1), "nearest", 1.0)
+    pictures = Pictures(find_maps(data), shape, Augment(crop=crop, pad=6, resize=40), seed=0)
+    for epoch in range(4):
+        image, labels, mask = pictures[epoch, 3]
+        assert (
+            labels.shape == (SIDE, SIDE) and not mask.numel() and set(labels.unique().tolist()) <= {0, 1, 255}
+        )
+        assert image[0][labels == 1].min() > 0.6 and image[0][labels == 0].max() < 0.3
+    if crop == "pad":
+        black = [(pictures[e, 3][0] == 0).all(0) & (pictures[e, 3][1] == 255) for e in range(4)]
+        assert any(b[0].any() or b[-1].any() for b in black), "what is padded has no class"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"losses": {"relevance": {}}}, "losses.relevance: it is of a classifier"),
+        ({"augment": {"mixup": 0.8}}, "a mask does not go along with augment.mixup"),
+        ({"data": {"train": "x", "only": ["1"]}}, "data.only: a picture of a segmentation has no class"),
+        ({"data": {"train": "x", "masks": "tokencut"}}, "expected a folder for a segmentation"),
+    ],
+)
+def test_what_does_not_go_with_a_segmentation_is_said(data, more, words):
+    with pytest.raises(sg.BadInput, match=words):
+        recipe(data, **more)
+
+
+def test_masks_are_asked_for_and_looked_at(tmp_path):
+    folder = squares(tmp_path / "data", 4)
+    Image.fromarray(np.full((SIDE, SIDE), 128, np.uint8)).save(folder / "masks" / "2.png")
+    with pytest.raises(sg.BadImage, match=r"2\.png.*has no pixel whose class counts"):
+        sg.train(recipe(folder), tmp_path / "run")
+    (tmp_path / "plain" / "1").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "plain" / "1" / "a.png")
+    with pytest.raises(sg.BadInput, match="segmentation: expected masks"):
+        sg.train(recipe(tmp_path / "plain"), tmp_path / "run")
+
+
+# -- the segmenter by itself ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_linear_decoder_of_normed_patches():
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **MODEL).eval()
+    made = sg.modules.segmenter(model, 5)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    z = model.forward_features(images)[:, 1:]  # behind the final norm, without the class token
+    scores = made.decoder(z).transpose(1, 2).unflatten(2, (4, 4))
+    assert torch.allclose(
+        made(images), torch.nn.functional.interpolate(scores, size=(SIDE, SIDE), mode="bilinear"), atol=1e-5
+    )
+    assert made.no_weight_decay() >= {"backbone.pos_embed", "backbone.cls_token"}
+    assert not any(m._forward_hooks for m in model.modules())
+    twin = copy.deepcopy(made)
+    torch.nn.init.zeros_(model.norm.weight)
+    assert not torch.allclose(twin(images), made(images)), "a copy runs its own modules"
+
+
+@pytest.mark.parametrize(
+    "name", ["Swin", "PVT v2", "torchvision", "transformers ViT", "EVA (mean)", "CaiT", "transformers SigLIP"]
+)
+def test_it_is_made_of_any_view(name):
+    model = ALL[name]()
+    images = images_of(model)
+    got = sg.modules.segmenter(model, 4)(images)
+    assert got.shape == (2, 4, *images.shape[-2:]) and got.dtype == images.dtype and got.std() > 0
+
+
+def test_bad_input_is_named():
+    model = timm.create_model("vit_tiny_patch16_224", **MODEL)
+    for classes in (1, 300, 2.0, True):
+        with pytest.raises(sg.BadInput, match="expected a whole number from 2 to 255"):
+            sg.modules.segmenter(model, classes)
+    with pytest.raises(sg.BadInput, match="got a Segmenter"):
+        sg.modules.segmenter(sg.modules.segmenter(model, 2), 2)
+    with pytest.raises(sg.UnsupportedModel):
+        sg.modules.segmenter(torch.nn.Linear(2, 2), 2)
