@@ -24,7 +24,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "steadygaze"
 LEVELS = (
     ("errors", "types"),
-    ("registry", "target", "drawing"),
+    ("registry", "progress", "files", "seeding"),
+    ("method_registry", "target", "drawing"),
     ("heatmap", "data"),
     ("models",),
     ("vit",),

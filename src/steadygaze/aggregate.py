@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.registry import Method
+from steadygaze.method_registry import Method
 from steadygaze.trace.capture import Trace
 
 

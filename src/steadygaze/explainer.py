@@ -14,7 +14,7 @@ from steadygaze.aggregate import aggregate, fit, layers
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
 from steadygaze.heatmap import Attribution
 from steadygaze.methods import parse
-from steadygaze.registry import DEFAULT, Method
+from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt

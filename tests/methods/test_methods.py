@@ -15,7 +15,7 @@ from torch import Tensor
 import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
 from oracles.models import KINDS, pictures, tiny
-from steadygaze.registry import ALIASES, BASES
+from steadygaze.method_registry import ALIASES, BASES
 
 TARGET = torch.tensor([1, 3])
 SCORES = ("logit", "log_prob", "log_odds", "contrast")

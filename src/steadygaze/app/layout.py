@@ -16,7 +16,7 @@ from steadygaze.errors import SteadygazeError
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.heatmap import Attribution
 from steadygaze.methods.search import manner
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.target import SCORES
 
 PREDICTED, OWN = "what the model says", "the method's own"

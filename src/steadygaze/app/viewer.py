@@ -24,7 +24,7 @@ from steadygaze.faithfulness.removal import RATIOS, Whole, ranking, removal
 from steadygaze.heatmap import Attribution, percent
 from steadygaze.loading.load import Loaded
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.registry import Method
+from steadygaze.method_registry import Method
 from steadygaze.runs.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from steadygaze import __version__
 from steadygaze.cli.diffmask import diffmask as diffmask_commands
 from steadygaze.errors import SteadygazeError
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 
 __all__ = ["app", "main"]
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from steadygaze.cli.explain import Request
 from steadygaze.cli.explain import run as explain_files
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 
 METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
 

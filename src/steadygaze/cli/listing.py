@@ -26,7 +26,7 @@ STAGED = (
 def list_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, cost in forward passes, and what it needs."""
     import steadygaze.methods  # noqa: F401 - registers them
-    from steadygaze.registry import infos
+    from steadygaze.method_registry import infos
 
     known = infos()
     if json:

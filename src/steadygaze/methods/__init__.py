@@ -16,7 +16,7 @@ from steadygaze.methods import (
     propagation,
     sufficient,
 )
-from steadygaze.registry import Method, MethodInfo, infos, make, parse
+from steadygaze.method_registry import Method, MethodInfo, infos, make, parse
 
 __all__ = [
     "Method",

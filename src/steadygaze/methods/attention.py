@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.registry import alias, register
+from steadygaze.method_registry import alias, register
 from steadygaze.trace.capture import Trace
 
 NEEDS = {"attention": True}

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable, UnknownName
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 from steadygaze.trace.capture import Trace
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from steadygaze.errors import UnknownName
 from steadygaze.methods.attention import global_attention, half_identity
 from steadygaze.methods.gradient import ixg
-from steadygaze.registry import alias, register
+from steadygaze.method_registry import alias, register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.replay import BIAS_RULES, decompose
 

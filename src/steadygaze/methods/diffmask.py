@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
-from steadygaze.registry import Method, parse, register
+from steadygaze.method_registry import Method, parse, register
 from steadygaze.vit.view import ViT, remember
 
 NODES = 24  # of the quadrature of E[z]

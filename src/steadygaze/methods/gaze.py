@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.methods.attention import global_attention
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.seam import Want
 

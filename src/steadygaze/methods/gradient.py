@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.methods.attention import global_attention
-from steadygaze.registry import alias, register
+from steadygaze.method_registry import alias, register
 from steadygaze.trace.capture import Trace
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from steadygaze.errors import UnknownName
 from steadygaze.methods.search import budget_of, measured, uniform, values
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the costs that are listed
 SIGMA, RIDGE = 0.25, 1.0

@@ -31,7 +31,7 @@ from steadygaze.methods.perturbation import (
     spread_order,
 )
 from steadygaze.methods.search import budget_of, generators, searched, values, whole_rounds
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 from steadygaze.trace.seam import Seam
 from steadygaze.vit.masking import places
 from steadygaze.vit.view import remember

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steadygaze.methods.attention import add_identity, global_attention
 from steadygaze.methods.gradient import ixg
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.rules import ATTNLRP
 from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.methods.perturbation import BLACK_BOX
 from steadygaze.methods.search import budget_of, searched
-from steadygaze.registry import register
+from steadygaze.method_registry import register
 from steadygaze.target import Target, quantity, resolve
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.seam import Want

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.report.changes import (
     CLASS_HEADS,
     HEADS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.report.changes import CLASS_HEADS, HEADS, class_rows, corruption_figures, row
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Part

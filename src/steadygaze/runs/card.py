@@ -15,7 +15,7 @@ import numpy as np
 
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import mean
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.runs.loop import World
 from steadygaze.runs.request import Request as VerifyRequest
 from steadygaze.runs.request import prepare_run, verify_run

@@ -11,7 +11,7 @@ from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.metric import METRICS, metric
 from steadygaze.methods import listed, parse
-from steadygaze.registry import AGGREGATORS, BASES, Method
+from steadygaze.method_registry import AGGREGATORS, BASES, Method
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
@@ -161,7 +161,7 @@ def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":
         name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
-    from steadygaze.registry import make
+    from steadygaze.method_registry import make
 
     written = options if "+" in name else _own_words(method, options)
     return [make(name, **written, start=layer) for layer in layers]

@@ -16,7 +16,7 @@ from steadygaze.data.confusion import IGNORED
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import Loaded
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.asked import fingerprint, outputs
 from steadygaze.runs.levels import fits

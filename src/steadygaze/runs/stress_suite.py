@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
-from steadygaze.registry import DEFAULT
+from steadygaze.method_registry import DEFAULT
 from steadygaze.robustness.attacks import budget
 from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
 from steadygaze.robustness.neighbours import METRICS
@@ -345,7 +345,7 @@ def _occlusion(
     vit: ViT | None, model: str, answer: tuple[str, ...], options: Options, notes: list[str]
 ) -> list[Condition]:
     from steadygaze.explainer import unavailable
-    from steadygaze.registry import parse
+    from steadygaze.method_registry import parse
 
     found = [Condition("centre_square", "centre_square", 0.5, _each("centre_square/0.5", answer))]
     if vit is None:

@@ -20,7 +20,7 @@ from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import versions
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import Loaded
-from steadygaze.registry import DEFAULT, Method
+from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.runs.asked import digest, fingerprint
 from steadygaze.runs.loop import Chunk, Told, run
 from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from steadygaze.data.confusion import IGNORED
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.registry import Method
+from steadygaze.method_registry import Method
 from steadygaze.target import resolve
 from steadygaze.trace import Seam, Want
 from steadygaze.training.differentiable_maps import joined, live_map

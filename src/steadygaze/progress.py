@@ -1,0 +1,39 @@
+"""What long calls report while they run: `explain`, `verify`, `stress` and `train` all take `on_progress`.
+
+sg.verify(model, data, on_progress=lambda p: print(f"{p.task}: {p.done}/{p.total} {p.unit}"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come.
+
+    task: what is running, such as "verify" or the name of a search method
+    done: units finished so far, including those of an earlier, resumed run
+    total: units in all, None if unknown
+    unit: what is counted, such as "images"
+    resumed: how many of `done` were finished by an earlier run
+    """
+
+    task: str
+    done: int
+    total: int | None
+    unit: str
+    resumed: int = 0
+
+    @property
+    def fraction(self) -> float | None:
+        """The finished share, 0..1; None if the total is unknown."""
+        return None if not self.total else min(1.0, self.done / self.total)
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """The default: nothing is shown."""
