@@ -2,7 +2,7 @@
 
 Removal: the whole model runs on all its patches, and every attention gets −inf for the keys of the removed ones.
 
-Decomposition (NUMERICS 6.2): one run records what DecompX holds constant: attention, σ of every norm, slope of every
+Decomposition (docs/equations.md#decompx): one run records what DecompX holds constant: attention, σ of every norm, slope of every
 activation, gates, the winner of every maximum. With these replayed the network is affine, so the share of a source token is
 F(only that token) − F(nothing): one vector is pushed through the model's own modules for every source, and one, F(nothing),
 for all biases.

@@ -375,7 +375,7 @@ def z(x: Tensor) -> Tensor:
 
 
 def keys_and_parts(model: Any, tokens: Tensor, score: str = "log_odds") -> Tensor:
-    """F of NUMERICS 13, for the patches that `tokens` has."""
+    """F of docs/equations.md#gaze-twice, for the patches that `tokens` has."""
     prefix = model.num_prefix_tokens
     tokens = tokens.detach().requires_grad_()
     state = vit.run(model, tokens, how=vit.rule(0.75))

@@ -1,4 +1,4 @@
-"""TAP and CB written out from their formulas (NUMERICS 8.1, 10), one token after the other."""
+"""TAP and CB written out from their formulas (docs/equations.md#tap, docs/equations.md#cb), one token after the other."""
 
 from typing import Any
 

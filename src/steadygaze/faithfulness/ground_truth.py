@@ -2,7 +2,7 @@
 
 counting   grid x grid cells of pure colours; the class is the number n of red ones (Vision DiffMask). "The red ones" and "all the
            others" are both faithful answers, so a model is scored against the better of the two, chosen once for all its methods and
-           pictures; n = 0 and n = all are left out (NUMERICS 14)
+           pictures; n = 0 and n = all are left out (docs/equations.md#known-truth)
 shortcut   every cell has a random colour, one random cell bears a white mark; the class is the colour of the marked cell. Given the
            marked cell, the class is independent of all others: without it no model can beat chance, and `proof` shows that with it
            alone the trained one is still right. So it is all that the model uses

@@ -1,9 +1,9 @@
 """Perturbation: pixels are painted over, most relevant first (positive) or least relevant first (negative).
 
-Chefer et al. (NUMERICS 11): the map is upsampled bilinearly; at f = 0.1 ... 0.9 the first int(H·W·f) pixels are filled, by
+Chefer et al. (docs/equations.md#perturbation-tests): the map is upsampled bilinearly; at f = 0.1 ... 0.9 the first int(H·W·f) pixels are filled, by
 default with black before normalisation; value = mean over the nine steps of 100 · [argmax = target].
 
-Vision DiffMask (NUMERICS 9): the map is upsampled by nearest; at i = 0 ... 28 the first H·W·i // 28 pixels become noise
+Vision DiffMask (docs/equations.md#diffmask-perturbation): the map is upsampled by nearest; at i = 0 ... 28 the first H·W·i // 28 pixels become noise
 U(−1, 1) in normalised space. With p₀ the whole picture's probabilities, p those of the perturbed one, c = argmax p₀:
 
     as in the paper   accuracy 100 · [argmax p = c]     KL Σ_k p₀_k log(p₀_k / p_k)       mean height of the curve (trapezoid / 28)

@@ -1,4 +1,6 @@
-"""Token removal: what does the model say with the top patches alone, and what without them? (SkipPLUS; NUMERICS 11, 12)
+"""Token removal: what does the model say with the top patches alone, and what without them?
+
+SkipPLUS (docs/equations.md#token-removal).
 
 Patches are removed after `embed`, each of the others stays at its position, prefix tokens always stay. With P patches,
 ratio r and k = int(r·P), ranked by the map (stable, descending; ties in raster order):

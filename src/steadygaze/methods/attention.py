@@ -3,7 +3,7 @@
 | name          | T^l (mean over heads h)                          | bare name             | source                         |
 | raw_attention | A_h                                              | last block            |                                |
 | rollout       | A_h                                              | Π (½ A + ½ I)         | Abnar & Zuidema 2020           |
-| attn_grad     | ∂y/∂A_h                                          | block 0               | NUMERICS 14                    |
+| attn_grad     | ∂y/∂A_h                                          | block 0               | docs/equations.md#attn-grad    |
 | attcam        | w_hi A_hij, w_hi = mean_j over patches ∂y/∂A_hij | last block            | Chefer et al. 2021 ("GradCAM") |
 | genatt (gae)  | (A_h ⊙ ∂y/∂A_h)⁺                                 | R ← R + T R           | Chefer et al. 2021, GAE        |
 | gradsam       | the same                                         | Σ_l T^l               | = genatt+plus                  |

@@ -1,4 +1,6 @@
-"""Decomposition methods: how much of token i's new state comes from token j (NUMERICS 5 and 6, for pre-norm blocks).
+"""Decomposition methods: how much of token i's new state comes from token j in pre-norm blocks.
+
+Equations: docs/equations.md#pre-norm-mixing and docs/equations.md#decompx.
 
     T_ij = δ_ij x_i + s_i Σ_h A_hij f_hj,   f_hj = LayerScale · W_o^h (v_hj − offset): free of biases
     v_ij = T_ij + LayerScale₂ γ₂ ⊙ (T_ij − mean T_ij) / σ₂_i   (the second norm decomposed, the MLP passed by)
@@ -8,7 +10,7 @@
 | globenc | ‖v_ij‖₂                                             | Π                                       | Modarressi 2022      |
 | alti    | (‖y_i‖₁ − ‖y_i − T_ij‖₁)⁺, rows sum to 1            | Π                                       | Ferrando 2022        |
 | decompx | input x gradient with A, σ and slopes frozen        | from block 0                            | Modarressi 2023      |
-| gaze    | the same, A frozen by 3/4, score log-odds           | Σ_l                                     | NUMERICS 13          |
+| gaze    | the same, A frozen by 3/4, score log-odds           | Σ_l                                     | docs/equations.md#gaze |
 
 No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads x heads numbers a token.
 ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.

@@ -1,4 +1,6 @@
-"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches can go (NUMERICS 9).
+"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches can go.
+
+Equations: docs/equations.md#diffmask and docs/equations.md#hard-concrete.
 
     h̄⁰  = embed(image) − embed(blank)                              the patches' content, positions taken off
     u_l = α · tanh(w₂ · tanh(W₁ [h̄⁰; h^l] + c₁) + c₂) + β_l        l = 0 .. L+1: h̄⁰, the inputs of the L blocks, the last one's output

@@ -1,4 +1,4 @@
-"""Past `gaze` (NUMERICS 13): the same frozen-linear backward pass, read twice.
+"""Past `gaze` (docs/equations.md#gaze-removal, docs/equations.md#gaze-twice): the same frozen-linear backward pass, read twice.
 
     s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                            what patch j sends from layer l on; `gaze` is Σ_l s^l_j
     q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                       what the others take of it: S are the attention logits. With w_j the weight

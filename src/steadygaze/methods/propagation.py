@@ -1,6 +1,6 @@
 """Relevance propagation: TransAtt (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
 
-TransAtt sends relevance R, one-hot at the class, back through the network by these rules (NUMERICS 2); a ⊘ b is a / (b + 1e-9):
+TransAtt sends relevance R, one-hot at the class, back through the network by these rules (docs/equations.md#transatt); a ⊘ b is a / (b + 1e-9):
 
 | operation              | rule                                                                                        |
 | linear (bias ignored)  | R_in = x⁺ ⊙ (S W⁺) + x⁻ ⊙ (S W⁻), S = R ⊘ (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ)                                  |

@@ -1,4 +1,6 @@
-"""Sufficient input subsets: how little of a picture makes the model sure? Batched Gradient SIS (Carter et al. 2021; NUMERICS 7).
+"""Sufficient input subsets: how little of a picture makes the model sure? Batched Gradient SIS.
+
+Carter et al. 2021; docs/equations.md#sis.
 
     repeat: g_j = ∂ log p_c / ∂m_j at the patches (or pixels) that are left, where m_j = 1 hides j; note p_c;
             hide the k with the largest g, those that speak least for c

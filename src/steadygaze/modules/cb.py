@@ -1,4 +1,4 @@
-"""Context broadcasting: every token gets the mean of all tokens (Hyeon-Woo et al., ICCV 2023; NUMERICS 10).
+"""Context broadcasting: every token gets the mean of all tokens (Hyeon-Woo et al., ICCV 2023; docs/equations.md#cb).
 
 | variant | x_i becomes                    | m is the mean over all tokens, class and distillation tokens included |
 | plain   | (x_i + m) / 2                  |                                                                       |

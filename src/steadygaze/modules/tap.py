@@ -1,4 +1,6 @@
-"""Token-aware average pooling before attention (Guo, Stutz & Schiele, "Robustifying token attention", ICCV 2023; NUMERICS 8.1).
+"""Token-aware average pooling before attention (docs/equations.md#tap).
+
+Guo, Stutz & Schiele, "Robustifying token attention", ICCV 2023.
 
     T(x)_n = Σ_k P_kn · branch_k(x)_n,   P = softmax_k [conv3x3 D→K, BN, conv3x3 K→K](x),   block: x + Attn(norm1(T(x)))
 

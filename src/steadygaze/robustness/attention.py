@@ -11,8 +11,8 @@ A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what 
 | diversity | mean over heads h < h' of cos(vec A_h, vec A_h')              | 0..1       | **lower** is more diverse    |
 | stability | cos(vec A_h(clean), vec A_h(corrupted))                       | 0..1       | high: stays as it was        |
 
-Entropy as in Context Broadcasting, stability and diversity as in TAP (NUMERICS 8.3, 10), distance as in ViT (Dosovitskiy et
-al., app. D.7) with patches as the unit. Fused attention is seen through the seam, and only one layer at a time is held.
+Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and diversity as in TAP
+(docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as the unit. Fused attention is seen through the seam, and only one layer at a time is held.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Occlusion: a square painted over the middle of the picture, and curves of accuracy while patches are dropped.
 
-    centre square    half the side by default, 112 x 112 of 224 (NUMERICS 10)
+    centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
     random drop      a share r of the patches is removed, drawn anew for each image; the drops are nested: what is gone at
                      a small share is gone at every larger one
     salient drop     the same, patches of the highest score first (ties in raster order)

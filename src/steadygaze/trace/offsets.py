@@ -8,7 +8,7 @@ any other ViT). Of all others only what arrives matters: the rest of the offset 
 | explicit | Σ_b ∂block/∂b · b over the biases b that are not placed      | x held still, moved along those biases               |
 | complete | block(x) − J·x less what the placed offsets give             | along x, and along the placed offsets; then out − it |
 
-BAM_n = ⟨rest_n, ∂y/∂out_n⟩ (Srinivas & Fleuret 2019; NUMERICS 4). Nothing here is larger than what the block itself computes, twice.
+BAM_n = ⟨rest_n, ∂y/∂out_n⟩ (Srinivas & Fleuret 2019; docs/equations.md#fullgrad). Nothing here is larger than what the block itself computes, twice.
 """
 
 from typing import Any, Literal
@@ -77,7 +77,7 @@ class Push(Placed):
 
     def batch_norm(self, func: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
                    training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
-        """Its bias is β − μγ/σ (NUMERICS 4)."""
+        """Its bias is β − μγ/σ (docs/equations.md#fullgrad)."""
         y = func(x, mean, variance, weight, bias, training, momentum, eps)
         shift = -mean * (variance + eps).rsqrt() * (1 if weight is None else weight)
         shift = shift if bias is None else shift + bias

@@ -1,4 +1,4 @@
-"""Full decomposition: the model's own code, run on N source vectors at once (NUMERICS 6.1, 6.2).
+"""Full decomposition: the model's own code, run on N source vectors at once (docs/equations.md#bias-sharing).
 
 A first pass over x^l notes what DecompX holds constant: A, σ and slopes. The second pass sends D (sources, tokens, channels) with
 D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its held linear one. A bias is shared out over the sources:

@@ -1,4 +1,6 @@
-"""Rules: what is held constant when a gradient is taken (NUMERICS 6.3, 13, 14). The forward value never changes.
+"""Rules: what is held constant when a gradient is taken (docs/equations.md#frozen-linear).
+
+The forward value never changes.
 Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the offsets of whole blocks need).
 
 | field     | held constant, or scaled                                             | DecompX | `gaze` | AttnLRP |

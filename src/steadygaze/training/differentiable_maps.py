@@ -2,7 +2,7 @@
 
 One forward pass gives both the map and the logits. `second_order=False` is what the authors of relevance finetuning ran: the
 gradient G inside a map is a constant, and the loss reaches the weights only through A (or x). `second_order=True` differentiates
-G too, and reaches every weight (NUMERICS 1.3). What a method's own rules hold constant (σ, slopes) stays constant in both.
+G too, and reaches every weight (docs/equations.md#second-order). What a method's own rules hold constant (σ, slopes) stays constant in both.
 """
 
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Parts:
-    """The linear parts of one pre-norm attention branch, for the methods that decompose it (NUMERICS 5).
+    """The linear parts of one pre-norm attention branch, for the methods that decompose it (docs/equations.md#pre-norm-mixing).
 
     x'_i = x_i + s_i · O · concat_h(Σ_j A_hij v_hj) + output_bias; v_hj − value_offset is free of biases.
     """

@@ -1,4 +1,4 @@
-"""Training of Vision DiffMask (methods/masking.py): one step, exactly resumable (NUMERICS 9).
+"""Training of Vision DiffMask (methods/masking.py): one step, exactly resumable (docs/equations.md#diffmask-training).
 
     min over gates and b, max over λ ≥ 0:   L0 + λ_l · (KL(p ‖ p̂) − m),   l drawn anew for each batch, gates 0..l at work
 

@@ -1,4 +1,4 @@
-"""Attention diversification from fused attention: no layer's maps outlive the layer (NUMERICS 8.2).
+"""Attention diversification from fused attention: no layer's maps outlive the layer (docs/equations.md#adl).
 
 A `DiverseSeam` answers scaled_dot_product_attention by one function of its own that gives A·v and the layer's similarity. It keeps
 q, k and v, as the fused kernel does, and makes A again in the backward pass: the cost is that of the similarity alone. Where a model

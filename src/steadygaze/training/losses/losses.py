@@ -1,10 +1,10 @@
 """Losses that steady a model's gaze. Each is a function; one with several terms returns them by name, unweighted.
 
 | function     | terms                                | source                                                            |
-| relevance    | background, foreground, confidence   | Chefer et al. 2022, "Optimizing Relevance Maps"; NUMERICS 1.1-1.5 |
-| gradmask     | background, classification           | Simpson et al. 2019; NUMERICS 1.6                                 |
-| rrr          | background, classification           | Ross et al. 2017, "Right for the Right Reasons"; NUMERICS 1.6     |
-| adl          | a scalar                             | Guo et al. 2023, "Robustifying Token Attention"; NUMERICS 8.2     |
+| relevance    | background, foreground, confidence   | Chefer et al. 2022; docs/equations.md#relevance-losses            |
+| gradmask     | background, classification           | Simpson et al. 2019; docs/equations.md#gradmask                   |
+| rrr          | background, classification           | Ross et al. 2017; docs/equations.md#rrr                           |
+| adl          | a scalar                             | Guo et al. 2023; docs/equations.md#adl                            |
 | distillation | a scalar                             | Hinton et al. 2015 (soft); Touvron et al. 2021 (hard, token)      |
 
 Masks are (B, H, W): 255 object, 128 border (left out), 0 background; or booleans; or shares of the object in 0..1.

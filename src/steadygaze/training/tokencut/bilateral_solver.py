@@ -1,4 +1,5 @@
-"""Edges of a coarse mask drawn to those of its picture: the fast bilateral solver (Barron and Poole 2016; NUMERICS 1.7).
+"""Edges of a coarse mask drawn to those of its picture: the fast bilateral solver (Barron and Poole 2016;
+docs/equations.md#bilateral-solver).
 
 Pixels alike in place and colour share a vertex of a coarse grid in five dimensions (y, x, luma, two of chroma). On the vertices,
 

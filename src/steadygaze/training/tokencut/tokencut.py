@@ -1,4 +1,5 @@
-"""TokenCut: masks without labels, from the keys of a ViT's last block (Wang et al. 2022; NUMERICS 1.7).
+"""TokenCut: masks without labels, from the keys of a ViT's last block (Wang et al. 2022;
+docs/equations.md#tokencut).
 
     F_i = key of patch i, all heads side by side, of length 1        W_ij = 1 if F_i·F_j > τ else ε
     (D − W) v = λ D v, v the eigenvector of the second smallest λ     foreground: v > mean v, on the side of argmax |v|
