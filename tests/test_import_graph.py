@@ -161,9 +161,9 @@ def test_every_part_has_its_place() -> None:
         ("vit.view", "def f():\n    from steadygaze import methods", "vit.view -> steadygaze.methods"),
         ("methods.cam", "import steadygaze.aggregate", "methods.cam -> steadygaze.aggregate"),
         (
-            "train.loop",
+            "training.loop",
             "from steadygaze.faithfulness import evaluate",
-            "train.loop -> steadygaze.faithfulness.evaluate",
+            "training.loop -> steadygaze.faithfulness.evaluate",
         ),
         ("runs.loop", "from steadygaze.cli import main", "runs.loop -> steadygaze.cli.main"),
         ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no place here"),

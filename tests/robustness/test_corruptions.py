@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.corruptions import picture
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import filters as kernels
+from steadygaze.robustness.corruptions import frost
 from steadygaze.robustness.corruptions.corrupt import (
     CIFAR,
     COMMON,
@@ -17,11 +19,9 @@ from steadygaze.robustness.corruptions.corrupt import (
     IMAGENET,
     blurs,
     corrupt,
-    frost,
     pixelwise,
     weather,
 )
-from steadygaze.robustness.corruptions.corrupt import filters as kernels
 
 RANDOM = ("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur", "snow", "frost", "fog",
           "elastic_transform", "speckle_noise", "spatter")  # fmt: skip

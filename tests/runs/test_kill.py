@@ -23,7 +23,12 @@ KILLS = 20
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_killed_twenty_times(tmp_path):
     source = Path(__import__("steadygaze").__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parents[1]}",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=300
     )
