@@ -1,1 +1,30 @@
-"""Training losses."""
+"""Training losses, one file each; `register_loss` adds one from outside the package.
+
+| loss          | terms                              | source                                                      |
+| ------------- | ---------------------------------- | ----------------------------------------------------------- |
+| cross_entropy | a scalar                           | labels, soft targets or label maps                          |
+| relevance     | background, foreground, confidence | Chefer et al. 2022; docs/equations.md#relevance-losses      |
+| gradmask      | background, classification         | Simpson et al. 2019; docs/equations.md#gradmask             |
+| rrr           | background, classification         | Ross et al. 2017; docs/equations.md#rrr                     |
+| distillation  | a scalar                           | Hinton et al. 2015; docs/equations.md#distillation          |
+| adl           | a scalar                           | Guo et al. 2023; docs/equations.md#adl                      |
+
+They are computed, summed and logged in this order, those that run the model themselves first.
+"""
+
+from steadygaze.training.losses.registry import LOSSES as LOSSES
+from steadygaze.training.losses.registry import Loss as Loss
+from steadygaze.training.losses.registry import LossBatch as LossBatch
+from steadygaze.training.losses.registry import LossInfo as LossInfo
+from steadygaze.training.losses.registry import LossOptions as LossOptions
+from steadygaze.training.losses.registry import LossSetup as LossSetup
+from steadygaze.training.losses.registry import list_losses as list_losses
+from steadygaze.training.losses.registry import register_loss as register_loss
+
+# isort: off - importing a file registers its losses, and the order of registration is that of the table above
+from steadygaze.training.losses import cross_entropy as cross_entropy
+from steadygaze.training.losses import relevance as relevance
+from steadygaze.training.losses import input_gradient as input_gradient
+from steadygaze.training.losses import distillation as distillation
+from steadygaze.training.losses import adl as adl
+# isort: on
