@@ -25,10 +25,9 @@ STAGED = (
 
 def list_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, cost in forward passes, and what it needs."""
-    import steadygaze.methods  # noqa: F401 - registers them
-    from steadygaze.method_registry import infos
+    from steadygaze import methods
 
-    known = infos()
+    known = methods.list_methods()
     if json:
         print(json_module.dumps([asdict(info) for info in known], indent=2, default=str))
         return

@@ -1,9 +1,24 @@
-"""Every attribution method, registered under its name. Calling the package, `steadygaze.methods()`, lists them."""
+"""Every attribution method, one file per family, each registered under its name.
+
+`list_methods()` describes them, `register_method` adds one from outside, `method(name, **options)` sets options.
+"""
 
 import sys
 from types import ModuleType
 from typing import Any
 
+from steadygaze.method_registry import (
+    METHODS,
+    Method,
+    MethodInfo,
+    aliases,
+    base_methods,
+    list_methods,
+    make_method,
+    parse_method,
+    register_alias,
+    register_method,
+)
 from steadygaze.methods import (
     attention,
     cam,
@@ -16,45 +31,45 @@ from steadygaze.methods import (
     propagation,
     sufficient,
 )
-from steadygaze.method_registry import Method, MethodInfo, infos, make, parse
 
 __all__ = [
+    "METHODS",
     "Method",
     "MethodInfo",
+    "aliases",
     "attention",
+    "base_methods",
     "cam",
     "decomposition",
     "diffmask",
     "gaze",
     "gradient",
+    "list_methods",
     "method",
-    "parse",
+    "parse_method",
     "perturbation",
     "perturbation_soft",
     "propagation",
+    "register_alias",
+    "register_method",
     "sufficient",
-]  # fmt: skip
+]
+
+parse, listed = parse_method, list_methods
 
 
 def method(name: str, **options: Any) -> Method:
-    """A method with options, accepted wherever a name is.
+    """A method with options, accepted wherever a method's name is.
 
     >>> method("attixg+plus", pairing="next", freeze=0.75).name
     'attixg+plus:freeze=0.75,pairing=next'
     """
-    return make(name, **options)
+    return make_method(name, **options)
 
 
-def listed() -> list[MethodInfo]:
-    """What there is: every method with its family, cost and options."""
-    return infos()
-
-
-class _Listed(ModuleType):
-    """`sg.methods` is this package and, called, the list of what it holds."""
-
+class _Callable(ModuleType):
     def __call__(self) -> list[MethodInfo]:
-        return listed()
+        return list_methods()
 
 
-sys.modules[__name__].__class__ = _Listed
+sys.modules[__name__].__class__ = _Callable
