@@ -31,6 +31,7 @@ LEVELS = (
     ("vit",),
     ("trace",),
     ("method_registry",),  # names views and rules in its types; imports neither when it runs
+    ("method_names",),
     ("methods", "aggregate"),
     ("explainer",),
     ("modules",),

@@ -1,17 +1,17 @@
-"""The registry of attribution methods: what a method declares, and how a method's name is read.
+"""The registry of attribution methods: what a method declares.
 
 A name is `base`, `base+aggregator` or an alias of such a pair; options follow a colon:
 
     attixg    attixg+plus    gaze    attixg+plus:pairing=next,freeze=0.75
 
-`register_method` adds a base method, `register_alias` another name for a pair. Both share one registry, so that no two
-methods can have the same name.
+`register_method` adds a base method, `register_alias` another name for a pair. Both share one registry, so
+that no two methods can have the same name. `method_names` reads names, `steadygaze.methods` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -83,7 +83,7 @@ class BaseMethod:
 
 @dataclass(frozen=True)
 class Alias:
-    """Another name for `target`, a base method with aggregator and options, and a default score of its own."""
+    """Another name for `target`, a base method with aggregator and options; with its own default score."""
 
     target: str
     score: str = "logit"
@@ -129,7 +129,7 @@ class Method:
 
     @property
     def function_options(self) -> dict[str, Any]:
-        """The given options that the base method's function takes (the others belong to rules and aggregator)."""
+        """The given options that the base method's function takes; others belong to rules and aggregator."""
         return {key: value for key, value in self.options if key in self.base.options}
 
     @property
@@ -194,10 +194,11 @@ def register_method(
     kind: what the function is given, and what it returns
         "map"     (trace, layer, **options) -> (B, h, w), one score per patch on the grid of that layer
         "matrix"  (trace, layer, **options) -> (B, N, N), how much token i takes from token j
-        "model"   (query, **options) -> (B, h, w), runs the model itself (`steadygaze.trace.Query`); has no layers
+        "model"   (query, **options) -> (B, h, w), runs the model itself, has no layers; `query` is a
+                  `steadygaze.trace.Query`
     family: heading under which the method is listed
-    aggregator: what the bare name means, for methods with layers: "first" layer, "last" layer (default), "plus",
-        "skipplus", or "rollout" (matrices only)
+    aggregator: what the bare name means, for methods with layers: "first" layer, "last" layer (default),
+        "plus", "skipplus", or "rollout" (matrices only)
     gradient: whether a backward pass is needed
     class_specific: whether the map depends on the target class; by default, if a gradient is needed
     class_specific_if: option values under which it does, although it does not by default
@@ -293,39 +294,6 @@ def aliases() -> dict[str, Alias]:
     return {name: entry for name, entry in METHODS.items() if isinstance(entry, Alias)}
 
 
-def list_methods() -> list[MethodInfo]:
-    """Every attribution method, base methods first, then aliases."""
-    infos = [_describe_base(base) for base in base_methods()]
-    return infos + [_describe_alias(name, alias) for name, alias in aliases().items()]
-
-
-def _describe_base(base: BaseMethod) -> MethodInfo:
-    return MethodInfo(
-        name=base.name,
-        family=base.family,
-        cost=base.cost,
-        class_specific=base.class_specific,
-        layers=base.kind != "model",
-        options=allowed_options(base, base.aggregator),
-        summary=base.summary,
-        score=base.score,
-    )
-
-
-def _describe_alias(name: str, alias: Alias) -> MethodInfo:
-    target = parse_method(alias.target)
-    options = allowed_options(target.base, target.aggregator) | dict(target.options)
-    return replace(
-        _describe_base(target.base),
-        name=name,
-        layers=False,
-        options=options,
-        summary=alias.summary or target.base.summary,
-        score=alias.score,
-        alias_of=alias.target,
-    )
-
-
 def allowed_options(base: BaseMethod, aggregator: str | None) -> dict[str, Any]:
     """Every option that `base` takes with `aggregator`, with its default."""
     allowed = dict(base.options)
@@ -338,134 +306,6 @@ def allowed_options(base: BaseMethod, aggregator: str | None) -> dict[str, Any]:
     return allowed
 
 
-def parse_method(text: str) -> Method:
-    """Read a method's name with options, as in `attixg+plus:pairing=next,freeze=0.75`.
-
-    An unknown name, aggregator or option is an error that suggests the nearest known one.
-    """
-    name, _, tail = text.strip().partition(":")
-    options: dict[str, Any] = {}
-    for item in filter(None, tail.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise BadInput(f"method {text!r}: expected options as key=value after the colon, got {item!r}")
-        options[key.strip()] = _parse_value(value.strip())
-    return make_method(name, **options)
-
-
-def make_method(name: str, **options: Any) -> Method:
-    """A method with options, all checked."""
-    if ":" in name:
-        parsed = parse_method(name)
-        return make_method(parsed.name.partition(":")[0], **(dict(parsed.options) | options))
-    entry = METHODS[name] if name in METHODS else None
-    if isinstance(entry, Alias):
-        target = parse_method(entry.target)
-        method = make_method(target.name.partition(":")[0], **(dict(target.options) | options))
-        return replace(method, name=_join(name, options), score=entry.score)
-    stem, plus, aggregator = name.partition("+")
-    entry = METHODS[stem] if stem in METHODS else None
-    if isinstance(entry, Alias):
-        return _aggregated_alias(name, stem, aggregator, entry, options)
-    if entry is None or (plus and name in SYNONYMS):  # "gradcam++" looks like gradcam and an aggregator
-        raise UnknownName(
-            "method", name if name in SYNONYMS else stem, METHODS, METHODS.hint, METHODS.synonyms
-        )
-    chosen = _aggregator_of(entry, aggregator if plus else None)
-    options = _checked_options(name, entry, chosen, options)
-    return Method(_join(name, options), entry, chosen, tuple(sorted(options.items())), entry.score)
-
-
-def _aggregated_alias(name: str, stem: str, aggregator: str, alias: Alias, options: dict[str, Any]) -> Method:
-    """`gae+plus`: an alias of a bare base method can be aggregated, an alias of a pair cannot."""
-    if isinstance(METHODS.get(alias.target), BaseMethod):
-        return replace(make_method(f"{alias.target}+{aggregator}", **options), name=_join(name, options))
-    pair, colon, tail = alias.target.partition(":")
-    other = f"{pair.partition('+')[0]}+{aggregator}{colon}{tail}"
-    with_score = "" if alias.score == "logit" else f" with score={alias.score!r}"
-    advice = f" Use {other!r}{with_score}." if aggregator in AGGREGATORS else ""
-    raise BadInput(f"{name!r}: {stem!r} is an alias of {alias.target!r} and takes no aggregator.{advice}")
-
-
-def _aggregator_of(base: BaseMethod, given: str | None) -> Aggregator | None:
-    """The aggregator of a method: `given` after the plus sign, or what the bare name means."""
-    if given is None:
-        return base.aggregator
-    if given not in AGGREGATORS:
-        raise UnknownName("aggregator", given, AGGREGATORS)
-    if base.kind == "model":
-        raise BadInput(f"{base.name!r} has no layers, so {given!r} cannot aggregate it. Use the bare name.")
-    if given == "rollout" and base.kind != "matrix":
-        matrices = ", ".join(other.name for other in base_methods() if other.kind == "matrix")
-        raise BadInput(
-            f"rollout multiplies token-by-token matrices, and {base.name!r} gives one score per token. "
-            f"It works with {matrices}."
-        )
-    return given  # type: ignore[return-value]  # one of AGGREGATORS
-
-
-def _join(name: str, options: Options) -> str:
-    tail = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
-    return f"{name}:{tail}" if tail else name
-
-
-def _parse_value(text: str) -> Any:
-    """The value an option's text stands for: a number, true, false, none, or the word itself."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _checked_options(
-    name: str, base: BaseMethod, aggregator: Aggregator | None, options: dict[str, Any]
-) -> dict[str, Any]:
-    allowed = allowed_options(base, aggregator)
-    checked = dict(options)
-    for key in options:
-        if key not in allowed:
-            raise UnknownName(f"option of {name!r}", key, allowed)
-        if checked[key] is None and isinstance(allowed[key], str):
-            checked[key] = "none"  # the word "none", which was parsed as None
-        _check_type(name, key, checked[key], allowed[key])
-    _check_shared_options(name, checked)
-    if base.check_options is not None:
-        base.check_options(name, checked)
-    return checked
-
-
-def _check_type(name: str, key: str, value: Any, default: Any) -> None:
-    """An option's value must have the type of its default."""
-    types: dict[type, tuple[Any, str]] = {
-        bool: (bool, "true or false"),
-        str: (str, "a word"),
-        int: (int, "an integer"),
-        float: ((int, float), "a number"),
-    }
-    expected, description = types.get(type(default), (object, ""))
-    if not isinstance(value, expected) or (isinstance(value, bool) and type(default) in (int, float)):
-        raise BadInput(f"{name}: expected {description} for {key}, for example {default!r}, got {value!r}")
-
-
-def _check_shared_options(name: str, options: Options) -> None:
-    """Options of rules and aggregators."""
-    freeze = options.get("freeze")
-    if freeze is not None and (isinstance(freeze, (bool, str)) or not 0 <= freeze <= 1):
-        raise BadInput(
-            f"{name}: freeze is the share of attention that is held constant, a number in 0..1, got {freeze!r}"
-        )
-    if options.get("slope", "origin") not in ("origin", "tangent"):
-        raise UnknownName("slope", str(options["slope"]), ("origin", "tangent"))
-    if options.get("cut", "ceil") not in ("ceil", "floor"):
-        raise UnknownName("cut", str(options["cut"]), ("ceil", "floor"))
-    start = options.get("start")
-    if start is not None and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
-        raise BadInput(f"{name}: start is the first layer, an integer >= 0, got {start!r}")
-
-
-parse, make = parse_method, make_method
+def entry_of(name: str) -> BaseMethod | Alias | None:
+    """The method or alias registered under `name`; None if there is none."""
+    return METHODS[name] if name in METHODS else None  # noqa: SIM401 - Registry raises UnknownName

@@ -25,9 +25,9 @@ STAGED = (
 
 def list_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, cost in forward passes, and what it needs."""
-    from steadygaze import methods
+    from steadygaze.methods import list_methods as described
 
-    known = methods.list_methods()
+    known = described()
     if json:
         print(json_module.dumps([asdict(info) for info in known], indent=2, default=str))
         return

@@ -1,21 +1,23 @@
 """Every attribution method, one file per family, each registered under its name.
 
-`list_methods()` describes them, `register_method` adds one from outside, `method(name, **options)` sets options.
+`list_methods()` describes them, `register_method` adds one, `method(name, **options)` sets options.
 """
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from steadygaze.method_names import make_method, parse_method
 from steadygaze.method_registry import (
     METHODS,
+    Alias,
+    BaseMethod,
     Method,
     MethodInfo,
     aliases,
+    allowed_options,
     base_methods,
-    list_methods,
-    make_method,
-    parse_method,
     register_alias,
     register_method,
 )
@@ -55,7 +57,7 @@ __all__ = [
     "sufficient",
 ]
 
-parse, listed = parse_method, list_methods
+parse = parse_method
 
 
 def method(name: str, **options: Any) -> Method:
@@ -67,9 +69,43 @@ def method(name: str, **options: Any) -> Method:
     return make_method(name, **options)
 
 
+def list_methods() -> list[MethodInfo]:
+    """Every attribution method, base methods first, then aliases."""
+    infos = [_describe_base(base) for base in base_methods()]
+    return infos + [_describe_alias(name, alias) for name, alias in aliases().items()]
+
+
+def _describe_base(base: BaseMethod) -> MethodInfo:
+    return MethodInfo(
+        name=base.name,
+        family=base.family,
+        cost=base.cost,
+        class_specific=base.class_specific,
+        layers=base.kind != "model",
+        options=allowed_options(base, base.aggregator),
+        summary=base.summary,
+        score=base.score,
+    )
+
+
+def _describe_alias(name: str, alias: Alias) -> MethodInfo:
+    target = parse_method(alias.target)
+    options = allowed_options(target.base, target.aggregator) | dict(target.options)
+    return replace(
+        _describe_base(target.base),
+        name=name,
+        layers=False,
+        options=options,
+        summary=alias.summary or target.base.summary,
+        score=alias.score,
+        alias_of=alias.target,
+    )
+
+
 class _Callable(ModuleType):
     def __call__(self) -> list[MethodInfo]:
         return list_methods()
 
 
+listed = list_methods
 sys.modules[__name__].__class__ = _Callable

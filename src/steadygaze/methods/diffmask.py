@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
-from steadygaze.method_registry import Method, parse_method, register_method
+from steadygaze.method_names import parse_method
+from steadygaze.method_registry import Method, register_method
 from steadygaze.vit.view import ViT, remember
 
 NODES = 24  # of the quadrature of E[z]

@@ -10,8 +10,9 @@ from functools import cached_property
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.metric import METRICS, metric
-from steadygaze.method_registry import AGGREGATORS, Method, base_methods, list_methods, make_method
-from steadygaze.methods import parse
+from steadygaze.method_names import make_method
+from steadygaze.method_registry import AGGREGATORS, Method, base_methods
+from steadygaze.methods import list_methods, parse
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
