@@ -93,7 +93,7 @@ def make_plan(
 ) -> Plan:
     """Check every name, and that the model serves every method, before anything is computed."""
     from steadygaze.faithfulness.perturbation import FILLS
-    from steadygaze.faithfulness.removal import RATIOS, checked
+    from steadygaze.faithfulness.removal import RATIOS, checked_ratios
 
     chosen = choose(vit, methods)
     if start_layers is not None:
@@ -110,7 +110,7 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, m.score) for m in chosen)
-    return Plan(columns, names, checked(ratios or RATIOS), seed, fill, own_scores=not scores)
+    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
