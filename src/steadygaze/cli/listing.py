@@ -39,10 +39,9 @@ STAGED = (
 
 def print_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, its cost in forward passes, and a summary."""
-    import steadygaze.methods  # noqa: F401 - registers them
-    from steadygaze.method_registry import infos
+    from steadygaze.methods import list_methods
 
-    methods = infos()
+    methods = list_methods()
     if json:
         print(json_module.dumps([asdict(info) for info in methods], indent=2, default=str))
         return
