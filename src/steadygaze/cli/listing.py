@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import re
 from dataclasses import asdict
-from fnmatch import fnmatch
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -13,28 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from steadygaze.errors import UnknownName
-
-# timm modules whose models the adapters support
-PLAIN = (
-    "vision_transformer",
-    "deit",
-    "eva",
-    "beit",
-    "cait",
-    "vision_transformer_relpos",
-    "vision_transformer_hybrid",
-)
-STAGED = (
-    "swin_transformer",
-    "swin_transformer_v2",
-    "swin_transformer_v2_cr",
-    "pvt_v2",
-    "pit",
-    "mvitv2",
-    "hiera",
-    "twins",
-    "xcit",
-)
 
 
 def print_methods(json: bool, console: Console | None = None) -> None:
@@ -68,42 +45,19 @@ def print_methods(json: bool, console: Console | None = None) -> None:
     )
 
 
-def named_models() -> list[dict[str, str]]:
-    """Every model that can be loaded by name alone: its name, library, and the kind of its view."""
-    import timm
-
-    from steadygaze import models
-    from steadygaze.loading.load import torchvision_names
-
-    rows = [{"name": "embedded", "library": "steadygaze", "view": "plain"}]
-    for view, own in (("plain", models.PLAIN), ("staged", models.STAGED)):
-        rows += [
-            {"name": name, "library": "steadygaze", "view": view}
-            for module in own
-            for name in timm.list_models(module=module)
-        ]
-    for view, modules in (("plain", PLAIN), ("staged", STAGED)):
-        names = sorted({name for module in modules for name in timm.list_models(module=module)})
-        rows += [{"name": name, "library": "timm", "view": view} for name in names]
-    return rows + [
-        {"name": f"torchvision:{name}", "library": "torchvision", "view": "plain"}
-        for name in torchvision_names()
-    ]
-
-
 def print_models(pattern: str, json: bool, console: Console | None = None) -> None:
     """Print the models whose name matches the pattern."""
-    rows = named_models()
-    wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
-    chosen = [row for row in rows if fnmatch(row["name"].lower(), wanted)]
-    if not chosen:
-        raise UnknownName("model", pattern, [row["name"] for row in rows])
+    from steadygaze.loading import model_names
+
+    models = model_names.model_infos(pattern)
+    if not models:
+        raise UnknownName("model", pattern, model_names.list_models())
     if json:
-        print(json_module.dumps(chosen, indent=2))
+        print(json_module.dumps([asdict(model) for model in models], indent=2))
         return
-    table = Table("name", "library", "view", title=f"{len(chosen)} models", title_justify="left", box=SIMPLE)
-    for row in chosen:
-        table.add_row(row["name"], row["library"], row["view"])
+    table = Table("name", "library", "view", title=f"{len(models)} models", title_justify="left", box=SIMPLE)
+    for model in models:
+        table.add_row(model.name, model.library, model.view)
     console = console or Console()
     console.print(table)
     console.print(
