@@ -10,8 +10,9 @@ from functools import cached_property
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.metric import METRICS, metric
-from steadygaze.methods import listed, parse
-from steadygaze.method_registry import AGGREGATORS, BASES, Method
+from steadygaze.method_names import make_method
+from steadygaze.method_registry import AGGREGATORS, Method, base_methods
+from steadygaze.methods import list_methods, parse
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
@@ -140,20 +141,20 @@ def passes(method: Method) -> float:
 
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
-        return [parse(info.name) for info in listed()]
+        return [parse(info.name) for info in list_methods()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     fitting = [
         b.name
-        for b in BASES.values()
-        if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")
+        for b in base_methods()
+        if b.kind != "model" and (aggregator != "rollout" or b.kind == "matrix")
     ]
     return [parse(f"{name}+{aggregator}") for name in fitting]
 
 
 def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS begun at each of these layers."""
-    if method.base.kind == "whole":
+    if method.base.kind == "model":
         raise BadInput(
             f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
         )
@@ -161,10 +162,8 @@ def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":
         name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
-    from steadygaze.method_registry import make
-
     written = options if "+" in name else _own_words(method, options)
-    return [make(name, **written, start=layer) for layer in layers]
+    return [make_method(name, **written, start=layer) for layer in layers]
 
 
 def _own_words(method: Method, options: dict[str, object]) -> dict[str, object]:
