@@ -86,7 +86,7 @@ def counted(out: Path, steps: int, seed: int) -> None:
     data = task.draw(TESTED, torch.Generator().manual_seed(seed + 99))
     assert data.masks is not None
     vit = sg.adapt(model)
-    names = [m.name for m in sg.methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
+    names = [m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
     methods = [
         sg.method("diffmask", file=str(file)),
         sg.method("diffmask", file=str(file), read="probability"),

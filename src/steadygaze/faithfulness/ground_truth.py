@@ -27,7 +27,7 @@ from steadygaze.faithfulness.truth import patches, truth
 from steadygaze.models.small_vit import small_vit
 from steadygaze.vit import adapt
 from steadygaze.vit.packing import Group, take
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 COLOURS = torch.tensor(
     [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]
@@ -144,7 +144,7 @@ def _subset(data: Batch, task: Task, generator: torch.Generator) -> Group:
 
 
 def _accuracy(model: nn.Module, data: Batch) -> float:
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         return float((model(data.images).argmax(1) == data.labels).double().mean())
 
 
@@ -157,7 +157,7 @@ def proof(model: nn.Module, task: Task, *, count: int = 1000, seed: int = 123) -
         raise BadInput(f"proof: expected a task with one relevant patch, such as shortcut(), got {task.name}")
     order = relevant.double().argsort(dim=1, descending=True, stable=True)
     found = {"whole": _accuracy(model, data), "chance": 1 / task.classes}
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         tokens = vit.embed(data.images)
         for name, keep in (("only", order[:, :1]), ("without", order[:, 1:])):
             answer = vit.logits(vit.select(tokens, keep)).argmax(1)

@@ -23,7 +23,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.metric import Values
 from steadygaze.faithfulness.ranks import spearman
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import remember, undisturbed
+from steadygaze.vit.view import evaluation_mode, remember
 
 Explain = Callable[
     [nn.Module, Tensor, Tensor], Tensor
@@ -84,7 +84,7 @@ def _alike(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m b"]:
 def layers(vit: ViT, images: Float[Tensor, "b c h w"]) -> list[list[nn.Parameter]]:
     """The parameters of head, last block, ..., first block, embedding: those that each of them really uses, each once."""
     parameters = list(vit.model.parameters())
-    with torch.enable_grad(), undisturbed(vit.model):
+    with torch.enable_grad(), evaluation_mode(vit.model):
         for p in parameters:
             p.requires_grad_(p.is_floating_point())
         x = vit.embed(images)
