@@ -7,9 +7,10 @@
 | a torch `Dataset` | (image, label) or (image, label, mask), one for each index; stacked to batches here |
 
 Images are floating point, preprocessed as the model takes them, (B, 3, H, W). A `Dataset` may also give PIL
-images, which are then preprocessed here. Labels are integers (B,), and for segmentation label maps (B, H, W) with
-255 where no class counts. Masks are (B, H, W) or (B, 1, H, W): 255 object, 128 border, 0 background, or bool.
-Each of them may be a tensor, a numpy array or a list. Images are named by their position: "0", "1", ...
+images, which are then preprocessed here. Labels are integers (B,), and for segmentation label maps (B, H,
+W) with 255 where no class counts. Masks are (B, H, W) or (B, 1, H, W): 255 object, 128 border, 0
+background, or bool. Each of them may be a tensor, a numpy array or a list. Images are named by their
+position: "0", "1", ...
 """
 
 from __future__ import annotations
