@@ -125,7 +125,7 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
             return model.eval(), float(
                 (model.eval()(unseen.images).argmax(1) == unseen.labels).double().mean()
             )
-    model, accuracy = train(task, seed=seed, enough=1.0)
+    model, accuracy = train(task, seed=seed, target_accuracy=1.0)
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, file)
     return model, accuracy
 
