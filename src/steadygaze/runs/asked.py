@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.load import Loaded, load_model
 from steadygaze.runs.loop import World
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Asked:
 def outputs(model: nn.Module, size: tuple[int, int]) -> int:
     """How many classes a classifier tells apart."""
     parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 2:

@@ -23,8 +23,8 @@ from steadygaze.errors import BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.methods.search import listener, manner
 from steadygaze.method_registry import Method
+from steadygaze.methods.search import listener, manner
 from steadygaze.runs.plan import Plan
 from steadygaze.runs.rows import Row
 from steadygaze.runs.store import Done, key_of

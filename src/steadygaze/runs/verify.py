@@ -27,7 +27,7 @@ from steadygaze.runs.plan import DEFAULT_METRICS, Plan, make_plan
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 Data = Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
 Normal = tuple[Tensor, Tensor]  # mean, std
@@ -141,7 +141,7 @@ def picker(vit: ViT, target: int | str | Sequence[int] | Tensor | None) -> Calla
 
 
 def _predicted(vit: ViT, images: Tensor) -> Tensor:
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         return vit(images).argmax(-1)
 
 

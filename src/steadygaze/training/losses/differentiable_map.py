@@ -25,8 +25,6 @@ from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.training.losses.outputs import class_logits
 from steadygaze.vit import Layout, ViT, adapt
 
-OWN_BACKWARD = ("transatt",)  # methods with a backward pass of their own, whose rules are not derivatives
-
 
 @dataclass(frozen=True, eq=False)
 class DifferentiableTrace(Trace):
@@ -54,13 +52,14 @@ def differentiable_map(
     backward pass (`gaze`, `decompx`) runs a second pass for them.
     """
     vit, m = adapt(model), parse(method) if isinstance(method, str) else method
-    no_graph = m.base.kind == "whole" or m.base.name in OWN_BACKWARD
+    no_graph = m.base.kind == "model" or not m.base.differentiable
     reason = unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if no_graph else "")
     if reason:
         raise _not_trainable(m.name, reason)
     rules = rules_of(m) if m.base.gradient else PLAIN
-    needs = m.base.needs(dict(m.options)) | {"attention": True}  # the fused kernel has no double backward
-    want = Want(hidden=m.base.kind == "vector", **needs)
+    # attention also for double backward, which the fused kernel does not have
+    needs = {**m.base.needs(dict(m.options)), "attention": True}
+    want = Want(hidden=m.base.kind == "map", **needs)
     first = min(layers(m, len(vit.blocks)))
     outputs: list[Any] = []
 
