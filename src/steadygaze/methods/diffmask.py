@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
+from steadygaze.files import write_atomic
 from steadygaze.method_names import parse_method
 from steadygaze.method_registry import Method, register_method
 from steadygaze.vit.view import ViT, remember
@@ -178,20 +179,14 @@ def masked(vit: ViT, tokens: Tensor, empty: Tensor, z: Float[Tensor, "b t"], bas
 def write(
     path: str | Path, mask: DiffMask, facts: Mapping[str, Any], extra: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Mask, facts and the trainer's state in one safetensors file, written beside and renamed: whole or not at all."""
-    from safetensors.torch import save_file
+    """Write mask, facts and the trainer's state to one safetensors file, atomically."""
+    from safetensors.torch import save
 
-    path = Path(path)
     tensors = {f"mask.{name}": value for name, value in mask.state_dict().items()} | dict(extra or {})
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     about = json.dumps({"shape": asdict(mask.shape), **facts})
-    beside = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-        beside,
-        metadata={META: about},
-    )
-    beside.replace(path)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, save(plain, metadata={META: about}))
 
 
 def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:

@@ -28,7 +28,7 @@ from steadygaze.training.images.dataset import TrainingImages
 from steadygaze.training.images.preparation import prepare_images
 from steadygaze.training.images.sampling import RemainingBatches, StepSampler, make_mixer
 from steadygaze.training.losses import LossSetup
-from steadygaze.training.model import build_model
+from steadygaze.training.model import build_recipe_model
 from steadygaze.training.objective import Objective
 from steadygaze.training.optimisation import make_accelerator, make_average, make_optimiser, make_schedule
 from steadygaze.training.random_state import seeded
@@ -91,7 +91,7 @@ class TrainingRun:
     ) -> None:
         self.recipe, self.out, self.on_progress = recipe, out, on_progress
         self.accelerator = make_accelerator(recipe, device)
-        self.built = build_model(recipe)
+        self.built = build_recipe_model(recipe)
         self.images, self.notes = self._prepare_images("train")
         self.test_images: TrainingImages | None = None
         if recipe.data.test:
@@ -110,7 +110,7 @@ class TrainingRun:
         self.notes += self._schedule_notes()
         self.model = self.built.model.to(self.accelerator.device)
         parts = recipe.accumulate * processes
-        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.input_format)
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess)
         self.objective = Objective(self.model, recipe.active_losses, setup)
         self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
         if self.mixer is not None and self.sampler.micro_batch_size % 2:
@@ -125,7 +125,9 @@ class TrainingRun:
         self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
         self.best_loss, self.seconds = math.inf, 0.0
         self.log: Log | None = None  # of the main process
-        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(self.objective, self.optimiser)
+        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
+            self.objective, self.optimiser
+        )
 
     def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
         return prepare_images(self.recipe, self.built, part, self.accelerator.device, self.on_progress)
@@ -135,7 +137,9 @@ class TrainingRun:
         if self.sampler.step_size < recipe.batch:
             notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
         if recipe.keep == "best" and self.test_images is None:
-            notes.append("keep = 'best' needs test images, and data.test is not given: the last weights are kept")
+            notes.append(
+                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
+            )
         warmup = recipe.schedule.warmup_epochs
         if recipe.schedule.name != "none" and warmup >= recipe.epochs:
             notes.append(
@@ -286,6 +290,7 @@ class TrainingRun:
                 total=self.total_steps,
                 unit="steps",
                 resumed=self.resumed,
+                detail="  ".join(f"{key} {value:.4g}" for key, value in {"lr": lr, **row}.items()),
                 epoch=math.ceil(epoch),
                 epochs=self.recipe.epochs,
                 lr=lr,

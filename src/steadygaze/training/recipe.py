@@ -100,7 +100,9 @@ class Data(Table):
     test_only: list[str] | None = None
     classes: Span | None = None  # [first, stop) of the classes in the folder, in order
     test_classes: Span | None = None
-    images: Span | None = Field(None, validation_alias=AliasChoices("images", "pictures"))  # [first, stop) per class
+    images: Span | None = Field(
+        None, validation_alias=AliasChoices("images", "pictures")
+    )  # [first, stop) per class
     test_images: Span | None = Field(None, validation_alias=AliasChoices("test_images", "test_pictures"))
     size: PositiveInt | None = None  # this and the next four: None uses the model's own
     mean: Colour | None = None

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput
-from steadygaze.training.images.input_format import InputFormat
 from steadygaze.training.recipe import Augment
 
 ImageOperation = Callable[[Image.Image], Image.Image]
@@ -24,8 +24,8 @@ class Augmentation:
     mask_padding: value of padded pixels of a mask
     """
 
-    def __init__(self, options: Augment, format: InputFormat, mask_padding: int = 0) -> None:
-        self.options, self.format, self.mask_padding = options, format, mask_padding
+    def __init__(self, options: Augment, preprocess: Preprocess, mask_padding: int = 0) -> None:
+        self.options, self.preprocess, self.mask_padding = options, preprocess, mask_padding
 
     def random_crop(self, image: Image.Image, *, is_mask: bool = False) -> Image.Image:
         """A random crop and flip, at the size of the model."""
@@ -33,12 +33,12 @@ class Augmentation:
         from torchvision.transforms import functional as F
 
         o, interpolation = self.options, self._interpolation(is_mask)
-        height, width = self.format.size
+        height, width = self.preprocess.size
         if o.crop == "resized":
             box = RandomResizedCrop.get_params(image, o.scale, o.ratio)
             image = F.resized_crop(image, *box, [height, width], interpolation)
         elif o.crop == "none":
-            image = self.centre_crop(image, is_mask=is_mask)
+            image = self._centre_crop(image, is_mask)
         else:
             if o.crop == "resize":
                 image = F.resize(image, [o.resize, o.resize], interpolation)
@@ -49,22 +49,6 @@ class Augmentation:
             image = F.crop(image, *RandomCrop.get_params(image, (height, width)))
         return F.hflip(image) if torch.rand(()).item() < o.flip else image
 
-    def centre_crop(self, image: Image.Image, *, is_mask: bool = False) -> Image.Image:
-        """The crop of testing, as timm computes it."""
-        from torchvision.transforms import functional as F
-
-        height, width = self.format.size
-        if image.size == (width, height) and self.format.crop == 1:
-            return image
-        resized = [int(height / self.format.crop), int(width / self.format.crop)]
-        if height == width:
-            return F.center_crop(F.resize(image, resized[:1], self._interpolation(is_mask)), [height, width])
-        from timm.data.transforms import ResizeKeepRatio
-
-        # timm resizes for models that are not square by bilinear interpolation, whatever the model's own
-        resize = ResizeKeepRatio(resized, interpolation="nearest" if is_mask else "bilinear")
-        return F.center_crop(resize(image), [height, width])
-
     def recolour(self, image: Image.Image) -> Image.Image:
         """Colour jitter and RandAugment; the latter moves pixels too, and is never used with masks."""
         for operation in self._colour_operations:
@@ -72,18 +56,19 @@ class Augmentation:
         return image
 
     def to_tensor(self, image: Image.Image) -> Tensor:
-        """The image as the model takes it, (3, H, W), normalised."""
-        return self._to_tensor(image)
+        """An image of the model's size as the model takes it, (3, H, W), normalised."""
+        pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
+        return self.preprocess.normalise(pixels.permute(2, 0, 1).contiguous())
 
     def erase(self, image: Tensor) -> Tensor:
         """Random erasing, of the normalised image."""
         return self._erase(image) if self.options.erase else image
 
-    @cached_property
-    def _to_tensor(self) -> Any:
-        from torchvision.transforms import Compose, Normalize, ToTensor
-
-        return Compose([ToTensor(), Normalize(list(self.format.mean), list(self.format.std))])
+    def _centre_crop(self, image: Image.Image, is_mask: bool) -> Image.Image:
+        """The crop of testing."""
+        if is_mask:
+            return Image.fromarray(self.preprocess.mask(image).numpy())
+        return Image.fromarray(self.preprocess.pixels(image))
 
     @cached_property
     def _colour_operations(self) -> list[ImageOperation]:
@@ -94,7 +79,7 @@ class Augmentation:
         if o.color_jitter:
             operations.append(ColorJitter(o.color_jitter, o.color_jitter, o.color_jitter))
         if o.rand_augment:
-            operations.append(rand_augment(o.rand_augment, self.format.mean, min(self.format.size)))
+            operations.append(rand_augment(o.rand_augment, self.preprocess.mean, min(self.preprocess.size)))
         return operations
 
     @cached_property
@@ -106,7 +91,7 @@ class Augmentation:
     def _interpolation(self, is_mask: bool) -> Any:
         from torchvision.transforms import InterpolationMode
 
-        return InterpolationMode.NEAREST if is_mask else InterpolationMode(self.format.interpolation)
+        return InterpolationMode.NEAREST if is_mask else InterpolationMode(self.preprocess.interpolation)
 
 
 def mask_to_tensor(mask: Image.Image) -> Tensor:

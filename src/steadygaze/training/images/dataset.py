@@ -18,8 +18,8 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.label_maps import Segmented
 from steadygaze.data.masks import Labelled, read_mask
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.training.images.augmentation import Augmentation, mask_to_tensor
-from steadygaze.training.images.input_format import InputFormat
 from steadygaze.training.images.selection import check_mask_shows_object, shows_object
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Augment
@@ -37,11 +37,16 @@ class TrainingImages(Dataset[Sample]):
     generated_masks: by image name, in place of mask files
     """
 
-    def __init__(self, labelled: Labelled, format: InputFormat, augment: Augment, seed: int) -> None:
-        self.items, self.decode, self.format, self.seed = labelled.items, labelled.decode, format, seed
+    def __init__(self, labelled: Labelled, preprocess: Preprocess, augment: Augment, seed: int) -> None:
+        self.items, self.decode, self.preprocess, self.seed = (
+            labelled.items,
+            labelled.decode,
+            preprocess,
+            seed,
+        )
         self.segmentation_classes = labelled.classes if isinstance(labelled, Segmented) else 0
         self.generated_masks: dict[str, Tensor] | None = None
-        self.augmentation = Augmentation(augment, format, IGNORED if self.segmentation_classes else 0)
+        self.augmentation = Augmentation(augment, preprocess, IGNORED if self.segmentation_classes else 0)
 
     @property
     def has_masks(self) -> bool:
@@ -79,11 +84,11 @@ class TrainingImages(Dataset[Sample]):
         return image, mask
 
     def for_testing(self, image: Image.Image, mask: Image.Image | None) -> tuple[Tensor, Tensor | None]:
-        a = self.augmentation
-        codes = None if mask is None else mask_to_tensor(a.centre_crop(mask, is_mask=True))
-        return a.to_tensor(a.centre_crop(image)), codes
+        """The image, and the codes of its mask, as `verify` and `stress` see them."""
+        return self.preprocess(image), None if mask is None else self.preprocess.mask(mask)
 
     def augmented(self, image: Image.Image, mask: Image.Image | None) -> tuple[Tensor, Tensor | None]:
+        """A random view of the image and its mask; that of testing if no random crop shows the object."""
         a = self.augmentation
         codes = None
         if mask is not None:

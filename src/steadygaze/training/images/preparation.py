@@ -13,7 +13,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.progress import OnProgress
 from steadygaze.training.images.dataset import TrainingImages
 from steadygaze.training.images.selection import check_masks, select_images
-from steadygaze.training.model import BuiltModel
+from steadygaze.training.model import RecipeModel
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.tokencut.masks import tokencut_masks
 
@@ -21,7 +21,7 @@ SMALL_MASK = 0.05  # share of an image; masks that cover less may miss the objec
 
 
 def prepare_images(
-    recipe: Recipe, built: BuiltModel, part: str, device: Any, on_progress: OnProgress
+    recipe: Recipe, built: RecipeModel, part: str, device: Any, on_progress: OnProgress
 ) -> tuple[TrainingImages, list[str]]:
     """The dataset of "train" or "test", and notes for the user."""
     masks = recipe.data.masks if part == "train" else recipe.data.test_masks
@@ -30,10 +30,10 @@ def prepare_images(
     if not recipe.losses_with_masks:
         labelled = select_images(recipe.data, part, built.classes, None)
         labelled = replace(labelled, decode=None)  # index.csv may list masks that no loss needs
-        return TrainingImages(labelled, built.input_format, recipe.augment, recipe.seed), []
+        return TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed), []
     if masks == "tokencut":
         labelled = select_images(recipe.data, part, built.classes, None)
-        images = TrainingImages(labelled, built.input_format, recipe.augment, recipe.seed)
+        images = TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed)
         images.generated_masks = _generate_masks(recipe, built, images, device, on_progress)
         return images, _mask_notes(recipe, images.generated_masks)
     labelled = select_images(recipe.data, part, built.classes, masks)
@@ -44,14 +44,14 @@ def prepare_images(
     if labelled.without:
         notes.append(f"data.{part}: {labelled.without} images without a mask are left out")
     check_masks(labelled, on_progress)
-    return TrainingImages(labelled, built.input_format, recipe.augment, recipe.seed), notes
+    return TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed), notes
 
 
 def _with_label_maps(
-    recipe: Recipe, built: BuiltModel, part: str, masks: str | None, on_progress: OnProgress
+    recipe: Recipe, built: RecipeModel, part: str, masks: str | None, on_progress: OnProgress
 ) -> tuple[TrainingImages, list[str]]:
     labelled = select_images(recipe.data, part, None, masks)
-    images = TrainingImages(labelled, built.input_format, recipe.augment, recipe.seed)
+    images = TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed)
     trained = built.description["segments"]
     if images.segmentation_classes != trained:
         raise BadInput(
@@ -65,18 +65,18 @@ def _with_label_maps(
 
 
 def _generate_masks(
-    recipe: Recipe, built: BuiltModel, images: TrainingImages, device: Any, on_progress: OnProgress
+    recipe: Recipe, built: RecipeModel, images: TrainingImages, device: Any, on_progress: OnProgress
 ) -> dict[str, Tensor]:
     """TokenCut masks from the keys of the model that the recipe names, or of this one before training."""
-    data, model, input_format = recipe.data, built.model, built.input_format
+    data, model, preprocess = recipe.data, built.model, built.preprocess
     if data.cut_by:
         loaded = load_model(data.cut_by, data.cut_checkpoint, device=device)
         model = loaded.model
-        input_format = replace(input_format, size=loaded.size, mean=loaded.mean, std=loaded.std)
+        preprocess = preprocess.override(size=loaded.size, mean=loaded.mean, std=loaded.std)
     return tokencut_masks(
         model,
         images.items,
-        input_format,
+        preprocess,
         refined=data.cut_edges == "bilateral",
         centred=data.cut_centred,
         on_progress=on_progress,

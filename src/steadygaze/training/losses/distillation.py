@@ -17,9 +17,10 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.loading.load import Loaded, load_model
-from steadygaze.training.images.input_format import InputFormat
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.training.losses.outputs import class_logits, model_outputs
 from steadygaze.training.losses.registry import (
     Loss,
@@ -74,14 +75,17 @@ class Teacher(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, loaded: Loaded, student: InputFormat) -> None:
+    def __init__(self, loaded: LoadedModel, student: Preprocess) -> None:
         super().__init__()
         self.model = loaded.model
         mean, std, own_mean, own_std = (
             torch.tensor(values).view(3, 1, 1)
             for values in (student.mean, student.std, loaded.mean, loaded.std)
         )
-        same_mean, same_std = tuple(student.mean) == tuple(loaded.mean), tuple(student.std) == tuple(loaded.std)
+        same_mean, same_std = (
+            tuple(student.mean) == tuple(loaded.mean),
+            tuple(student.std) == tuple(loaded.std),
+        )
         self.same_normalisation = same_mean and same_std
         self.register_buffer("scale", std / own_std)
         self.register_buffer("shift", (mean - own_mean) / own_std)
@@ -92,7 +96,9 @@ class Teacher(nn.Module):
         return self.model(images)
 
 
-def load_teacher(name: str, checkpoint: str | None, student: InputFormat, num_classes: int, device: Any) -> Teacher:
+def load_teacher(
+    name: str, checkpoint: str | None, student: Preprocess, num_classes: int, device: Any
+) -> Teacher:
     """The teacher a recipe names, tried on one image of the student's size before the first step."""
     loaded = load_model(name, checkpoint, device=device)
     teacher = Teacher(loaded, student).to(device).eval().requires_grad_(False)
@@ -138,11 +144,11 @@ class Distillation(Loss):
 
     def __init__(self, options: DistillationOptions, setup: LossSetup) -> None:
         super().__init__(options, setup)
-        if setup.input_format is None or setup.num_classes is None:
-            raise BadInput("distillation: expected a LossSetup with num_classes and input_format")
+        if setup.preprocess is None or setup.num_classes is None:
+            raise BadInput("distillation: expected a LossSetup with num_classes and preprocess")
         device = next(setup.model.parameters()).device
         self.teacher = load_teacher(
-            options.teacher, options.checkpoint, setup.input_format, setup.num_classes, device
+            options.teacher, options.checkpoint, setup.preprocess, setup.num_classes, device
         )
         if hasattr(setup.model, "set_distilled_training"):
             setup.model.set_distilled_training(True)

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput
 from steadygaze.registry import Registry
 from steadygaze.training.losses.outputs import class_logits, model_outputs
-
-if TYPE_CHECKING:
-    from steadygaze.training.images.input_format import InputFormat
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -46,13 +44,13 @@ class LossSetup:
     model: the model that is trained
     pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients of the
         parts are averaged, so a loss that is a sum over the step multiplies by it
-    num_classes, input_format: number of outputs and preprocessing of the model; None outside a training run
+    num_classes, preprocess: number of outputs and preprocessing of the model; None outside a training run
     """
 
     model: nn.Module
     pieces: int = 1
     num_classes: int | None = None
-    input_format: InputFormat | None = None
+    preprocess: Preprocess | None = None
 
 
 @dataclass
@@ -194,7 +192,9 @@ def register_loss(
         if not (isinstance(loss, type) and issubclass(loss, Loss)):
             raise BadInput(f"register_loss({name!r}): expected a subclass of Loss, got {loss!r}")
         if not (isinstance(options, type) and issubclass(options, LossOptions)):
-            raise BadInput(f"register_loss({name!r}): expected options= a subclass of LossOptions, got {options!r}")
+            raise BadInput(
+                f"register_loss({name!r}): expected options= a subclass of LossOptions, got {options!r}"
+            )
         loss.name, loss.Options = name, options
         LOSSES.add(name, loss, replace=replace)
         return loss

@@ -72,7 +72,9 @@ def solve(
     diagonal = (SMOOTHNESS * (mass - directions * scale**2) + confidence).clip(min=1e-5)
     system = LinearOperator((count, count), matvec=apply, dtype=np.float64)
     preconditioner = LinearOperator((count, count), matvec=lambda y: y / diagonal, dtype=np.float64)
-    y, _ = cg(system, confidence * start, start, rtol=tolerance, atol=0.0, maxiter=iterations, M=preconditioner)
+    y, _ = cg(
+        system, confidence * start, start, rtol=tolerance, atol=0.0, maxiter=iterations, M=preconditioner
+    )
     return torch.from_numpy(y[vertex].reshape(tuple(target.shape)))
 
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, MethodUnavailable
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.trace import Seam, Want
-from steadygaze.training.images.input_format import InputFormat
 from steadygaze.training.tokencut.bilateral_solver import component_at, refine
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import Block, evaluation_mode, layout_of, remember
@@ -146,7 +146,7 @@ def normalised_cut(
 def tokencut_masks(
     model: nn.Module,
     items: Sequence[Item],
-    input_format: InputFormat,
+    preprocess: Preprocess,
     *,
     refined: bool = False,
     centred: bool = False,
@@ -161,17 +161,18 @@ def tokencut_masks(
     from torchvision.transforms import functional as F
 
     vit, device = adapt(model), next(model.parameters()).device
-    size, interpolation = list(input_format.size), InterpolationMode(input_format.interpolation)
-    mean, std = list(input_format.mean), list(input_format.std)
+    size, interpolation = list(preprocess.size), InterpolationMode(preprocess.interpolation)
     masks: dict[str, Tensor] = {}
     for start in range(0, len(items), batch_size):
         on_progress(Progress("TokenCut masks", start, len(items), "images"))
         batch = items[start : start + batch_size]
         resized = [F.resize(read_image(item.path), size, interpolation) for item in batch]
-        images = torch.stack([F.to_tensor(image) for image in resized])
-        cuts = tokencut(vit, F.normalize(images, mean, std).to(device), centred=centred).cpu()
+        pixels = torch.stack([F.pil_to_tensor(image) for image in resized])
+        cuts = tokencut(vit, preprocess.normalise(pixels).to(device), centred=centred).cpu()
         if refined:
             coarse = nn.functional.interpolate(cuts[:, None].float(), size=size, mode="nearest")[:, 0] > 0.5
-            cuts = torch.stack([refine(mask, image) for mask, image in zip(coarse, images, strict=True)])
+            cuts = torch.stack(
+                [refine(mask, image) for mask, image in zip(coarse, pixels / 255, strict=True)]
+            )
         masks |= {item.name: mask.to(torch.uint8) * 255 for item, mask in zip(batch, cuts, strict=True)}
     return masks
