@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.explainer import explain as explain
     from steadygaze.heatmap import Attribution as Attribution
     from steadygaze.loading.load import load_model as load_model
+    from steadygaze.loading.loaded import LoadedModel as LoadedModel
+    from steadygaze.loading.model_names import list_models as list_models
     from steadygaze.method_registry import register_method as register_method
     from steadygaze.methods import list_methods as list_methods
     from steadygaze.methods import method as method
@@ -43,6 +45,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "adapt": "steadygaze.vit",
     "ViT": "steadygaze.vit",
     "load_model": "steadygaze.loading.load",
+    "LoadedModel": "steadygaze.loading.loaded",
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
@@ -53,6 +56,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "Progress": "steadygaze.progress",
     "register_method": "steadygaze.method_registry",
     "list_methods": "steadygaze.methods",
+    "list_models": "steadygaze.loading.model_names",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
     "MethodUnavailable": "steadygaze.errors",
