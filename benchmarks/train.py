@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from steadygaze.training.learner import Learner
+from steadygaze.training.objective import Objective
 from steadygaze.training.recipe import Adl, CrossEntropy, Losses, PictureGradient, Relevance
 
 PLAIN = Losses(cross_entropy=CrossEntropy())
@@ -46,7 +46,7 @@ def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[],
             net,
             **{key: {"cb": modules.CB, "tap": modules.TAP}[key](**options) for key, options in asked.items()},
         )
-    learner = Learner(net, losses).train()
+    learner = Objective(net, losses).train()
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-6)
     side = timm.get_pretrained_cfg_value(model, "input_size")[-1]
     images, labels = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))

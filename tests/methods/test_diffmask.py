@@ -12,7 +12,7 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles import vit as oracle
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods.diffmask import (
     DiffMask,
     HardConcrete,
@@ -23,15 +23,15 @@ from steadygaze.methods.diffmask import (
     with_gates,
     write,
 )
-from steadygaze.training.diffmask.objective import (
-    MINIMUM,
-    Report,
-    Settings,
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import (
+    ALL_OFF,
+    ALL_ON,
+    DivergenceMonitor,
+    StepReport,
     Trainer,
-    Watch,
     divergence,
-    restarted,
-    widths_of,
+    hidden_widths,
 )
 
 CONCRETE = HardConcrete()
@@ -41,7 +41,7 @@ QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=
 def trainer(model, settings=QUICK, images=None, **more):
     images = tiny_models.images_of(model) if images is None else images
     vit = sg.adapt(model)
-    return Trainer(vit, settings, widths_of(vit, images), **more), images
+    return Trainer(vit, settings, hidden_widths(vit, images), **more), images
 
 
 def saved(path, model, seed=0, **facts):
@@ -118,7 +118,7 @@ def naive(model, images: Tensor, mask: DiffMask, read: str) -> Tensor:
 @pytest.mark.parametrize("read", ["expected", "probability"])
 def test_map_by_naive_loops(kind: str, read: str, tmp_path) -> None:
     model = tiny(kind)
-    file, images = saved(tmp_path / "m.safetensors", model), pictures(model)
+    file, images = saved(tmp_path / "m.safetensors", model), random_images(model)
     mask = read_file(file)[0].double()
     got = sg.explain(model, images, method=sg.method("diffmask", file=file, read=read)).scores
     wanted = naive(model, images, mask, read)
@@ -129,7 +129,7 @@ def test_map_by_naive_loops(kind: str, read: str, tmp_path) -> None:
 def test_one_forward_pass(tmp_path) -> None:
     """Alone, and riding along with methods that have a pass of their own."""
     model = tiny()
-    file, images, calls = saved(tmp_path / "m.safetensors", model), pictures(model), []
+    file, images, calls = saved(tmp_path / "m.safetensors", model), random_images(model), []
     hooks = [block.register_forward_hook(lambda *_: calls.append(1)) for block in model.blocks]
     alone = sg.explain(model, images, method=sg.method("diffmask", file=file)).scores
     assert len(calls) == len(model.blocks)
@@ -196,8 +196,8 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
     """λ (KL − m) + L0 of one step, from the pieces."""
     model = tiny()
     settings = replace(QUICK, l0=l0, tokens=tokens)
-    made, _ = trainer(model, settings, pictures(model))
-    images = pictures(model)
+    made, _ = trainer(model, settings, random_images(model))
+    images = random_images(model)
     again = copy.deepcopy(made.mask)
     layer_of = torch.Generator().manual_seed(settings.seed)
     layer = int(torch.multinomial(torch.ones(5, dtype=torch.float64), 1, generator=layer_of))
@@ -229,7 +229,9 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
 def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
     """λ rises while the constraint is broken (here: always, or never); with the reference's sign it falls."""
     model = tiny()
-    made, images = trainer(model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), pictures(model))
+    made, images = trainer(
+        model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), random_images(model)
+    )
     seen = {}
     for _ in range(12):
         report = made.step(images)
@@ -239,7 +241,7 @@ def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
         steps = np.diff(whole)
         assert (steps > 0).all() if rises else (steps < 0).all(), layer
         assert np.allclose(np.abs(steps), 0.3, atol=0.02), "one rate a step of Adam"
-    made, _ = trainer(model, replace(QUICK, margin=margin, dual=dual, dual_rate=500.0), pictures(model))
+    made, _ = trainer(model, replace(QUICK, margin=margin, dual=dual, dual_rate=500.0), random_images(model))
     for _ in range(4):
         report = made.step(images)
         assert report.dual == (200.0 if rises else 0.0), "clamped"
@@ -248,7 +250,7 @@ def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
 def test_lookahead_and_warmup() -> None:
     """After k steps the weights stand half way between where they began and where Adam had gone."""
     model, ends = tiny(), {}
-    images = pictures(model)
+    images = random_images(model)
     for name, change in {
         "fast": {"sync_every": 99},
         "slow": {},
@@ -270,10 +272,10 @@ def test_gates_may_begin_open() -> None:
     model, ends = tiny(), {}
     with torch.no_grad():
         model.patch_embed.proj.weight.mul_(8)
-    images = pictures(model, 8)
+    images = random_images(model, 8)
     for begin in ("open", "drawn"):
         made, _ = trainer(model, Settings(begin=begin, warmup=1, gate_rate=1e-2), images)
-        ends[begin] = made.judge(images)
+        ends[begin] = made.evaluate(images)
         before = [p.detach().clone() for p in made.mask.parameters()]
         for _ in range(25):
             made.step(images)
@@ -287,10 +289,10 @@ def test_gates_may_begin_open() -> None:
 def test_layers_are_drawn() -> None:
     model = tiny()
     for kind in ("uniform", "weighted"):
-        made, _ = trainer(model, replace(QUICK, layers=kind), pictures(model))
+        made, _ = trainer(model, replace(QUICK, layers=kind), random_images(model))
         made.steps = 101
-        made.seen[:3] = torch.tensor([0.9, 0.05])  # right and sparse
-        drawn = np.bincount([made._draw() for _ in range(3000)], minlength=5) / 3000
+        made.layer_means[:3] = torch.tensor([0.9, 0.05])  # right and sparse
+        drawn = np.bincount([made._draw_layer() for _ in range(3000)], minlength=5) / 3000
         wanted = np.full(5, 0.2) if kind == "uniform" else np.array([0.1, 0.1, 0.1, 1, 1]) / 2.3
         assert np.abs(drawn - wanted).max() < 0.04
 
@@ -300,11 +302,11 @@ def test_the_model_comes_back_unchanged() -> None:
     model.head.weight.requires_grad_(False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     wants, modes = [p.requires_grad for p in model.parameters()], [m.training for m in model.modules()]
-    made, images = trainer(model, images=pictures(model))
+    made, images = trainer(model, images=random_images(model))
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
     made.step(images)
-    made.judge(images)
+    made.evaluate(images)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -323,12 +325,12 @@ def test_it_learns_what_is_not_needed() -> None:
             with torch.no_grad():
                 for block in model.blocks:
                     block.attn.proj.weight.zero_()  # the class token never sees a patch
-        made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), pictures(model))
-        data = pictures(model, 8)
-        began = made.judge(data)
+        made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), random_images(model))
+        data = random_images(model, 8)
+        began = made.evaluate(data)
         for _ in range(40):
             made.step(data)
-        ends[blind] = (began, made.judge(data))
+        ends[blind] = (began, made.evaluate(data))
     (began, ended), (blurred, seen) = ends[True], ends[False]
     assert began.l0 > 0.2 and ended.l0 < 0.3 * began.l0 and abs(ended.kl) < 1e-12 and ended.accuracy == 1
     assert seen.l0 > 3 * ended.l0 and seen.kl < 0.5 * blurred.kl
@@ -380,23 +382,23 @@ def test_settings() -> None:
     with pytest.raises(sg.UnknownName, match="preset"):
         Settings.of("mnist")
     with pytest.raises(sg.UnknownName):
-        restarted(paper, "luck")
-    assert restarted(paper, "seed").seed == 1 and restarted(paper, "stretch").stretch == 20
+        paper.restarted("luck")
+    assert paper.restarted("seed").seed == 1 and paper.restarted("stretch").stretch == 20
 
 
 def test_watch() -> None:
     def seen(l0, count, grace=10, kl=0.0, patience=5):
-        watch = Watch(grace, patience)
-        return [watch(Report(0, kl, l0, 20.0, 1.0), step + 1) for step in range(count)]
+        watch = DivergenceMonitor(grace, patience)
+        return [watch(StepReport(0, kl, l0, 20.0, 1.0), step + 1) for step in range(count)]
 
-    low, high = MINIMUM
+    low, high = ALL_OFF, ALL_ON
     assert seen(high + 0.01, 15)[-1] == "the masks have been all on for 5 steps" and not any(
         seen(high + 0.01, 14)
     )
     assert seen(low / 2, 5)[-1] == "the masks have been all off for 5 steps" and not any(seen(low / 2, 4))
     assert not any(seen(0.5, 50)) and "not finite" in seen(0.5, 1, kl=float("nan"))[0]
-    watch = Watch(0, 3)
-    answers = [watch(Report(0, 0.0, l0, 1.0, 1.0), 9) for l0 in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0)]
+    watch = DivergenceMonitor(0, 3)
+    answers = [watch(StepReport(0, 0.0, l0, 1.0, 1.0), 9) for l0 in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0)]
     assert answers[-1] and not any(answers[:-1]), "only what lasts is a divergence"
 
 
@@ -404,7 +406,7 @@ def test_files(tmp_path, monkeypatch) -> None:
     model, path = tiny(), tmp_path / "new" / "m.safetensors"
     file = saved(path, model, note=1)
     mask, facts, rest = read_file(file)
-    assert facts == {"note": 1} and rest == {} and not list(path.parent.glob("*.part"))
+    assert facts == {"note": 1} and rest == {} and not list(path.parent.glob(".*.part"))
     assert mask.shape == Shape((24,) * 5, 6.0, 1.0) and not any(p.requires_grad for p in mask.parameters())
     whole = path.read_bytes()
 
@@ -412,7 +414,7 @@ def test_files(tmp_path, monkeypatch) -> None:
         raise OSError(28, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("safetensors.torch.save_file", full)
+        patched.setattr("steadygaze.files.os.fsync", full)
         with pytest.raises(OSError):
             write(path, mask, {})
     assert path.read_bytes() == whole, "a failed write leaves the old file"
@@ -422,12 +424,12 @@ def test_files(tmp_path, monkeypatch) -> None:
     for name, message in (("none", "no such file"), ("pickle.pt", "no readable"), ("short.safetensors", "no readable"),
                           ("other.safetensors", "holds no mask")):  # fmt: skip
         with pytest.raises(sg.BadCheckpoint, match=message):
-            sg.explain(model, pictures(model), method=sg.method("diffmask", file=str(tmp_path / name)))
+            sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 
 
 def test_what_a_mask_cannot_explain(tmp_path) -> None:
     model = tiny()
-    images = pictures(model)
+    images = random_images(model)
     with pytest.raises(sg.MethodUnavailable, match=r"diffmask: it needs gates.*steadygaze diffmask train"):
         sg.explain(model, images, method="diffmask")
     file = saved(tmp_path / "m.safetensors", model)

@@ -1,4 +1,5 @@
-"""Two processes of `accelerate launch` share each step: they end with the weights of one, but for the order of sums."""
+"""Two processes of `accelerate launch` share each step: they end with the weights of one, but for the order
+of sums."""
 
 import os
 import subprocess
@@ -28,7 +29,7 @@ test = "{data}"
 [optimiser]
 name = "sgd"
 lr = 0.1
-[losses.relevance]
+[losses.relevance.relevance_terms]
 method = "gae"
 [losses.adl]
 tau = 1.0

@@ -1,4 +1,5 @@
-"""Training across versions: of Pillow under timm's augmentation, and of steadygaze itself under a run that goes on."""
+"""Training across versions: of Pillow under timm's augmentation, and of steadygaze itself under a run that
+goes on."""
 
 import json
 
@@ -8,7 +9,7 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.training import recipe, same, weights
-from steadygaze.training.rand_augment import rand_augment
+from steadygaze.training.images.augmentation import rand_augment
 
 
 def test_rand_augment_trains_at_full_strength(data, tmp_path):

@@ -1,7 +1,8 @@
-"""`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside the command.
+"""`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside
+the command.
 
-Exit codes: 0, success; 1, the masks diverged or have not started to close, or images could not be read; 2, invalid input;
-3, the file could not be written; 130, interrupted.
+Exit codes: 0, success; 1, the masks diverged or have not started to close, or images could not be read; 2,
+invalid input; 3, the file could not be written; 130, interrupted.
 """
 
 from __future__ import annotations

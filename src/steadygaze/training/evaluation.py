@@ -26,14 +26,14 @@ def evaluate(
 ) -> dict[str, float]:
     """test_loss and test_top1, or test_miou for segmentation (both 0..1).
 
-    The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs, otherwise
-    cross-entropy.
+    The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs,
+    otherwise cross-entropy.
     """
     use_objective = model is objective.model and (test.has_masks or not objective.needs_masks)
     indices = range(accelerator.process_index, len(test), accelerator.num_processes)
     keys = [(None, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
-    loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator())  # type: ignore[arg-type]
+    loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator())
     device, num_classes = accelerator.device, test.segmentation_classes
     # loss, number of images, then correct predictions or the confusion matrix
     sums = torch.zeros(2 + max(1, num_classes**2), dtype=torch.float64, device=device)

@@ -1,8 +1,9 @@
 """The training loop, on accelerate: one process, several, or several machines.
 
-A killed run resumes, and on one process ends with exactly the weights of an unbroken one: what is random follows from the
-seed and the step (`random_state.seeded`), and everything else is in the checkpoint. The images of a step depend neither
-on the number of processes that share them nor on the number of micro-batches they are accumulated from.
+A killed run resumes, and on one process ends with exactly the weights of an unbroken one: what is random
+follows from the seed and the step (`random_state.seeded`), and everything else is in the checkpoint. The
+images of a step depend neither on the number of processes that share them nor on the number of micro-batches
+they are accumulated from.
 """
 
 from __future__ import annotations
@@ -60,11 +61,13 @@ def train(
     device: str = "auto",
     stop_after: int | None = None,
 ) -> TrainingResult:
-    """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a stopped run.
+    """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
+    stopped run.
 
     recipe: a TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`
     changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}
-    on_progress: called with a `TrainingProgress` after every logged step, and with a `Progress` while masks are prepared
+    on_progress: called with a `TrainingProgress` after every logged step, and with a `Progress` while masks
+        are prepared
     device: "auto" or "cpu"
     stop_after: save a checkpoint and return after this step
     """
@@ -153,7 +156,7 @@ class TrainingRun:
         """The model that is tested and written: the weight average if the recipe uses one."""
         return self.model if self.average is None else self.average.module
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def execute(self, stop_after: int | None = None) -> TrainingResult:
         """Train from the last checkpoint to the end, or to `stop_after`."""
@@ -199,7 +202,7 @@ class TrainingRun:
         remaining = RemainingBatches(self.sampler, self.step, self.total_steps)
         loader = DataLoader(
             self.images,
-            batch_sampler=remaining,  # type: ignore[arg-type]
+            batch_sampler=remaining,
             num_workers=self.recipe.data.workers,
             generator=torch.Generator(),  # not the caller's
         )
@@ -241,7 +244,7 @@ class TrainingRun:
             self.average.update(self.model, step=self.step)
         return means
 
-    # -- log, tests and checkpoints -----------------------------------------------------------------------------------
+    # -- log, tests and checkpoints ----------------------------------------------------------------
 
     def _log_and_save(self, stop: bool) -> None:
         """After a step: a row of the log, a test, weights and a checkpoint, each if it is due."""
@@ -347,7 +350,7 @@ class TrainingRun:
             ) from error
         self.resumed = self.step
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _stop_not_finite(self, values: Mapping[str, float], norm: float) -> NoReturn:
         terms = ", ".join(f"{key} {value:.4g}" for key, value in values.items())

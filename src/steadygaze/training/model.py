@@ -1,4 +1,5 @@
-"""From a recipe to the model that is trained: created or loaded, with its modules and the format of its images."""
+"""From a recipe to the model that is trained: created or loaded, with its modules and the format of its
+images."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadygaze.data.folders import Classes
-from steadygaze.data.label_maps import Segmented, find_maps
+from steadygaze.data.folders import ClassLookup
+from steadygaze.data.label_maps import SegmentationImages, find_label_maps
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.loading.build import build_model
@@ -33,7 +34,7 @@ class RecipeModel:
     """
 
     model: nn.Module
-    classes: Classes
+    classes: ClassLookup
     preprocess: Preprocess
     description: dict[str, Any]
 
@@ -49,7 +50,8 @@ class RecipeModel:
 
 @dataclass(frozen=True, eq=False)
 class _InitialModel:
-    """class_names: that the weights bring; origin: the part of the description that says where the model is from."""
+    """class_names: that the weights bring; origin: the part of the description that says where the model is
+    from."""
 
     model: nn.Module
     preprocess: Preprocess
@@ -60,7 +62,7 @@ class _InitialModel:
 def build_recipe_model(recipe: Recipe) -> RecipeModel:
     """Create or load the model; new weights depend on the recipe's seed alone."""
     data = recipe.data
-    maps = find_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
+    maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
     folders = class_folders(data.train) if maps is None else None
     with seeded(recipe.seed, 2):
         initial = _initial_model(recipe, folders)
@@ -97,7 +99,7 @@ def build_recipe_model(recipe: Recipe) -> RecipeModel:
     if maps is not None:
         map_names = None if maps.names is None else list(maps.names)
         description |= {"segments": maps.classes, "classes": map_names}
-    return RecipeModel(model, Classes(names, num_classes), preprocess, description)
+    return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description)
 
 
 def _initial_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
@@ -128,7 +130,8 @@ def _loaded_model(recipe: Recipe) -> _InitialModel:
 
 
 def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
-    """A model with the recipe's arguments and the weights of its checkpoint; a new classifier has the folders' classes."""
+    """A model with the recipe's arguments and the weights of its checkpoint; a new classifier has the
+    folders' classes."""
     o = recipe.model
     weights = None if o.checkpoint is None else read_weights(o.checkpoint)
     count = o.num_classes
@@ -151,7 +154,7 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     )
 
 
-# -- segmenters and modules -------------------------------------------------------------------------------------------
+# -- segmenters and modules ------------------------------------------------------------------------
 
 
 def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -162,20 +165,23 @@ def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
         return model
     if recipe.task != "segmentation":
         raise BadInput(
-            "model: its weights are of a segmenter. Use task = 'segmentation', or the weights of a classifier."
+            "model: its weights are of a segmenter. "
+            "Use task = 'segmentation', or the weights of a classifier."
         )
     return model.backbone
 
 
-def _segmenter(model: nn.Module, backbone: nn.Module, maps: Segmented) -> nn.Module:
-    """A segmenter around the backbone; the one that the weights brought, if its classes are those of the masks."""
+def _segmenter(model: nn.Module, backbone: nn.Module, maps: SegmentationImages) -> nn.Module:
+    """A segmenter around the backbone; the one that the weights brought, if its classes are those of the
+    masks."""
     from steadygaze.modules import Segmenter, segmenter
 
     if not isinstance(model, Segmenter):
         return segmenter(backbone, maps.classes)
     if model.classes != maps.classes:
         raise BadInput(
-            f"model: its weights are of a segmenter of {model.classes} classes, but the masks have {maps.classes}"
+            f"model: its weights are of a segmenter of {model.classes} classes, "
+            f"but the masks have {maps.classes}"
         )
     model.backbone = backbone
     return model
@@ -223,16 +229,16 @@ def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
 def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
     """Where a model has TAP or CB, and with which options."""
     from steadygaze import modules
-    from steadygaze.modules.base import told
+    from steadygaze.modules.base import describe
 
     return {
-        path: told(module.spec)
+        path: describe(module.spec)
         for path, module in modules.inserted(model).items()
         if path.rpartition(".")[2].startswith(name)
     }
 
 
-# -- what the model accepts and returns -------------------------------------------------------------------------------
+# -- what the model accepts and returns ------------------------------------------------------------
 
 
 def _check_accepts_size(model: nn.Module, size: tuple[int, int]) -> None:

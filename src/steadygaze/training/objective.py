@@ -1,4 +1,5 @@
-"""The training objective: a module, so that parallel training sees one forward pass from images to the total loss."""
+"""The training objective: a module, so that parallel training sees one forward pass from images to the total
+loss."""
 
 from __future__ import annotations
 

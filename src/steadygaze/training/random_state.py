@@ -1,4 +1,5 @@
-"""Random numbers that follow from numbers such as (seed, step): a resumed run draws what an unbroken one draws."""
+"""Random numbers that follow from numbers such as (seed, step): a resumed run draws what an unbroken one
+draws."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from steadygaze.seeding import combined_seed
 def seeded(*numbers: int, devices: bool = True) -> Iterator[None]:
     """Seed python, numpy and torch from `numbers` inside the block, and restore their states after it.
 
-    devices: seed GPUs too. Not for single images: torch records a stack trace for each such call until a GPU is used
+    devices: seed GPUs too. Not for single images: torch records a stack trace for each such call until a GPU
+        is used
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - timm uses this one
     seed = combined_seed(*numbers)

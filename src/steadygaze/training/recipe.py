@@ -1,4 +1,5 @@
-"""Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from TOML."""
+"""Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from
+TOML."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Table(BaseModel):
 
 
 class Model(Table):
-    """The model, by a name as for `load_model`; timm models may be untrained, with arguments of timm.create_model."""
+    """The model, by a name as for `load_model`; timm models may be untrained, with arguments of
+    timm.create_model."""
 
     name: str
     checkpoint: str | None = None  # file with initial weights
@@ -86,7 +88,8 @@ class Modules(Table):
 
 
 class Data(Table):
-    """Images: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths start at the working directory."""
+    """Images: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths start at the working
+    directory."""
 
     train: str = ""
     test: str | None = None
@@ -115,8 +118,8 @@ class Data(Table):
 class Augment(Table):
     """Augmentation.
 
-    crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random crop), "pad" (by `pad`
-        pixels, then a random crop), "none" (as in testing)
+    crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random crop),
+        "pad" (by `pad` pixels, then a random crop), "none" (as in testing)
     """
 
     crop: Literal["resized", "resize", "pad", "none"] = "resized"
@@ -135,7 +138,8 @@ class Augment(Table):
 
 
 class Optimiser(Table):
-    """Optimiser of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not scaled."""
+    """Optimiser of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
+    scaled."""
 
     name: str = "adamw"
     lr: Positive = 1e-3
@@ -170,21 +174,22 @@ class Ema(Table):
 class Recipe(Table):
     """A training run.
 
-    losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None: cross-entropy
+    losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None:
+        cross-entropy
     batch: images per step, over all processes and accumulated micro-batches
-    task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and trains by
-        cross-entropy over pixels; pixels without a class (border) are ignored
+    task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and trains
+        by cross-entropy over pixels; pixels without a class (border) are ignored
     keep: which weights are written: of the last epoch, or of the one with the lowest test loss
     """
 
     model: Model
-    data: Data = Field(default_factory=Data)
-    modules: Modules = Field(default_factory=Modules)
+    data: Data = Data()
+    modules: Modules = Modules()
     losses: dict[str, SerializeAsAny[LossOptions]] = Field(default_factory=dict)
-    augment: Augment = Field(default_factory=Augment)
-    optimiser: Optimiser = Field(default_factory=Optimiser)
-    schedule: Schedule = Field(default_factory=Schedule)
-    ema: Ema = Field(default_factory=Ema)
+    augment: Augment = Augment()
+    optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()
+    ema: Ema = Ema()
     task: Literal["classification", "segmentation"] = "classification"
     epochs: PositiveInt = 10
     batch: PositiveInt = 128
@@ -210,7 +215,8 @@ class Recipe(Table):
     @field_validator("losses", mode="before")
     @classmethod
     def _registered(cls, losses: Any) -> Any:
-        """Validate each table by the options of its loss; None (as older versions wrote) leaves a loss out."""
+        """Validate each table by the options of its loss; None (as older versions wrote) leaves a loss
+        out."""
         if not isinstance(losses, Mapping):
             return losses
         listed = {name: table for name, table in losses.items() if table is not None}

@@ -1,6 +1,7 @@
 """Recipes from TOML files and from the package.
 
-The recipes that ship with the package are in `recipes/`; each states its command, its cost and the measured result.
+The recipes that ship with the package are in `recipes/`; each states its command, its cost and the measured
+result.
 """
 
 from __future__ import annotations

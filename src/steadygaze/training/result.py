@@ -18,8 +18,8 @@ class TrainingProgress(Progress):
 
     epoch: the current one, from 1; epochs: in all
     lr: learning rate
-    values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1 (or
-        test_miou)
+    values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1
+        (or test_miou)
     seconds: that training took so far, over all resumed parts
     """
 
@@ -52,7 +52,8 @@ class TrainingResult:
 
     @property
     def top1(self) -> float | None:
-        """Accuracy on the test images of the weights that were kept (last or best epoch), 0..1; None if not tested."""
+        """Accuracy on the test images of the weights that were kept (last or best epoch), 0..1; None if not
+        tested."""
         return self._of_kept_weights("test_top1")
 
     @property

@@ -1,4 +1,5 @@
-"""The files of a training run. A run may be killed at any moment: files are replaced atomically, and read without running code.
+"""The files of a training run. A run may be killed at any moment: files are replaced atomically, and read
+without running code.
 
 | file              | content                                                                |
 | ----------------- | ---------------------------------------------------------------------- |
@@ -31,11 +32,13 @@ STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "tra
 
 
 class TrainingStopped(SteadygazeError, RuntimeError):
-    """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is kept."""
+    """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is
+    kept."""
 
 
 def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
-    """`write_atomic` that stops the run, with the previous file in place, if the disk is full or read-only."""
+    """`write_atomic` that stops the run, with the previous file in place, if the disk is full or
+    read-only."""
     try:
         write_atomic(path, content)
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
@@ -51,7 +54,8 @@ def _first_line(error: Exception) -> str:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint of tensors, numbers, strings, lists and dicts, which is read without running code."""
+    """Write a checkpoint of tensors, numbers, strings, lists and dicts, which is read without running
+    code."""
     write_file(path, lambda file: torch.save(dict(state), file))
 
 
@@ -121,7 +125,8 @@ def differences(before: Any, now: Any, key: str = "") -> list[str]:
 
 
 class Log:
-    """log.csv, and TensorBoard if it is installed. Rows that a killed run wrote after its last checkpoint are removed.
+    """log.csv, and TensorBoard if it is installed. Rows that a killed run wrote after its last checkpoint are
+    removed.
 
     note: why there is no TensorBoard although the recipe wants it
     """

@@ -1,1 +1,2 @@
-"""Training of Vision DiffMask gates (`steadygaze diffmask train`): settings, one step, and the resumable run."""
+"""Training of Vision DiffMask gates (`steadygaze diffmask train`): settings, one step, and the resumable
+run."""

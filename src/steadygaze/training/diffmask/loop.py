@@ -1,7 +1,8 @@
 """Training of a DiffMask file for a model and folders of images, resumed exactly where it stopped.
 
-The file is replaced atomically and is a usable mask from the first save on. The images of a step depend on the seed and
-the step alone. Training that diverges, as the paper warns it may, is detected and restarted if `restarts` allows it.
+The file is replaced atomically and is a usable mask from the first save on. The images of a step depend on
+the seed and the step alone. Training that diverges, as the paper warns it may, is detected and restarted if
+`restarts` allows it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class DiffMaskRequest:
 class DiffMaskResult:
     """How training ended.
 
-    report: the effect of all gates together on some of the images; initial: the same before the first step, None if the
-        file does not say
+    report: the effect of all gates together on some of the images; initial: the same before the first step,
+        None if the file does not say
     problem: what is wrong with the masks, empty if nothing is; too_early: because no gate has closed yet
     """
 
@@ -134,7 +135,8 @@ class ImageCache:
 
 
 class DiffMaskRun:
-    """A checked request: the model is loaded, the images are found, and an earlier state is restored if there is one."""
+    """A checked request: the model is loaded, the images are found, and an earlier state is restored if there
+    is one."""
 
     def __init__(self, request: DiffMaskRequest, loaded: LoadedModel | None = None) -> None:
         self.request = request
@@ -220,7 +222,8 @@ class DiffMaskRun:
         self.resumed = self.trainer.steps
 
     def save(self, problem: str = "", too_early: bool = False) -> None:
-        """Write mask and state. `stopped` is true if training diverged on the way; otherwise it may be continued."""
+        """Write mask and state. `stopped` is true if training diverged on the way; otherwise it may be
+        continued."""
         facts, tensors = self.trainer.state()
         facts |= {
             "identity": self.identity,
@@ -308,7 +311,8 @@ class DiffMaskRun:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C takes effect after the block: half a step, with numbers drawn and nothing moved, could not be resumed exactly."""
+    """Ctrl-C takes effect after the block: half a step, with numbers drawn and nothing moved, could not be
+    resumed exactly."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return

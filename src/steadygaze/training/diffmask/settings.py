@@ -1,4 +1,5 @@
-"""Settings of DiffMask training (docs/equations.md#diffmask-training). The defaults are the paper's for CIFAR-10.
+"""Settings of DiffMask training (docs/equations.md#diffmask-training). The defaults are the paper's for
+CIFAR-10.
 
 Options where the paper and its code differ, the paper's first:
 
@@ -12,9 +13,9 @@ Options where the paper and its code differ, the paper's first:
 | kl     | all, class             | over all classes, or of one class against the rest: `target`, or the predicted one       |
 | begin  | drawn, open            | random initial weights, or every gate at u = β: all patches kept                         |
 
-Random initial weights close patches by chance if hidden states are large (a third of DeiT-Tiny's), and where z is 0 the
-divergence has no gradient: compare the share of patches kept at the end with the share before training. Open gates take
-longer until the first one closes.
+Random initial weights close patches by chance if hidden states are large (a third of DeiT-Tiny's), and where
+z is 0 the divergence has no gradient: compare the share of patches kept at the end with the share before
+training. Open gates take longer until the first one closes.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class Settings:
         return Shape(widths, self.stretch, self.shift, HardConcrete(self.temperature, self.left, self.right))
 
     def restarted(self, how: str) -> Settings:
-        """For another attempt after a divergence: the next seed; "stretch" also α + 5, as in the paper's ImageNet run."""
+        """For another attempt after a divergence: the next seed; "stretch" also α + 5, as in the paper's
+        ImageNet run."""
         if how not in ("seed", "stretch"):
             raise UnknownName("way to restart", how, ("seed", "stretch"))
         wider = self.stretch + (5.0 if how == "stretch" else 0.0)
@@ -121,6 +123,7 @@ class Settings:
 
     @property
     def grace_steps(self) -> int:
-        """Steps after which masks that are all on have had time to close: Adam moves a gate by about its rate per step."""
+        """Steps after which masks that are all on have had time to close: Adam moves a gate by about its rate
+        per step."""
         closing = 0.4 / max(self.gate_rate, 1e-9) if self.begin == "open" else 0.0
         return round(max(2 * self.warmup + closing, 1000))

@@ -2,8 +2,9 @@
 
     min over gates and b, max over λ ≥ 0:   L0 + λ_l · (KL(p ‖ p̂) − m),   l drawn anew for each batch, gates 0..l active
 
-p is the model's prediction, p̂ its prediction for x̂ (`methods/diffmask.py`). The model itself never changes. A step costs
-two forward passes of the model and one backward pass to its tokens. `settings.py` explains the options.
+p is the model's prediction, p̂ its prediction for x̂ (`methods/diffmask.py`). The model itself never changes.
+A step costs two forward passes of the model and one backward pass to its tokens. `settings.py` explains the
+options.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from steadygaze.training.diffmask.settings import Settings
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
-# of layers="weighted": a layer above this accuracy and below this L0 is drawn with the weight RARE, after WEIGHTED_AFTER steps
+# of layers="weighted": a layer above this accuracy and below this L0 is drawn with the weight RARE, after
+# WEIGHTED_AFTER steps
 ACCURATE, SPARSE, RARE, WEIGHTED_AFTER, RUNNING_MEAN = 0.75, 0.1, 0.1, 100, 0.9
 ALL_OFF, ALL_ON = 0.02, 0.98  # share of patches kept below and above which masks explain nothing
 
@@ -130,7 +132,8 @@ class Trainer:
         return report
 
     def _measure(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """KL, the L0 term, the share of patches kept and of predictions unchanged, with the gates 0..layer sampled."""
+        """KL, the L0 term, the share of patches kept and of predictions unchanged, with the gates 0..layer
+        sampled."""
         with torch.no_grad():
             run = forward(self.vit, self.vit.embed(images), grad=False)
             empty = blank(self.vit, images)
@@ -161,7 +164,8 @@ class Trainer:
         return int(torch.multinomial(weights, 1, generator=self.generator))
 
     def _sync_slow_weights(self) -> None:
-        """Lookahead: every k steps slow ← slow + share · (fast − slow), and the fast weights become the slow ones."""
+        """Lookahead: every k steps slow ← slow + share · (fast − slow), and the fast weights become the slow
+        ones."""
         if self.steps % self.settings.sync_every:
             return
         with torch.no_grad():
@@ -172,7 +176,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> StepReport:
-        """The effect of all gates together on these images. Changes nothing, not even the next random numbers."""
+        """The effect of all gates together on these images. Changes nothing, not even the next random
+        numbers."""
         random_state = self.generator.get_state()
         with evaluation_mode(self.vit.model):
             kl, _, kept, accuracy = self._measure(images, len(self.duals) - 1)

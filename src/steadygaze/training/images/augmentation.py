@@ -19,7 +19,8 @@ ImageOperation = Callable[[Image.Image], Image.Image]
 
 
 class Augmentation:
-    """The operations a recipe asks for. Geometry applies to image and mask alike, given the same random state.
+    """The operations a recipe asks for. Geometry applies to image and mask alike, given the same random
+    state.
 
     mask_padding: value of padded pixels of a mask
     """
@@ -120,7 +121,8 @@ def rand_augment(config: str, mean: Sequence[float], side: int) -> Any:
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
-    """Keep the highest bits of every colour. 0 bits, which timm uses and new versions of Pillow refuse, give black."""
+    """Keep the highest bits of every colour. 0 bits, which timm uses and new versions of Pillow refuse, give
+    black."""
     from timm.data.auto_augment import posterize as timm_posterize
 
     return timm_posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)

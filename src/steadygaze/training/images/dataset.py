@@ -1,7 +1,7 @@
 """The dataset of a training run: images are read, augmented, and their masks move along.
 
-What is random follows from (seed, epoch, index): not from a state that a killed run would lose, nor from the number of
-processes or workers.
+What is random follows from (seed, epoch, index): not from a state that a killed run would lose, nor from the
+number of processes or workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from steadygaze.data.confusion import IGNORED
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
-from steadygaze.data.label_maps import Segmented
-from steadygaze.data.masks import Labelled, read_mask
+from steadygaze.data.label_maps import SegmentationImages
+from steadygaze.data.masks import LabelledImages, read_mask
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.training.images.augmentation import Augmentation, mask_to_tensor
 from steadygaze.training.images.selection import check_mask_shows_object, shows_object
@@ -30,21 +30,21 @@ Sample = tuple[Tensor, int | Tensor, Tensor]
 
 
 class TrainingImages(Dataset[Sample]):
-    """(epoch, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; epoch None: as in testing.
+    """(epoch, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; epoch None: as in
+    testing.
 
-    The label is a class index. For images with label maps it is the map, (H, W); `segmentation_classes` is then their
-    number of classes, otherwise 0.
-    generated_masks: by image name, in place of mask files
+    The label is a class index. For images with label maps it is the map, (H, W); `segmentation_classes` is
+    then their number of classes, otherwise 0. generated_masks: by image name, in place of mask files
     """
 
-    def __init__(self, labelled: Labelled, preprocess: Preprocess, augment: Augment, seed: int) -> None:
+    def __init__(self, labelled: LabelledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
         self.items, self.decode, self.preprocess, self.seed = (
             labelled.items,
             labelled.decode,
             preprocess,
             seed,
         )
-        self.segmentation_classes = labelled.classes if isinstance(labelled, Segmented) else 0
+        self.segmentation_classes = labelled.classes if isinstance(labelled, SegmentationImages) else 0
         self.generated_masks: dict[str, Tensor] | None = None
         self.augmentation = Augmentation(augment, preprocess, IGNORED if self.segmentation_classes else 0)
 

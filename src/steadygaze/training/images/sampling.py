@@ -19,7 +19,8 @@ Key = tuple[int, int]  # epoch and index of an image
 
 @dataclass(frozen=True)
 class StepSampler:
-    """Which images each process loads at each step. The images of a step do not depend on the number of processes.
+    """Which images each process loads at each step. The images of a step do not depend on the number of
+    processes.
 
     num_images: in the training set
     batch_size: images per step that the recipe asks for
@@ -88,7 +89,8 @@ class RemainingBatches:
 
 
 def make_mixer(augment: Augment, num_classes: int, smoothing: float) -> Any:
-    """timm's mixup and cutmix, (images, labels) -> (images, soft targets); None if the recipe uses neither."""
+    """timm's mixup and cutmix, (images, labels) -> (images, soft targets); None if the recipe uses
+    neither."""
     if not (augment.mixup or augment.cutmix):
         return None
     from timm.data import Mixup

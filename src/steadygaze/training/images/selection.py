@@ -10,17 +10,18 @@ from pathlib import Path
 from PIL import Image
 
 from steadygaze.data.confusion import IGNORED
-from steadygaze.data.folders import Classes, Item
-from steadygaze.data.images import SUFFIXES, size_of
-from steadygaze.data.label_maps import Segmented, find_maps
-from steadygaze.data.masks import OBJECT, Labelled, find, read_mask
+from steadygaze.data.folders import ClassLookup, Item
+from steadygaze.data.images import SUFFIXES, image_size
+from steadygaze.data.label_maps import SegmentationImages, find_label_maps
+from steadygaze.data.masks import OBJECT, LabelledImages, find_labelled_images, read_mask
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.training.recipe import Data
 
 
 def class_folders(folder: str) -> tuple[str, ...] | None:
-    """Sorted names of a folder's class folders, the class names of a new classifier; None if there is an index.csv."""
+    """Sorted names of a folder's class folders, the class names of a new classifier; None if there is an
+    index.csv."""
     root = Path(folder)
     if not root.is_dir():
         reason = "a file" if root.exists() else "no such folder"
@@ -30,7 +31,7 @@ def class_folders(folder: str) -> tuple[str, ...] | None:
     return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def select_images(data: Data, part: str, classes: Classes | None, masks: str | None) -> Labelled:
+def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str | None) -> LabelledImages:
     """The labelled images of a recipe, for "train" or "test".
 
     classes: of the classifier; None for segmentation, whose images have label maps
@@ -41,7 +42,11 @@ def select_images(data: Data, part: str, classes: Classes | None, masks: str | N
     only: list[str] | None = getattr(data, f"{prefix}only")
     class_range: list[int] | None = getattr(data, f"{prefix}classes")
     image_range: list[int] | None = getattr(data, f"{prefix}images")
-    labelled = find_maps(folder, masks, part) if classes is None else find(folder, masks, classes)
+    labelled = (
+        find_label_maps(folder, masks, part)
+        if classes is None
+        else find_labelled_images(folder, masks, classes)
+    )
     items = [item for item in labelled.items if item.label is not None]
     if masks is not None:
         _check_masks_have_images(Path(masks), Path(folder), items)
@@ -89,14 +94,16 @@ def _check_masks_have_images(masks: Path, folder: Path, items: Sequence[Item]) -
             )
 
 
-def check_masks(labelled: Labelled, on_progress: OnProgress = ignore_progress) -> None:
-    """Check before the first step that every mask exists, decodes, has the size of its image and shows an object."""
+def check_masks(labelled: LabelledImages, on_progress: OnProgress = ignore_progress) -> None:
+    """Check before the first step that every mask exists, decodes, has the size of its image and shows an
+    object."""
     total = len(labelled.items)
-    for done, item in enumerate(labelled.items):
-        on_progress(Progress("check masks", done, total, "masks"))
+    on_progress(Progress("check masks", 0, total, "masks"))
+    for number, item in enumerate(labelled.items):
         if labelled.decode is not None and item.mask is not None:
-            mask = read_mask(item, labelled.decode, size_of(item.path))
-            check_mask_shows_object(mask, item, is_label_map=isinstance(labelled, Segmented))
+            mask = read_mask(item, labelled.decode, image_size(item.path))
+            check_mask_shows_object(mask, item, is_label_map=isinstance(labelled, SegmentationImages))
+        on_progress(Progress("check masks", number + 1, total, "masks"))
 
 
 def shows_object(mask: Image.Image, *, is_label_map: bool) -> bool:

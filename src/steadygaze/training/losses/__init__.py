@@ -21,7 +21,8 @@ from steadygaze.training.losses.registry import LossSetup as LossSetup
 from steadygaze.training.losses.registry import list_losses as list_losses
 from steadygaze.training.losses.registry import register_loss as register_loss
 
-# isort: off - importing a file registers its losses, and the order of registration is that of the table above
+# Importing a file registers its losses, and the order of registration is that of the table above.
+# isort: off
 from steadygaze.training.losses import cross_entropy as cross_entropy
 from steadygaze.training.losses import relevance as relevance
 from steadygaze.training.losses import input_gradient as input_gradient

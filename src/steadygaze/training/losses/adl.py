@@ -1,12 +1,14 @@
-"""The attention diversification loss (ADL; Guo et al. 2023): queries of a layer should not all attend to the same tokens.
+"""The attention diversification loss (ADL; Guo et al. 2023): queries of a layer should not all attend to the
+same tokens.
 
 Equations: docs/equations.md#adl.
 
     M = mean over heads of A      t = τ / N      M̂ = M where M ≥ t, else 0      m̂ = mean_i M̂_i
     loss = mean over layers, images and rows i of cos(m̂, M̂_i)              0..1, lower is more diverse
 
-form: "paper" as above (equations 1 and 2); "code" thresholds by >, takes m̂ from the mean of the whole rows where that
-exceeds t, and divides by the number of layers + 1e-6; "per_head" is "paper" for each head by itself.
+form: "paper" as above (equations 1 and 2); "code" thresholds by >, takes m̂ from the mean of the whole rows
+where that exceeds t, and divides by the number of layers + 1e-6; "per_head" is "paper" for each head by
+itself.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def layer_count(layers: int, form: str) -> float:
 
 
 def row_similarity(m: Float[Tensor, "b q k"], tau: float, form: str) -> Float[Tensor, ""]:
-    """mean over images and rows of cos(m̂, M̂_i), computed as û · mean_i û_i, which reads the rows only a few times."""
+    """mean over images and rows of cos(m̂, M̂_i), computed as û · mean_i û_i, which reads the rows only a few
+    times."""
     threshold = tau / m.shape[-1]
     if form == "code":
         rows = torch.where(m > threshold, m, 0.0)
@@ -90,7 +93,8 @@ class AdlOptions(LossOptions):
 
 @register_loss("adl", options=AdlOptions)
 class AttentionDiversification(Loss):
-    """Attention diversification: queries of a layer should not attend to the same tokens (Guo et al. 2023)."""
+    """Attention diversification: queries of a layer should not attend to the same tokens (Guo et al.
+    2023)."""
 
     options: AdlOptions
 

@@ -16,7 +16,8 @@ from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, Lo
 def cross_entropy(
     logits: Float[Tensor, "b c *hw"], labels: Tensor, *, smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """Mean over images for classes (B,) or class shares (B, C); over labelled pixels for label maps (B, H, W).
+    """Mean over images for classes (B,) or class shares (B, C); over labelled pixels for label maps (B, H,
+    W).
 
     If a step is divided into micro-batches, each one averages over its own labelled pixels.
     """

@@ -1,9 +1,10 @@
-"""Attribution maps a loss can be taken of: the graph is kept, so that training can change what a model attends to.
+"""Attribution maps a loss can be taken of: the graph is kept, so that training can change what a model
+attends to.
 
-One forward pass gives both the map and the logits. `second_order=False` is what the authors of the relevance loss ran:
-the gradient G inside a map is a constant, and the loss reaches the weights only through A (or x). `second_order=True`
-differentiates G too, and reaches every weight (docs/equations.md#second-order). What a method's own rules hold constant
-(σ, slopes) is constant in both.
+One forward pass gives both the map and the logits. `second_order=False` is what the authors of the relevance
+loss ran: the gradient G inside a map is a constant, and the loss reaches the weights only through A (or x).
+`second_order=True` differentiates G too, and reaches every weight (docs/equations.md#second-order). What a
+method's own rules hold constant (σ, slopes) is constant in both.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def differentiable_map(
 ) -> tuple[Float[Tensor, "b gh gw"], Any]:
     """(map, outputs) of one pass, both in the graph of the model's weights.
 
-    The outputs are the model's logits, or a pair if a distillation token is trained. A method whose rules change the
-    backward pass (`gaze`, `decompx`) runs a second pass for them.
+    The outputs are the model's logits, or a pair if a distillation token is trained. A method whose rules
+    change the backward pass (`gaze`, `decompx`) runs a second pass for them.
     """
     vit, m = adapt(model), parse(method) if isinstance(method, str) else method
     no_graph = m.base.kind == "model" or not m.base.differentiable
@@ -92,7 +93,8 @@ def _not_trainable(method: str, reason: str) -> MethodUnavailable:
 def _with_gradients(
     run: Forward, value: Tensor, classes: Any, first: int, second_order: bool
 ) -> DifferentiableTrace:
-    """The trace with the gradients of `value` at all that a method may read, in the graph if `second_order`."""
+    """The trace with the gradients of `value` at all that a method may read, in the graph if
+    `second_order`."""
     records = run.records[first:]
     tensors = [a.a for record in records for a in record.attention if a.a.requires_grad]
     tensors += [x for x in run.hidden[first:] if x.requires_grad] if run.want.hidden else []

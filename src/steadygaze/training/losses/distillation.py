@@ -1,4 +1,5 @@
-"""Knowledge distillation, soft (Hinton et al. 2015) or hard, with a distillation token if the model has one (DeiT).
+"""Knowledge distillation, soft (Hinton et al. 2015) or hard, with a distillation token if the model has one
+(DeiT).
 
 Equations: docs/equations.md#distillation.
 
@@ -42,8 +43,8 @@ def distillation(
 ) -> Float[Tensor, ""]:
     """How far the student is from the teacher's logits; at least 0.
 
-    student: logits, or the pair (class, distillation): then the distillation token is trained, and the class token is
-        left to the labels
+    student: logits, or the pair (class, distillation): then the distillation token is trained, and the class
+        token is left to the labels
 
     >>> y = torch.tensor([[1.0, 2.0]]); distillation(y, y, form="soft").item()
     0.0
@@ -151,7 +152,7 @@ class Distillation(Loss):
             options.teacher, options.checkpoint, setup.preprocess, setup.num_classes, device
         )
         if hasattr(setup.model, "set_distilled_training"):
-            setup.model.set_distilled_training(True)
+            setup.model.set_distilled_training(True)  # type: ignore[operator]
 
     def __call__(self, batch: LossBatch) -> Tensor:
         with torch.no_grad():

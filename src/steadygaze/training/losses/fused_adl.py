@@ -1,9 +1,10 @@
-"""The attention diversification loss from fused attention: no layer's maps outlive the layer (docs/equations.md#adl).
+"""The attention diversification loss from fused attention: no layer's maps outlive the layer
+(docs/equations.md#adl).
 
-A `DiversitySeam` replaces scaled_dot_product_attention by a function that returns A·v and the similarity of the rows of
-A. Like the fused kernel it keeps q, k and v, and recomputes A in the backward pass, so the similarity is all it adds to
-the cost. If a model computes its attention eagerly (softmax), or with dropout, the maps are in the graph anyway: they are
-recorded, and `adl.seam_loss` reads them.
+A `DiversitySeam` replaces scaled_dot_product_attention by a function that returns A·v and the similarity of
+the rows of A. Like the fused kernel it keeps q, k and v, and recomputes A in the backward pass, so the
+similarity is all it adds to the cost. If a model computes its attention eagerly (softmax), or with dropout,
+the maps are in the graph anyway: they are recorded, and `adl.seam_loss` reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Buffers = dict[Hashable, Tensor]
 class DiversitySeam(Seam):
     """Active during the model's forward pass; collects the similarity of the rows of every layer's attention.
 
-    similarities: one scalar for each fused attention. Attention with a single query (class attention, pooling) is not
-        attention between tokens and is not counted
+    similarities: one scalar for each fused attention. Attention with a single query (class attention,
+        pooling) is not attention between tokens and is not counted
     record: attention maps of layers that compute them eagerly
     """
 
@@ -134,7 +135,8 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
 
 
 def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"]:
-    """Memory for the maps of all heads and one more, reused by every slice and layer: allocating costs as much as computing."""
+    """Memory for the maps of all heads and one more, reused by every slice and layer: allocating costs as
+    much as computing."""
     shape = (q.shape[1] + 1, _batch_slices(q, k)[0].stop, q.shape[2], k.shape[2])
     key = (shape, q.dtype, q.device)
     if key not in buffers:
@@ -162,7 +164,8 @@ def _attention_weights(
 
 
 def _compared_maps(heads: list[Tensor], form: str) -> list[Float[Tensor, "b n n"]]:
-    """The maps whose rows are compared: of each head, or their sum, whose rows have the direction of the mean. New tensors."""
+    """The maps whose rows are compared: of each head, or their sum, whose rows have the direction of the
+    mean. New tensors."""
     wide = torch.float32 if heads[0].dtype.itemsize < 4 else heads[0].dtype
     if form == "per_head" or len(heads) == 1:
         return [a.to(wide, copy=True) for a in heads]
@@ -195,7 +198,8 @@ def _similarity(m: Float[Tensor, "b n n"], level: float, form: str) -> tuple[Ten
 def _similarity_gradient(
     m: Float[Tensor, "b n n"], saved: list[Tensor], weight: Tensor, level: float, form: str
 ) -> Float[Tensor, "b n n"]:
-    """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û − û_i(û_i·û))/|M̂_i|."""
+    """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û −
+    û_i(û_i·û))/|M̂_i|."""
     unit, length, direction_mean, inverse = saved
     whole = m.mean(1) if form == "code" else None
     rows = _threshold_(m, level, form)

@@ -6,8 +6,8 @@ Equations: docs/equations.md#gradmask (Simpson et al. 2019) and docs/equations.m
     GradMask:  L_bg = mean ((∂y_label/∂image) S̄)²
     RRR:       L_bg = Σ ((∂ Σ_k log(p_k + 1e-11)/∂image) S̄)²       a sum over the whole step, not a mean
 
-form: "formula" differentiates the gradient again, so that L_bg trains the weights; "code" is what the authors of the
-relevance loss ran as a baseline, where L_bg is a number without a gradient.
+form: "formula" differentiates the gradient again, so that L_bg trains the weights; "code" is what the authors
+of the relevance loss ran as a baseline, where L_bg is a number without a gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from steadygaze.vit import ViT
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights and learning rate of a baseline, as the authors of the relevance loss published them for one model."""
+    """Weights and learning rate of a baseline, as the authors of the relevance loss published them for one
+    model."""
 
     classification: float
     background: float
@@ -65,7 +66,8 @@ def gradmask_terms(
     form: str = "formula",
     reverse: str = "reference",
 ) -> Terms:
-    """background and classification of GradMask, unweighted; masks and reverse: see `object_and_background`."""
+    """background and classification of GradMask, unweighted; masks and reverse: see
+    `object_and_background`."""
     return input_gradient_pass("gradmask", model, images, masks, labels, form, reverse)[0]
 
 

@@ -1,4 +1,5 @@
-"""Object masks as the losses use them: which pixels are object, which background, and which are not counted."""
+"""Object masks as the losses use them: which pixels are object, which background, and which are not
+counted."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ def object_and_background(
 ) -> tuple[Pixels, Pixels, Pixels]:
     """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
 
-    masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or the object's
-        share of each pixel, 0..1
-    reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the authors' code does
+    masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or the
+        object's share of each pixel, 0..1
+    reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the authors'
+        code does
     """
     if reverse not in ("complement", "reference"):
         raise UnknownName("reverse", str(reverse), ("complement", "reference"))
@@ -44,7 +46,8 @@ def object_and_background(
     empty = (s.flatten(1).sum(1) == 0).nonzero()[:, 0].tolist()
     if empty:
         raise BadInput(
-            f"masks: image(s) {empty} of the batch are background everywhere, without any object. Leave them out."
+            f"masks: image(s) {empty} of the batch are background everywhere, without any object. "
+            "Leave them out."
         )
     if reverse == "complement":
         background = 1 - s

@@ -1,7 +1,8 @@
 """The registry of training losses: what a recipe may list under `[losses.NAME]`.
 
-A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks, attention seen
-during the forward pass, a pass of its own) and computes its terms of a batch. The training loop knows `Loss` only.
+A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks,
+attention seen during the forward pass, a pass of its own) and computes its terms of a batch. The training
+loop knows `Loss` only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class LossOptions(BaseModel):
-    """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are errors."""
+    """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are
+    errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -33,7 +35,8 @@ class LossOptions(BaseModel):
 
     @property
     def term_weights(self) -> Mapping[str, float]:
-        """Weights of the terms inside the loss, multiplied by `weight`; a term that is not listed has weight 1."""
+        """Weights of the terms inside the loss, multiplied by `weight`; a term that is not listed has weight
+        1."""
         return {}
 
 
@@ -42,8 +45,8 @@ class LossSetup:
     """What a loss may prepare itself with, once, before the first step.
 
     model: the model that is trained
-    pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients of the
-        parts are averaged, so a loss that is a sum over the step multiplies by it
+    pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients
+        of the parts are averaged, so a loss that is a sum over the step multiplies by it
     num_classes, preprocess: number of outputs and preprocessing of the model; None outside a training run
     """
 
@@ -77,8 +80,8 @@ class LossBatch:
     def outputs(self) -> Any:
         """The model's logits in the graph: (B, C), or a pair if a distillation token is trained.
 
-        The forward pass runs once, with all observers active, and is shared by the losses. A pass that a loss shared
-        before (`share`) is used instead, unless there are observers that did not see it.
+        The forward pass runs once, with all observers active, and is shared by the losses. A pass that a loss
+        shared before (`share`) is used instead, unless there are observers that did not see it.
         """
         if self._outputs is None or (self.observers and not self._observed):
             with self.observed():
@@ -109,7 +112,8 @@ class Loss:
     """Base class of losses; see `register_loss` for a whole example.
 
     terms: names of the terms if there are several, logged as NAME.term; empty for a single one
-    needs_masks: object masks must be given (data.masks), and augmentations that would misplace them are refused
+    needs_masks: object masks must be given (data.masks), and augmentations that would misplace them are
+        refused
     runs_model: the loss runs the model itself, before the others; it may offer the logits with `batch.share`
     tasks: what it can train
     label_smoothing: applied to the soft targets of mixup and cutmix
@@ -127,7 +131,8 @@ class Loss:
         self.options, self.setup = options, setup
 
     def observer(self) -> AbstractContextManager[Any] | None:
-        """A new context manager for the forward pass of one batch, later found in `batch.observers[self.name]`."""
+        """A new context manager for the forward pass of one batch, later found in
+        `batch.observers[self.name]`."""
         return None
 
     def __call__(self, batch: LossBatch) -> Tensor | dict[str, Tensor]:
@@ -137,7 +142,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossInfo:
-    """What `list_losses` says about a loss: its name, one line, terms, options with defaults and requirements."""
+    """What `list_losses` says about a loss: its name, one line, terms, options with defaults and
+    requirements."""
 
     name: str
     summary: str

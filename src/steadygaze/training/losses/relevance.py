@@ -123,7 +123,8 @@ def relevance_pass(
 
 @contextmanager
 def gradients_enabled(loss: str) -> Iterator[None]:
-    """Gradients for losses made of gradients, also under torch.no_grad(), which then gives their value alone."""
+    """Gradients for losses made of gradients, also under torch.no_grad(), which then gives their value
+    alone."""
     if torch.is_inference_mode_enabled():
         raise BadInput(
             f"{loss}: it takes gradients inside, which torch.inference_mode() forbids. "
@@ -142,7 +143,8 @@ def checked_labels(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b
 
 
 def to_pixels(scores: Float[Tensor, "b gh gw"], size: tuple[int, int]) -> Float[Tensor, "b h w"]:
-    """A map at the size of the image (bilinear), scaled to 0..1 over each image; an all-zero map stays zero."""
+    """A map at the size of the image (bilinear), scaled to 0..1 over each image; an all-zero map stays
+    zero."""
     r = F.interpolate(scores[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
     low, high = r.amin((1, 2), keepdim=True), r.amax((1, 2), keepdim=True)
     return (r - low) / (high - low).clamp_min(1e-12)
@@ -190,7 +192,8 @@ class Relevance(Loss):
         o = self.options
         method = parse(o.method)
         own_rules = method.base.gradient and rules_of(method) != PLAIN
-        # The attention that the map keeps is that of the model itself, unless the method changes the pass by its rules.
+        # The attention that the map keeps is that of the model itself, unless the method changes the pass by
+        # its rules.
         with nullcontext() if own_rules else batch.observed():
             terms, outputs = relevance_pass(
                 self.vit,

@@ -1,15 +1,17 @@
 """Refining a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
-Equations: docs/equations.md#bilateral-solver. Pixels close in position and colour share a vertex of a coarse grid in five
-dimensions (y, x, luma, two of chroma). On the vertices,
+Equations: docs/equations.md#bilateral-solver. Pixels close in position and colour share a vertex of a coarse
+grid in five dimensions (y, x, luma, two of chroma). On the vertices,
 
-    minimise  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²       that is  (λ (D_m − D_n B D_n) + diag(S c)) y = S (c t)
+    minimise  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²,   that is
+    (λ (D_m − D_n B D_n) + diag(S c)) y = S (c t)
 
 | symbol   | variable           | meaning                                                          |
 | Ŵ, B     | `blur`             | the blur between neighbours, made bistochastic by D_n            |
 | D_n, D_m | scale, mass        | diagonal matrices                                                |
 | S        | `splat`            | sum over the pixels of a vertex                                  |
-| t, c, λ  | target, CONFIDENCE, SMOOTHNESS | the mask, the confidence in it, the weight of smoothness |
+| t        | target             | the mask                                                         |
+| c, λ     | CONFIDENCE, SMOOTHNESS | the confidence in the mask, and the weight of smoothness     |
 """
 
 from __future__ import annotations
@@ -21,9 +23,7 @@ from scipy import ndimage
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
 
-RGB_TO_YUV = np.array(
-    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]]
-)  # fmt: skip
+RGB_TO_YUV = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
 SPATIAL, LUMA, CHROMA = 16, 16, 8  # size of a vertex in pixels, and in values of 0..255
 SMOOTHNESS, CONFIDENCE = 256.0, 0.999
 ITERATIONS, TOLERANCE = 25, 1e-5
@@ -33,7 +33,8 @@ Array = np.ndarray
 
 
 def refine(mask: Bool[Tensor, "h w"], image: Float[Tensor, "3 h w"]) -> Bool[Tensor, "h w"]:
-    """The mask moved to the edges of the image (RGB, 0..1): its largest connected component, with holes filled.
+    """The mask moved to the edges of the image (RGB, 0..1): its largest connected component, with holes
+    filled.
 
     The given mask is returned if the object is lost.
     """
@@ -50,7 +51,8 @@ def solve(
     iterations: int = ITERATIONS,
     tolerance: float = TOLERANCE,
 ) -> Float[Tensor, "h w"]:
-    """The target, smooth where the image is and sharp at its edges, by preconditioned conjugate gradients; float64, on the CPU."""
+    """The target, smooth where the image is and sharp at its edges, by preconditioned conjugate gradients;
+    float64, on the CPU."""
     vertex, neighbours = _grid(image.double().cpu().numpy())
     directions, count = neighbours.shape
 
@@ -79,7 +81,8 @@ def solve(
 
 
 def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "ten v"]]:
-    """The vertex of every pixel; the neighbours of every vertex, one up and one down in each dimension (none: the count)."""
+    """The vertex of every pixel; the neighbours of every vertex, one up and one down in each dimension (none:
+    the count)."""
     colour = np.einsum("kc,chw->khw", RGB_TO_YUV, image * 255)
     colour[1:] += 128
     y, x = np.indices(image.shape[1:])

@@ -2,15 +2,16 @@
 
 Equations: docs/equations.md#tokencut.
 
-    F_i = key of patch i, heads concatenated, of length 1            W_ij = 1 if F_i·F_j > τ else ε
-    (D − W) v = λ D v, v the eigenvector of the second smallest λ    object: v > mean v, on the side of argmax |v|
+    F_i = key of patch i, heads concatenated, of length 1         W_ij = 1 if F_i·F_j > τ else ε
+    (D − W) v = λ D v, v the eigenvector of the second smallest λ
+    object: v > mean v, on the side of argmax |v|
 
-Only the connected component (four neighbours) with argmax |v| is kept. The keys of any ViT can be used; the authors use
-DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of them are similar at τ:
-`centred` subtracts each image's mean key, which changes no attention (softmax over the keys is invariant to it). The edges
-follow the image after `bilateral_solver.refine`; the authors' script keeps the second largest component of the solver's
-result, background included, and in effect drops images where that is not the object: here the largest one is kept, or the
-coarse mask.
+Only the connected component (four neighbours) with argmax |v| is kept. The keys of any ViT can be used; the
+authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
+them are similar at τ: `centred` subtracts each image's mean key, which changes no attention (softmax over the
+keys is invariant to it). The edges follow the image after `bilateral_solver.refine`; the authors' script
+keeps the second largest component of the solver's result, background included, and in effect drops images
+where that is not the object: here the largest one is kept, or the coarse mask.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class _KeySeam(Seam):
 
 
 def last_keys(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b gh gw d"]:
-    """The keys of the last block on the patch grid, heads concatenated, without prefix tokens; windows are joined."""
+    """The keys of the last block on the patch grid, heads concatenated, without prefix tokens; windows are
+    joined."""
     vit = adapt(model)
     with torch.no_grad(), evaluation_mode(vit.model):
         x = vit.embed(images)
@@ -71,7 +73,8 @@ def last_keys(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float
         keys = _block_keys(last, x)
         if keys is None or keys.shape[1] < x.shape[1]:
             raise MethodUnavailable(
-                f"tokencut: the last block of this {vit.plan.kind} has no key for each patch. Use a plain ViT."
+                f"tokencut: the last block of this {vit.plan.kind} has no key for each patch. "
+                "Use a plain ViT."
             )
         if not vit.plan.global_attention:
             keys = keys[:, _key_of_token(last, x)]
@@ -90,7 +93,8 @@ def _block_keys(block: Block, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m e
 
 
 def _key_of_token(block: Block, x: Float[Tensor, "b n d"]) -> Int[Tensor, " n"]:
-    """The index of each token's key: the one that changes with the token. Keys of padding change with none."""
+    """The index of each token's key: the one that changes with the token. Keys of padding change with
+    none."""
     count = x.shape[1]
     noise = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(0)).to(x)
     changed_tokens = x[:1].repeat(count + 1, 1, 1)
@@ -153,7 +157,8 @@ def tokencut_masks(
     batch_size: int = 16,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Tensor]:
-    """Name -> mask (255 object, 0 background) of every image, resized to the model's size without keeping its ratio.
+    """Name -> mask (255 object, 0 background) of every image, resized to the model's size without keeping its
+    ratio.
 
     refined: masks of pixels with the edges of the image (`bilateral_solver.refine`), not of patches
     """
@@ -163,8 +168,8 @@ def tokencut_masks(
     vit, device = adapt(model), next(model.parameters()).device
     size, interpolation = list(preprocess.size), InterpolationMode(preprocess.interpolation)
     masks: dict[str, Tensor] = {}
+    on_progress(Progress("TokenCut masks", 0, len(items), "images"))
     for start in range(0, len(items), batch_size):
-        on_progress(Progress("TokenCut masks", start, len(items), "images"))
         batch = items[start : start + batch_size]
         resized = [F.resize(read_image(item.path), size, interpolation) for item in batch]
         pixels = torch.stack([F.pil_to_tensor(image) for image in resized])
@@ -175,4 +180,5 @@ def tokencut_masks(
                 [refine(mask, image) for mask, image in zip(coarse, pixels / 255, strict=True)]
             )
         masks |= {item.name: mask.to(torch.uint8) * 255 for item, mask in zip(batch, cuts, strict=True)}
+        on_progress(Progress("TokenCut masks", len(masks), len(items), "images"))
     return masks
