@@ -29,7 +29,7 @@ test = "{data}"
 [optimiser]
 name = "sgd"
 lr = 0.1
-[losses.relevance.relevance_terms]
+[losses.relevance]
 method = "gae"
 [losses.adl]
 tau = 1.0
