@@ -278,7 +278,7 @@ def test_one_after_the_other() -> None:
     both = insert(insert(model, tap=TAP(allocation=(0,))), cb=CB())
     assert {n.rpartition(".")[2] for n in inserted(both)} == {"tap", "cb_mlp"}
     insert(both, tap=TAP(allocation=(1,)))
-    with pytest.raises(BadInput, match=r"has TAP\(.*remove"):
+    with pytest.raises(BadInput, match=r"contains TAP\(.*remove"):
         insert(both, tap=TAP())
 
 
@@ -310,12 +310,12 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: TAP(temperature=0), BadInput, "temperature"),
         (lambda: TAP(kind="dilatd"), UnknownName, "dilated"),
         (lambda: TAP(allocation="shalow"), UnknownName, "shallow"),
-        (lambda: TAP(allocation=()), BadInput, "numbers of blocks"),
+        (lambda: TAP(allocation=()), BadInput, "block indices"),
         (lambda: CB(variant="gated"), UnknownName, "gate"),
         (lambda: CB(position="middle"), UnknownName, "mid"),
         (lambda: CB(where="attention"), UnknownName, "msa"),
         (lambda: CB(init=float("nan")), BadInput, "init"),
-        (lambda: insert(plain("timm class")), BadInput, "something to insert"),
+        (lambda: insert(plain("timm class")), BadInput, "a module to insert"),
         (lambda: insert(plain("timm class"), tap=CB()), BadInput, "tap: expected"),
         (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), BadInput, "from 0 to"),
         (lambda: insert(timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()), BadInput, "drops 75%"),
@@ -344,7 +344,7 @@ def test_pictures_of_another_shape_are_refused_where_the_grid_would_be_guessed()
     assert better(larger).shape == (1, zoo.CLASSES)
     with pytest.raises(BadInput, match="wrong grid"):
         better(larger.transpose(2, 3))
-    with pytest.raises(BadInput, match="same shape"):
+    with pytest.raises(BadInput, match="same aspect ratio"):
         better.stages[0].blocks[0].tap(torch.randn(1, 7, 16, dtype=torch.float64))
     remove(better)(larger.transpose(2, 3))
 

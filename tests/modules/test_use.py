@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_make_is_refused(tmp_path: Path) -> None:
         | model.state_dict(),
         file,
     )
-    with pytest.raises(BadCheckpoint, match=r"blocks.99.cb_mlp, where a VisionTransformer has no block"):
+    with pytest.raises(BadCheckpoint, match=r"blocks.99.cb_mlp, where this VisionTransformer has no block"):
         sg.load_model("test_vit", file)
 
 
