@@ -38,8 +38,18 @@ class Commands(TyperGroup):
         except SteadygazeError as error:
             if ctx.meta["debug"]:
                 raise
-            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            typer.secho(f"error: {error}{self.flag(ctx, error)}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from error
+
+    def flag(self, ctx: Any, error: SteadygazeError) -> str:
+        """The command's option that the error is about, such as " (--masks)"; "" if there is none."""
+        command = self.commands.get(ctx.invoked_subcommand or "")
+        while isinstance(command, TyperGroup) and len(command.commands) == 1:  # diffmask has one command: train
+            command = next(iter(command.commands.values()))
+        for parameter in command.params if command else ():
+            if parameter.name == error.option and parameter.opts[0] not in str(error):
+                return f" ({parameter.opts[0]})"
+        return ""
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
