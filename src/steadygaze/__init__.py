@@ -20,13 +20,15 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.errors import UnknownName as UnknownName
     from steadygaze.errors import UnsupportedModel as UnsupportedModel
     from steadygaze.explainer import explain as explain
+    from steadygaze.faithfulness.metric import list_metrics as list_metrics
+    from steadygaze.faithfulness.metric import register_metric as register_metric
     from steadygaze.heatmap import Attribution as Attribution
     from steadygaze.loading.load import load_model as load_model
     from steadygaze.methods import listed as methods  # noqa: F401
     from steadygaze.methods import method as method
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import stress as stress
-    from steadygaze.runs.verify import verify as verify
+    from steadygaze.runs.verify.api import verify as verify
     from steadygaze.training.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
@@ -40,7 +42,9 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
-    "verify": "steadygaze.runs.verify",
+    "verify": "steadygaze.runs.verify.api",
+    "register_metric": "steadygaze.faithfulness.metric",
+    "list_metrics": "steadygaze.faithfulness.metric",
     "stress": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "train": "steadygaze.training.loop",

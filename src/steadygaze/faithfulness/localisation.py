@@ -19,29 +19,31 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from steadygaze.faithfulness.metric import METRICS, Values
+from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, MetricInput
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics, mean, pooled
 from steadygaze.faithfulness.ranks import average_precision
+from steadygaze.quantity import Combine
 
-OBJECT, BACKGROUND = 255, 0
-NAMES = tuple(name for name, m in METRICS.items() if m.family == "localisation")
+NAMES = ("average_precision", "pixel_accuracy", "miou", "map_chefer", "pointing_game", "mask_share")
 COUNTS = {
-    "pixel_accuracy": 2,
-    "miou": 4,
-}  # [right, labelled]; [inter_object, union_object, inter_background, union_background]
+    "pixel_accuracy": 2,  # correct, labelled
+    "miou": 4,  # intersection and union of the object, intersection and union of the background
+}
 
 
-def localisation(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"],
-                 names: Sequence[str] = NAMES) -> dict[str, Values]:  # fmt: skip
-    """The localisation measures of every map, in percent."""
+def localisation(
+    maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"], names: Sequence[str] = NAMES
+) -> dict[str, Values]:
+    """The localisation metrics of every map, in percent."""
     wanted = [n for n in NAMES if n in names]
     m, b = maps.shape[:2]
     value = {n: maps.new_empty(m, b, dtype=torch.float64) for n in wanted}
     detail = {n: maps.new_empty(m, b, COUNTS[n], dtype=torch.float64) for n in wanted if n in COUNTS}
     for image in range(b):
-        for method in range(m):  # one by one: pixels of many maps would fill the memory
-            found, counts = _one(maps[method, image], masks[image], wanted)
+        for method in range(m):  # one by one: the pixels of many maps would fill the memory
+            values, counts = _one(maps[method, image], masks[image], wanted)
             for n in wanted:
-                value[n][method, image] = found[n]
+                value[n][method, image] = values[n]
             for n in detail:
                 detail[n][method, image] = counts[n]
     return {n: Values(value[n], detail.get(n)) for n in wanted}
@@ -63,10 +65,10 @@ def _one(
     labelled = ((mask == OBJECT) | (mask == BACKGROUND)).flatten()
     inside = (mask == OBJECT).flatten()[labelled]
     smooth = upsample(image, size).flatten()
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
     if "average_precision" in names:
-        found["average_precision"] = 100 * average_precision(
+        values["average_precision"] = 100 * average_precision(
             upsample(image, size, "nearest").flatten()[labelled], inside
         )
     if {"pixel_accuracy", "miou", "map_chefer"} & set(names):
@@ -74,22 +76,22 @@ def _one(
         chosen = (scaled > scaled.mean())[labelled]
         counts["pixel_accuracy"] = torch.stack([(chosen == inside).sum(), labelled.sum()]).double()
         counts["miou"] = torch.stack([*_overlap(chosen, inside), *_overlap(~chosen, ~inside)]).double()
-        right, of = counts["pixel_accuracy"]
-        found["pixel_accuracy"] = 100 * right / of
+        correct, of = counts["pixel_accuracy"]
+        values["pixel_accuracy"] = 100 * correct / of
         iou = counts["miou"][0::2] / counts["miou"][1::2]  # NaN for a kind that neither map nor mask has
-        found["miou"] = 100 * iou.nanmean()
+        values["miou"] = 100 * iou.nanmean()
     if "map_chefer" in names:
         both = torch.cat([1 - scaled[labelled], scaled[labelled]])
-        found["map_chefer"] = 100 * average_precision(both, torch.cat([~inside, inside]))
+        values["map_chefer"] = 100 * average_precision(both, torch.cat([~inside, inside]))
     spots = smooth[labelled].double()
     nan = spots.new_tensor(float("nan"))
     if "pointing_game" in names:
         known = bool(inside.any())
-        found["pointing_game"] = 100.0 * inside[_first_maximum(spots)].double() if known else nan
+        values["pointing_game"] = 100.0 * inside[_first_maximum(spots)].double() if known else nan
     if "mask_share" in names:
         positive = spots.clamp_min(0)
-        found["mask_share"] = 100 * positive[inside].sum() / positive.sum() if bool(inside.any()) else nan
-    return found, counts
+        values["mask_share"] = 100 * positive[inside].sum() / positive.sum() if bool(inside.any()) else nan
+    return values, counts
 
 
 def min_max(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -105,3 +107,39 @@ def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Tensor, Tens
 def _first_maximum(x: Float[Tensor, " n"]) -> Tensor:
     """Index of the first maximum; torch's argmax promises no order among equals."""
     return (x == x.max()).nonzero()[0, 0]
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+
+
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """The localisation metrics that `names` lists."""
+    return localisation(given.maps, given.masks, names)
+
+
+def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
+    return Metric(
+        name,
+        "%",
+        "higher",
+        0,
+        100,
+        summary=summary,
+        combine=combine,
+        family="localisation",
+        compute=compute,
+        needs_masks=True,
+        uses_model=False,
+    )
+
+
+add_metrics(
+    [
+        _entry("average_precision", "average precision of the object's pixels, map upsampled by nearest"),
+        _entry("pixel_accuracy", "pixels on the correct side of the map's mean, summed over images", pooled),
+        _entry("miou", "mean IoU of object and background at the map's mean, summed over images", pooled),
+        _entry("map_chefer", "average precision over both channels, map and 1 − map"),
+        _entry("pointing_game", "the map's maximum lies in the object: 100 or 0"),
+        _entry("mask_share", "share of the positive relevance that lies in the object"),
+    ]
+)

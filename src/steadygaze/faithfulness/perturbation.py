@@ -4,7 +4,7 @@ Chefer et al. (docs/equations.md#perturbation-tests): the map is upsampled bilin
 default with black before normalisation; value = mean over the nine steps of 100 · [argmax = target].
 
 Vision DiffMask (docs/equations.md#diffmask-perturbation): the map is upsampled by nearest; at i = 0 ... 28 the first H·W·i // 28 pixels become noise
-U(−1, 1) in normalised space. With p₀ the whole picture's probabilities, p those of the perturbed one, c = argmax p₀:
+U(−1, 1) in normalised space. With p₀ the whole image's probabilities, p those of the perturbed one, c = argmax p₀:
 
     as in the paper   accuracy 100 · [argmax p = c]     KL Σ_k p₀_k log(p₀_k / p_k)       mean height of the curve (trapezoid / 28)
     as in the code    accuracy p_c                      KL −log p_c                       trapezoid with steps of 1, so 28 times
@@ -23,9 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.faithfulness.inputs import Batch, MetricInput, Whole, wide
 from steadygaze.faithfulness.localisation import upsample
-from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.faithfulness.removal import Whole, wide
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics
+from steadygaze.quantity import INF, Better
 
 FILLS = ("zero", "mean", "blur", "noise")
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -33,29 +34,37 @@ POINTS = 29
 SIGNS = ("positive", "negative")
 
 
-def perturbation(whole: Whole, batch: Batch, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], names: Sequence[str], *,
-                 seed: int = 0, fill: str = "zero") -> dict[str, Values]:  # fmt: skip
-    """Those of the perturbation measures that `names` asks for; `detail` is the raw curve."""
-    found: dict[str, Values] = {}
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """Those of the perturbation metrics that `names` lists; `detail` is the raw curve."""
+    values: dict[str, Values] = {}
     for sign in SIGNS:
-        if f"{sign}_perturbation" in names:
-            found[f"{sign}_perturbation"] = chefer(whole, maps, target, filling(batch, fill, seed), sign)
-        if any(name.startswith(f"{sign}_") and not name.endswith("_perturbation") for name in names):
-            found |= diffmask(whole, maps, filling(batch, "noise", seed), sign)
-    return found
+        painted = f"{sign}_perturbation"
+        if painted in names:
+            paint = filling(given.batch, given.fill, given.seed)
+            values[painted] = chefer(given.whole, given.maps, given.target, paint, sign, note=given.fill)
+        if any(name.startswith(f"{sign}_") and name != painted for name in names):
+            noise = filling(given.batch, "noise", given.seed)
+            values |= diffmask(given.whole, given.maps, noise, sign)
+    return values
 
 
-def chefer(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], paint: Float[Tensor, "b c h w"],
-           sign: str) -> Values:  # fmt: skip
+def chefer(
+    whole: Whole,
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    paint: Float[Tensor, "b c h w"],
+    sign: str,
+    note: str = "",
+) -> Values:
     """Accuracy in percent, mean over nine steps; `detail` is the curve (M, B, 9)."""
     size = (paint.shape[-2], paint.shape[-1])
     counts = [int(size[0] * size[1] * f) for f in FRACTIONS]
     curve = []
     for one in maps:
-        place = places(upsample(one, size), sign)
-        curve.append(_run(whole, place, paint, counts).argmax(-1) == target[:, None])
+        rank = pixel_ranks(upsample(one, size), sign)
+        curve.append(_run(whole, rank, paint, counts).argmax(-1) == target[:, None])
     detail = 100.0 * torch.stack(curve).to(whole.probabilities.dtype)
-    return Values(detail.mean(-1), detail)
+    return Values(detail.mean(-1), detail, note)
 
 
 def diffmask(
@@ -68,44 +77,44 @@ def diffmask(
     answer = nothing.argmax(-1)
     curves: dict[str, list[Tensor]] = {kind: [] for kind in ("kl", "accuracy", "kl_code", "accuracy_code")}
     for one in maps:
-        between = _run(whole, places(upsample(one, size, "nearest"), sign), noise, counts)
-        log_p = wide(torch.cat([nothing[:, None], between, everything[:, None]], dim=1)).log_softmax(
-            -1
-        )  # (B, 29, classes)
+        between = _run(whole, pixel_ranks(upsample(one, size, "nearest"), sign), noise, counts)
+        logits = torch.cat([nothing[:, None], between, everything[:, None]], dim=1)
+        log_p = wide(logits).log_softmax(-1)  # (B, 29, classes)
         log_c = log_p.gather(-1, answer[:, None, None].expand(-1, POINTS, 1))[..., 0]
         curves["kl"].append((log_p[:, :1].exp() * (log_p[:, :1] - log_p)).sum(-1).clamp_min(0))
         curves["accuracy"].append(100.0 * (log_p.argmax(-1) == answer[:, None]).to(log_p.dtype))
         curves["kl_code"].append(-log_c)
         curves["accuracy_code"].append(log_c.exp())
-    found = {}
+    values = {}
     for kind, curve in curves.items():
         detail = torch.stack(curve)
         area = torch.trapezoid(detail, dim=-1)
-        found[f"{sign}_{kind}"] = Values(area if kind.endswith("code") else area / (POINTS - 1), detail)
-    return found
+        height = area if kind.endswith("code") else area / (POINTS - 1)
+        values[f"{sign}_{kind}"] = Values(height, detail, "noise")
+    return values
 
 
-def places(pixels: Float[Tensor, "b h w"], sign: str) -> Int[Tensor, "b h w"]:
-    """When each pixel's turn comes, 0 first; equal pixels in raster order."""
+def pixel_ranks(pixels: Float[Tensor, "b h w"], sign: str) -> Int[Tensor, "b h w"]:
+    """The order in which pixels are painted, 0 first; equal pixels in raster order."""
     flat = (pixels if sign == "positive" else -pixels).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
-    turn = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, turn).view(pixels.shape)
+    rank = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, rank).view(pixels.shape)
 
 
 def _run(
-    whole: Whole, place: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]
+    whole: Whole, rank: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]
 ) -> Float[Tensor, "b s classes"]:
     """Logits with the first `counts` pixels painted."""
-    pairs = [(i, n) for i in range(len(place)) for n in counts]
+    pairs = [(i, n) for i in range(len(rank)) for n in counts]
     size = max(1, whole.chunk // whole.tokens.shape[1])
-    found = []
+    logits = []
     for start in range(0, len(pairs), size):
-        image = torch.tensor([i for i, _ in pairs[start : start + size]], device=place.device)
-        until = torch.tensor([n for _, n in pairs[start : start + size]], device=place.device)
-        painted = (place[image] < until[:, None, None])[:, None]
-        found.append(whole.vit(torch.where(painted, paint[image], whole.images[image])))
-    return torch.cat(found).view(len(place), len(counts), -1)
+        image = torch.tensor([i for i, _ in pairs[start : start + size]], device=rank.device)
+        until = torch.tensor([n for _, n in pairs[start : start + size]], device=rank.device)
+        painted = (rank[image] < until[:, None, None])[:, None]
+        logits.append(whole.vit(torch.where(painted, paint[image], whole.images[image])))
+    return torch.cat(logits).view(len(rank), len(counts), -1)
 
 
 def filling(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h w"]:
@@ -151,3 +160,40 @@ def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h
         pad = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
         images = F.conv2d(F.pad(images, pad, mode="reflect"), weights, groups=images.shape[1])
     return images
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+
+
+def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> Metric:
+    uses_fill = name.endswith("_perturbation")
+    return Metric(
+        name, unit, better, 0, high, summary=summary, family="perturbation", compute=compute, uses_fill=uses_fill
+    )
+
+
+def _entries() -> list[Metric]:
+    steps = "relevant pixels painted first; mean of nine steps"
+    entries = [
+        _entry("positive_perturbation", "%", "lower", 100, f"correct predictions, most {steps}"),
+        _entry("negative_perturbation", "%", "higher", 100, f"correct predictions, least {steps}"),
+    ]
+    directions: tuple[tuple[str, str, Better, Better], ...] = (
+        ("positive", "most", "higher", "lower"),
+        ("negative", "least", "lower", "higher"),
+    )
+    for sign, first, kl, accuracy in directions:
+        order = f"{first} relevant pixels replaced by noise first, 29 points"
+        height = f"{order}; mean height of the curve"
+        as_code = f"{order}; area with steps of 1, as in the code"
+        same = "prediction is still that of the whole image"
+        entries += [
+            _entry(f"{sign}_kl", "nats", kl, INF, f"KL(p whole ‖ p perturbed), {height}"),
+            _entry(f"{sign}_accuracy", "%", accuracy, 100, f"{same}, {height}"),
+            _entry(f"{sign}_kl_code", "nats", kl, INF, f"−log p of the first prediction, {as_code}"),
+            _entry(f"{sign}_accuracy_code", "", accuracy, 28, f"p of the first prediction, {as_code}"),
+        ]
+    return entries
+
+
+add_metrics(_entries())

@@ -12,7 +12,7 @@
 plausible and every architecture can be served. It happens on a copy of the model; the model itself is not touched.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
@@ -20,18 +20,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.faithfulness.metric import Values
+from steadygaze.faithfulness.inputs import Explain, MetricInput
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.faithfulness.ranks import spearman
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import remember, undisturbed
 
-Explain = Callable[
-    [nn.Module, Tensor, Tensor], Tensor
-]  # model, images (B,C,H,W), target (B,) -> maps (M,B,gh,gw)
-
-
-def randomisation(explain: Explain, vit: ViT, images: Float[Tensor, "b c h w"], maps: Float[Tensor, "m b gh gw"],
-                  target: Int[Tensor, " b"], *, seed: int = 0, cascade: bool = True) -> Values:  # fmt: skip
+def randomisation(
+    explain: Explain,
+    vit: ViT,
+    images: Float[Tensor, "b c h w"],
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    *,
+    seed: int = 0,
+    cascade: bool = True,
+) -> Values:
     """1 − |ρ| after the weights are shuffled, layer by layer. cascade=False: each layer alone, the others as they were.
 
     A map that is constant is NaN; one that becomes constant has changed (ρ = 0).
@@ -50,9 +54,16 @@ def randomisation(explain: Explain, vit: ViT, images: Float[Tensor, "b c h w"], 
     return Values((1 - detail.abs()).mean(-1).masked_fill(constant, float("nan")), detail)
 
 
-def class_sensitivity(explain: Explain, model: nn.Module, images: Float[Tensor, "b c h w"], maps: Float[Tensor, "m b gh gw"],
-                      target: Int[Tensor, " b"], logits: Float[Tensor, "b classes"], other: str = "least") -> Values:  # fmt: skip
-    """ρ between the maps of the target and of another class. other: "least" likely, or the likeliest "second" to the target."""
+def class_sensitivity(
+    explain: Explain,
+    model: nn.Module,
+    images: Float[Tensor, "b c h w"],
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    logits: Float[Tensor, "b classes"],
+    other: str = "least",
+) -> Values:
+    """ρ between the maps of the target and of another class: the "least" likely one, or the likeliest "second" one."""
     if logits.shape[1] < 2:
         raise BadInput("class_sensitivity: expected a model of at least two classes, got one")
     if other not in ("least", "second"):
@@ -110,9 +121,70 @@ def shuffle(parameters: list[nn.Parameter], generator: torch.Generator) -> None:
 
 
 def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, like: Tensor) -> Tensor:
-    found = explain(model, images, target)
-    if found.shape != like.shape:
+    maps = explain(model, images, target)
+    if maps.shape != like.shape:
         raise BadInput(
-            f"explain: expected maps of shape {tuple(like.shape)}, as those that are measured, got {tuple(found.shape)}"
+            f"explain: expected maps of shape {tuple(like.shape)}, as those that are measured, got {tuple(maps.shape)}"
         )
-    return found.detach()
+    return maps.detach()
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+
+
+def _randomisation(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    assert given.explain is not None
+    images, target = given.batch.images, given.target
+    return {"randomisation": randomisation(given.explain, given.vit, images, given.maps, target, seed=given.seed)}
+
+
+def _class_sensitivity(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    assert given.explain is not None
+    values = class_sensitivity(
+        given.explain, given.vit.model, given.batch.images, given.maps, given.target, given.logits
+    )
+    return {"class_sensitivity": values}
+
+
+def _agreement(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    return {"agreement": agreement_by_image(given.maps)}
+
+
+SHUFFLED = "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
+add_metrics(
+    [
+        Metric(
+            "randomisation",
+            "",
+            "higher",
+            0,
+            1,
+            summary=SHUFFLED,
+            family="sanity",
+            compute=_randomisation,
+            needs_explain=True,
+        ),
+        Metric(
+            "class_sensitivity",
+            "",
+            "lower",
+            -1,
+            1,
+            summary="rank correlation of the maps of the target and of another class",
+            family="sanity",
+            compute=_class_sensitivity,
+            needs_explain=True,
+        ),
+        Metric(
+            "agreement",
+            "",
+            "neither",
+            -1,
+            1,
+            summary="mean rank correlation with the maps of the other methods of the run",
+            family="sanity",
+            compute=_agreement,
+            detail_by_method=True,
+        ),
+    ]
+)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from steadygaze.runs.stress_card import Card
-    from steadygaze.runs.table import Table
+    from steadygaze.runs.verify.summary import Table
 
 Row = dict[str, Any]
 RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
@@ -221,7 +221,7 @@ class Rows:
 
     def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
         """The ranking: one value with its 95 % interval for each method, score and metric."""
-        from steadygaze.runs.table import Table
+        from steadygaze.runs.verify.summary import Table
 
         if STRESS in self.kinds:
             raise BadInput("expected rows of verify, got rows of a stress run: their numbers are in cards()")
