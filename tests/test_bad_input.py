@@ -86,12 +86,12 @@ def test_images(images: Any, message: str) -> None:
         (
             "cat+plus",
             sg.BadInput,
-            "'cat' is an alias of 'ixg\\+plus' and takes no aggregator. Write 'ixg\\+plus'",
+            "'cat' is an alias of 'ixg\\+plus' and takes no aggregator. Use 'ixg\\+plus'",
         ),
         (
             "gaze+skipplus",
             sg.BadInput,
-            r"takes no aggregator\. Write 'decompx\+skipplus:freeze=0.75' with score='log_odds'",
+            r"takes no aggregator\. Use 'decompx\+skipplus:freeze=0.75' with score='log_odds'",
         ),
         ("GAE", sg.UnknownName, "Did you mean 'gae'"),
         ("gradcam++", sg.UnknownName, "unknown method 'gradcam[+][+]'. Did you mean 'gradcam_plus_plus'"),
@@ -116,13 +116,13 @@ def test_images(images: Any, message: str) -> None:
         ("ixg:freeze=half", sg.BadInput, "a number in 0..1, got 'half'"),
         ("decompx:slope=flat", sg.UnknownName, "unknown slope 'flat'"),
         ("decompx:bias=abs", sg.UnknownName, "unknown bias 'abs'. Did you mean 'absdot'"),
-        ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention wholly held, got freeze=0.5"),
-        ("gaze:bias=norm", sg.BadInput, "attention wholly held, got freeze=0.75"),
+        ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention held constant, got freeze=0.5"),
+        ("gaze:bias=norm", sg.BadInput, "attention held constant, got freeze=0.75"),
         ("ixg+plus:start=3", sg.BadInput, r"start=3, but the model has layers 0\.\.2"),
         ("attixg+last:pairing=next", sg.BadInput, "nothing is left to add up from layer 2 of 0..2 on"),
         ("attixg+plus:pairing=next,start=2", sg.BadInput, "nothing is left to add up"),
-        ("ixg+plus:start=-1", sg.BadInput, "an integer from 0 on, got -1"),
-        ("ixg+plus:start=1.5", sg.BadInput, "an integer from 0 on, got 1.5"),
+        ("ixg+plus:start=-1", sg.BadInput, "an integer >= 0, got -1"),
+        ("ixg+plus:start=1.5", sg.BadInput, "an integer >= 0, got 1.5"),
         ("attin:form=m", sg.UnknownName, "unknown form 'm'"),
         ("alti:against=mlp", sg.UnknownName, "unknown against 'mlp'"),
         ("vanilla_grad:reduce=max", sg.UnknownName, "unknown reduce 'max'"),
@@ -131,11 +131,11 @@ def test_images(images: Any, message: str) -> None:
         ("attcam:relu=maybe", sg.BadInput, "expected true or false for relu.*got 'maybe'"),
         ("fullgrad:implicit=1", sg.BadInput, "expected true or false for implicit.*got 1"),
         ("smoothgrad:samples=0", sg.BadInput, "samples must be an integer from 1 on, got 0"),
-        ("smoothgrad:samples=2.5", sg.BadInput, "expected a whole number for samples.*got 2.5"),
+        ("smoothgrad:samples=2.5", sg.BadInput, "expected an integer for samples.*got 2.5"),
         ("smoothgrad:noise=-1", sg.BadInput, "a number from 0 on, got -1"),
         ("smoothgrad:noise=nan", sg.BadInput, "a number from 0 on, got nan"),
         ("smoothgrad:noise=much", sg.BadInput, "expected a number for noise.*got 'much'"),
-        ("random:seed=x", sg.BadInput, "expected a whole number for seed"),
+        ("random:seed=x", sg.BadInput, "expected an integer for seed"),
         ("integrated_gradients:steps=0", sg.BadInput, "steps must be an integer from 1 on, got 0"),
         ("integrated_gradients:space=image", sg.UnknownName, "unknown space 'image'"),
         ([], sg.BadInput, "at least one method, got an empty list"),
@@ -202,7 +202,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     for method in ATTENTION:
         refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
                sg.explain, model, images, method=method)  # fmt: skip
-    assert set(tiny_models.served(model)) == {info.name for info in sg.methods()} - {
+    assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
         "diffmask",
     }  # diffmask: no file

@@ -1,4 +1,4 @@
-"""docs/equations.md and the source agree: citations, anchors, links, module paths and the names of variables."""
+"""docs/equations.md and the source agree on citations, anchors, links, module paths and variable names."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ CODE = ("src", "tests", "benchmarks", "tools", "examples")
 
 
 def tracked(*folders: str) -> list[Path]:
-    """Files under version control; every file of the folders where git is not at hand (an unpacked release)."""
+    """Files under version control; every file of the folders where there is no git (an unpacked release)."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--", *folders]
     try:
         listing = subprocess.run(command, capture_output=True, check=True, text=True).stdout

@@ -100,7 +100,9 @@ class BarDisplay:
             self.resumed[name] = progress.resumed
             self.bars.reset(bar, completed=progress.done)
         detail = escape(progress.detail)
-        self.bars.update(bar, total=progress.total, completed=progress.done, unit=progress.unit, detail=detail)
+        self.bars.update(
+            bar, total=progress.total, completed=progress.done, unit=progress.unit, detail=detail
+        )
         if progress.fraction == 1:
             self.bars.remove_task(self.bar_of.pop(name))
 

@@ -1,12 +1,17 @@
-"""How faithful is an attribution map? Pure functions of tensors and a view of the model; no files, no printing.
+"""Faithfulness metrics of attribution maps: pure functions of tensors and a view of the model.
 
-metric.py        the registry: METRICS, register_metric, Metric, Values        evaluate.py     evaluate(vit, batch, maps, metrics)
-inputs.py        what a metric is given: Batch, MetricInput                    removal.py      insertion and deletion by token removal
-perturbation.py  pixels painted over (Chefer, DiffMask)                        localisation.py average precision, IoU, pointing game
-sanity.py        randomisation, class sensitivity, agreement                   truth.py        AUROC and precision against ground truth
-ground_truth.py  tasks made in memory whose truth is known                     ranks.py        rank statistics with ties
+metric.py        the registry: METRICS, register_metric, list_metrics, Metric, Values
+inputs.py        what a metric is given: Batch, MetricInput
+evaluate.py      evaluate(vit, batch, maps, metrics)
+removal.py       insertion and deletion by token removal
+perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
+localisation.py  average precision, IoU and pointing game on masks
+sanity.py        parameter randomisation, class sensitivity, agreement between methods
+truth.py         AUROC and precision against known relevance
+ground_truth.py  synthetic tasks whose relevant patches are known
+ranks.py         rank statistics with ties
 
-A metric is an entry of the registry, in the file of its family. Importing this package registers all of them.
+A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """
 
 from steadygaze.faithfulness import localisation, perturbation, removal, sanity, truth
@@ -15,6 +20,7 @@ from steadygaze.faithfulness.metric import (
     METRICS,
     Batch,
     Metric,
+    MetricInfo,
     MetricInput,
     Values,
     list_metrics,
@@ -28,6 +34,7 @@ __all__ = [
     "Batch",
     "Evaluation",
     "Metric",
+    "MetricInfo",
     "MetricInput",
     "Values",
     "agreement",

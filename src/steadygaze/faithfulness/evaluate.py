@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, BrokenMap
-from steadygaze.faithfulness.inputs import RATIOS, Batch, Explain, MetricInput, Whole, wide
+from steadygaze.faithfulness.inputs import RATIOS, Batch, Explain, MetricInput, CachedForward, at_least_float32
 from steadygaze.faithfulness.metric import Compute, Metric, Values, check_values, metric
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 
 class Evaluation(NamedTuple):
@@ -47,18 +47,18 @@ def evaluate(
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}
     _check_needs(chosen.values(), batch, explain)
-    with torch.no_grad(), undisturbed(view.model):
-        whole = Whole(view, batch.images)
-        _check_maps(whole, maps)
+    with torch.no_grad(), evaluation_mode(view.model):
+        forward = CachedForward(view, batch.images)
+        _check_maps(forward, maps)
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
-        _check_target(target, batch, whole if any(m.uses_model for m in chosen.values()) else None)
-    given = MetricInput(view, batch, wide(maps), target, whole, seed, tuple(ratios), fill, explain)
+        _check_target(target, batch, forward if any(m.uses_model for m in chosen.values()) else None)
+    given = MetricInput(view, batch, at_least_float32(maps), target, forward, seed, tuple(ratios), fill, explain)
     values: dict[str, Values] = {}
     for compute, names in _by_compute(chosen.values()).items():
         if any(chosen[name].needs_explain for name in names):
             values |= compute(given, names)
             continue
-        with torch.no_grad(), undisturbed(view.model):
+        with torch.no_grad(), evaluation_mode(view.model):
             values |= compute(given, names)
     checked = {name: check_values(chosen[name], values[name], maps) for name in chosen}
     return Evaluation(checked, {name: found.note for name, found in checked.items()})
@@ -86,8 +86,8 @@ def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | Non
         )
 
 
-def _check_maps(whole: Whole, maps: Tensor) -> None:
-    expected = (whole.images.shape[0], *whole.grid)
+def _check_maps(forward: CachedForward, maps: Tensor) -> None:
+    expected = (forward.images.shape[0], *forward.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
         raise BadInput(
             f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got {tuple(maps.shape)}"
@@ -96,13 +96,13 @@ def _check_maps(whole: Whole, maps: Tensor) -> None:
         raise BrokenMap("maps: a map has NaN or infinite values. Leave it out, or check the method that made it.")
 
 
-def _check_target(target: Tensor, batch: Batch, whole: Whole | None) -> None:
+def _check_target(target: Tensor, batch: Batch, forward: CachedForward | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
         raise BadInput(
             f"target: expected one class for each of {len(batch.labels)} images, got shape {tuple(target.shape)}"
         )
-    if whole is not None:
-        classes = whole.logits.shape[1]
+    if forward is not None:
+        classes = forward.logits.shape[1]
         if int(target.min()) < 0 or int(target.max()) >= classes:
             raise BadInput(
                 f"target: classes must lie in 0..{classes - 1}, got {int(target.min())}..{int(target.max())}"

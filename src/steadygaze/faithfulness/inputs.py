@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput
 from steadygaze.vit import ViT
 from steadygaze.vit.subsets import chunk_of
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 OBJECT, BACKGROUND = 255, 0  # values of masks; any other value is left out
@@ -73,20 +73,20 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The model's run on whole images, shared by all maps and metrics; computed when first used."""
+class CachedForward:
+    """The model's output on unmodified images, computed once and shared by all maps and metrics."""
 
     vit: ViT
     images: Float[Tensor, "b c h w"]
 
     @cached_property
     def tokens(self) -> Float[Tensor, "b n d"]:
-        """The embedding."""
+        """Embedded images."""
         return self.vit.embed(self.images)
 
     @cached_property
     def logits(self) -> Float[Tensor, "b classes"]:
-        """Logits of the whole images."""
+        """Logits of the unmodified images."""
         return self.vit.logits(self.tokens)
 
     @cached_property
@@ -101,17 +101,17 @@ class Whole:
 
     @property
     def chunk(self) -> int:
-        """Number of tokens that may run at once."""
+        """Maximum number of tokens in one forward pass."""
         return chunk_of(self.images)
 
 
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities, at least in float32."""
-    return wide(logits).softmax(-1)
+    return at_least_float32(logits).softmax(-1)
 
 
-def wide(x: Tensor) -> Tensor:
-    """The same, at least in float32: results of half precision are not rounded again."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -121,7 +121,7 @@ class MetricInput:
 
     maps: (M, B, grid rows, grid columns), one for each method, unnormalised, at least float32
     target: (B,) the class that the maps explain
-    whole: the model's logits, probabilities and tokens for the whole images; computed once for all metrics
+    forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all metrics
     seed: random seed of the run; combine it with the image's name, `batch.name(i)`
     ratios: shares of patches that are kept or removed
     fill: what hidden pixels become: "zero", "mean", "blur" or "noise"
@@ -132,7 +132,7 @@ class MetricInput:
     batch: Batch
     maps: Float[Tensor, "m b gh gw"]
     target: Int[Tensor, " b"]
-    whole: Whole
+    forward: CachedForward
     seed: int = 0
     ratios: tuple[float, ...] = RATIOS
     fill: str = "zero"
@@ -140,9 +140,9 @@ class MetricInput:
 
     @property
     def logits(self) -> Float[Tensor, "b classes"]:
-        """The model's logits for the whole images."""
-        with torch.no_grad(), undisturbed(self.vit.model):
-            return self.whole.logits
+        """The model's logits for the unmodified images."""
+        with torch.no_grad(), evaluation_mode(self.vit.model):
+            return self.forward.logits
 
     @property
     def masks(self) -> UInt8[Tensor, "b h w"]:

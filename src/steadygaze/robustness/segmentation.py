@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 __all__ = [
     "CITYSCAPES_C", "IGNORED", "NOISE", "confusion", "iou", "iou_of", "label_map", "mean_miou", "miou", "overlaps", "pixel_accuracy",
@@ -57,7 +57,7 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
 
     A picture with scores that are not finite has no answer: -1 everywhere.
     """
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))
     return torch.cat(
         [_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)]
@@ -75,8 +75,8 @@ def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Ten
 def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all") -> Any:
     """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption and severity.
 
-    >>> mean_miou({"fog": {1: 0.8, 5: 0.4}, "shot_noise": {1: 0.6, 5: 0.0}}, "cityscapes-c")
-    0.6
+    >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
+    0.5
     """
     if protocol not in PROTOCOLS:
         raise UnknownName("protocol", str(protocol), PROTOCOLS)
@@ -99,7 +99,7 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
 def retention(corrupted: Any, clean: Any) -> Any:
     """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if nothing is lost.
 
-    >>> retention(0.6, 0.8)
+    >>> retention(0.375, 0.5)
     0.75
     """
     return corrupted / clean

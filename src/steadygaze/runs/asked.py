@@ -13,7 +13,8 @@ from torch import Tensor
 from steadygaze.data.content import names_hash as digest
 from steadygaze.data.content import tensor_hash
 from steadygaze.errors import BadInput
-from steadygaze.loading.load import Loaded, load_model
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.processes import World
 from steadygaze.runs.request import number_of_classes as outputs
 
@@ -49,16 +50,16 @@ class Asked:
             raise BadInput(f"data: expected a folder of pictures, got {self.data}: {kind}")
         return self.data
 
-    def load(self, place: World) -> Loaded:
+    def load(self, place: World) -> LoadedModel:
         device: Any = self.device
         if device == "auto":
             device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
         return load_model(self.model, self.checkpoint, num_classes=self.num_classes, device=device)
 
-    def facts(self, loaded: Loaded) -> dict[str, Any]:
+    def facts(self, loaded: LoadedModel) -> dict[str, Any]:
         return {
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
-            "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
+            "preprocessing": loaded.preprocess.describe(),
             "data": "" if self.data is None else self.data.resolve().name,
             "limit": self.limit,
         }
