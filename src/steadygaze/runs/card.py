@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from steadygaze.errors import BadInput
-from steadygaze.quantity import mean
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import Progress
+from steadygaze.quantity import mean
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.table import difference
 from steadygaze.runs.stress_request import Request as StressRequest
 from steadygaze.runs.stress_request import prepare_stress, stress_run
 from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.table import difference
 from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Line, Section, quantity
 
@@ -96,7 +96,7 @@ def measured(side: str, which: str, ask: Ask, place: World, step: Step) -> Path:
     with step(f"stressing {which}", ready.work(place)) as told:
         stress_run(strong, place, told, ready)
     common["batch_size"] = common.pop("batch")
-    more = {"metrics": list(ask.metrics)} if ask.metrics else {}
+    more: dict[str, Any] = {"metrics": list(ask.metrics)} if ask.metrics else {}
     true = VerifyRequest(**common, out=out / "verify", methods=list(ask.methods), **more)
     prepared = prepare_verify(true, place)
     with step(f"verifying {which}", prepared.source.count or 0) as told:
@@ -146,6 +146,8 @@ def _shift(one: Section, two: Section, metric: str, line: Line) -> Shift:
     )
     known = [d[p] for d, p in zip(details, places, strict=True) if d is not None]
     pair = np.stack(known) if len(known) == len(details) else None
-    gap, low, high = difference(values, pair, combine=quantity(metric).combine, repeats=one.repeats, seed=one.seed)
+    gap, low, high = difference(
+        values, pair, combine=quantity(metric).combine, repeats=one.repeats, seed=one.seed
+    )
     was, now = (section.cells[metric, line].value for section in (one, two))
     return Shift("/".join(line), metric, was, now, gap, low, high, int((~np.isnan(values).any(0)).sum()))
