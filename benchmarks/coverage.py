@@ -212,7 +212,8 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-INTRODUCTION = f"""Each model is built with its own architecture, reduced to two or three blocks (hierarchical models:
+INTRODUCTION = f"""\
+Each model is built with its own architecture, reduced to two or three blocks (hierarchical models:
 six), few heads of the original width and a small image size where the constructor allows, with
 random weights in float64. **Adapted** means that
 

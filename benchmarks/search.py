@@ -179,9 +179,7 @@ def overinterpretation(
         )
     reached = result.reached
     mean = share[reached].mean()
-    print(
-        f"\nreached for {int(reached.sum())} of {len(target)}; these need {mean:.1f} % of the pixels on average"
-    )
+    print(f"\nreached: {int(reached.sum())} of {len(target)}, with {mean:.1f} % of the pixels on average")
     if out is not None:
         draw_subsets(loaded, images, result, target, named, others).quantize(128).save(out, optimize=True)
 
