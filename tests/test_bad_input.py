@@ -11,10 +11,10 @@ from torch import nn
 
 import steadygaze as sg
 from helpers import tiny_models
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 
 MODEL = tiny()
-IMAGES = pictures(MODEL)
+IMAGES = random_images(MODEL)
 
 
 def refuse(error: type, message: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""RVT, FAN, PVT v1, LocalViT: as large as counted, registered with timm, viewed, explained, and open for TAP and CB."""
+"""RVT, FAN, PVT v1 and LocalViT: parameter counts, timm registration, views, explanations, TAP and CB."""
 
 import pytest
 import timm

@@ -27,7 +27,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.runs.plan import choose
+from steadygaze.runs.verify.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import can_mask, subset_logits
