@@ -32,7 +32,7 @@ def train(
     model: Annotated[
         str,
         typer.Option(
-            help="timm name, torchvision:NAME, transformers folder or owner/name, folder of `train`, or 'embedded'."
+            help="timm name, torchvision:NAME, transformers folder or owner/name, run folder, or 'embedded'."
         ),
     ],
     data: Annotated[
@@ -178,7 +178,8 @@ def print_result(request: DiffMaskRequest, result: DiffMaskResult, console: Cons
 
     report, initial = result.report, result.initial
     text = (
-        f"{request.out}: {result.steps} steps; all gates together keep {100 * report.l0:.1f} % of the patches, "
+        f"{request.out}: {result.steps} steps; "
+        f"all gates together keep {100 * report.l0:.1f} % of the patches, "
         f"KL {report.kl:.3f}, same prediction for {100 * report.accuracy:.1f} %"
     )
     if initial is not None:

@@ -118,8 +118,8 @@ class TrainingRun:
         self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
         if self.mixer is not None and self.sampler.micro_batch_size % 2:
             raise BadInput(
-                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images in "
-                f"each micro-batch, got {self.sampler.micro_batch_size}"
+                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
+                f"in each micro-batch, got {self.sampler.micro_batch_size}"
             )
         self.optimiser = make_optimiser(self.model, recipe)
         self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
@@ -357,7 +357,8 @@ class TrainingRun:
         if self.step and not (self.out / STATE).exists():
             self._save_checkpoint()  # the weights are still those after the last good step
         self._stop(
-            f"the loss or its gradient is not finite at step {self.step + 1} ({terms}, gradient norm {norm:.4g})"
+            f"the loss or its gradient is not finite at step {self.step + 1} "
+            f"({terms}, gradient norm {norm:.4g})"
         )
 
     def _stop(self, reason: str) -> NoReturn:
@@ -366,7 +367,8 @@ class TrainingRun:
         if path.exists():
             good = f"The last good checkpoint, of step {load_state(path)['step']}, is {path}."
         raise TrainingStopped(
-            f"{reason}. {good} Lower the learning rate or the weight of a loss, clip the gradient, or use float32."
+            f"{reason}. {good} "
+            "Lower the learning rate or the weight of a loss, clip the gradient, or use float32."
         )
 
     def close(self) -> None:

@@ -104,9 +104,11 @@ class Data(Table):
     classes: Span | None = None  # [first, stop) of the classes in the folder, in order
     test_classes: Span | None = None
     images: Span | None = Field(
-        None, validation_alias=AliasChoices("images", "pictures")
+        default=None, validation_alias=AliasChoices("images", "pictures")
     )  # [first, stop) per class
-    test_images: Span | None = Field(None, validation_alias=AliasChoices("test_images", "test_pictures"))
+    test_images: Span | None = Field(
+        default=None, validation_alias=AliasChoices("test_images", "test_pictures")
+    )
     size: PositiveInt | None = None  # this and the next four: None uses the model's own
     mean: Colour | None = None
     std: PositiveColour | None = None

@@ -173,9 +173,9 @@ class DiffMaskRun:
         mask = read_file(path)[0]
         if mask.shape.widths != self.widths:
             raise BadCheckpoint(
-                f"warm start: expected a mask for {len(self.widths)} states of widths {_widths_text(self.widths)}, "
-                f"as this model has; {path} has {len(mask.shape.widths)} of widths "
-                f"{_widths_text(mask.shape.widths)}"
+                f"warm start: expected a mask for {len(self.widths)} states of widths "
+                f"{_widths_text(self.widths)}, as this model has; {path} has {len(mask.shape.widths)} "
+                f"of widths {_widths_text(mask.shape.widths)}"
             )
         return mask
 

@@ -3,15 +3,15 @@ CIFAR-10.
 
 Options where the paper and its code differ, the paper's first:
 
-| option | values                 | meaning                                                                                  |
-| ------ | ---------------------- | ---------------------------------------------------------------------------------------- |
-| dual   | ascent, reference      | λ rises while KL > m; with the code's sign it falls                                      |
-| l0     | norm, log              | mean over tokens of Π P(z ≠ 0), or of Σ ln P(z ≠ 0)                                      |
-| tokens | patches, all           | tokens of that mean; "all" includes prefix tokens, whose gates are never applied         |
-| layers | uniform, weighted      | how l is drawn; weighted: 0.1 for layers that are accurate (> 0.75) and sparse (L0 < 0.1) |
-| slow   | start, first_sync      | where Lookahead's slow weights start; "first_sync" makes the first sync do nothing       |
-| kl     | all, class             | over all classes, or of one class against the rest: `target`, or the predicted one       |
-| begin  | drawn, open            | random initial weights, or every gate at u = β: all patches kept                         |
+| option | values            | meaning                                                                    |
+| ------ | ----------------- | -------------------------------------------------------------------------- |
+| dual   | ascent, reference | λ rises while KL > m; with the code's sign it falls                        |
+| l0     | norm, log         | mean over tokens of Π P(z ≠ 0), or of Σ ln P(z ≠ 0)                        |
+| tokens | patches, all      | tokens of that mean; "all" includes prefix tokens, which are never masked  |
+| layers | uniform, weighted | how l is drawn; weighted: 0.1 for layers with accuracy > 0.75 and L0 < 0.1 |
+| slow   | start, first_sync | where Lookahead's slow weights start; "first_sync": from the first sync    |
+| kl     | all, class        | over all classes, or of one (`target` or the predicted) against the rest   |
+| begin  | drawn, open       | random initial weights, or all gates at u = β: all patches kept            |
 
 Random initial weights close patches by chance if hidden states are large (a third of DeiT-Tiny's), and where
 z is 0 the divergence has no gradient: compare the share of patches kept at the end with the share before

@@ -1,6 +1,7 @@
 """One step of Vision DiffMask training, exactly resumable (docs/equations.md#diffmask-training).
 
-    min over gates and b, max over λ ≥ 0:   L0 + λ_l · (KL(p ‖ p̂) − m),   l drawn anew for each batch, gates 0..l active
+    min over gates and b, max over λ ≥ 0:   L0 + λ_l · (KL(p ‖ p̂) − m)
+    l is drawn anew for each batch, and the gates 0..l are active
 
 p is the model's prediction, p̂ its prediction for x̂ (`methods/diffmask.py`). The model itself never changes.
 A step costs two forward passes of the model and one backward pass to its tokens. `settings.py` explains the

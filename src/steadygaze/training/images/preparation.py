@@ -89,5 +89,6 @@ def _mask_notes(recipe: Recipe, masks: dict[str, Tensor]) -> list[str]:
         return []
     advice = "Use another model, data.cut_by." if recipe.data.cut_centred else "Try data.cut_centred = true."
     return [
-        f"TokenCut's masks cover {100 * covered:.1f} % of an image (median): they may miss the object. {advice}"
+        f"TokenCut's masks cover {100 * covered:.1f} % of an image (median): "
+        f"they may miss the object. {advice}"
     ]

@@ -38,8 +38,8 @@ class StepSampler:
     def __post_init__(self) -> None:
         if self.step_size % (self.accumulate * self.world_size):
             raise BadInput(
-                f"a step of {self.step_size} images cannot be divided among {self.world_size} process(es) and "
-                f"{self.accumulate} micro-batch(es): choose a multiple for batch, or another accumulate"
+                f"a step of {self.step_size} images cannot be divided among {self.world_size} process(es) "
+                f"and {self.accumulate} micro-batch(es): choose a multiple for batch, or another accumulate"
             )
 
     @property

@@ -1,13 +1,13 @@
 """Training losses, one file each; `register_loss` adds one from outside the package.
 
-| loss          | terms                              | source                                                      |
-| ------------- | ---------------------------------- | ----------------------------------------------------------- |
-| cross_entropy | a scalar                           | labels, soft targets or label maps                          |
-| relevance     | background, foreground, confidence | Chefer et al. 2022; docs/equations.md#relevance-losses      |
-| gradmask      | background, classification         | Simpson et al. 2019; docs/equations.md#gradmask             |
-| rrr           | background, classification         | Ross et al. 2017; docs/equations.md#rrr                     |
-| distillation  | a scalar                           | Hinton et al. 2015; docs/equations.md#distillation          |
-| adl           | a scalar                           | Guo et al. 2023; docs/equations.md#adl                      |
+| loss          | terms                              | source                                          |
+| ------------- | ---------------------------------- | ----------------------------------------------- |
+| cross_entropy | a scalar                           | labels, soft targets or label maps              |
+| relevance     | background, foreground, confidence | Chefer 2022; docs/equations.md#relevance-losses |
+| gradmask      | background, classification         | Simpson 2019; docs/equations.md#gradmask        |
+| rrr           | background, classification         | Ross 2017; docs/equations.md#rrr                |
+| distillation  | a scalar                           | Hinton 2015; docs/equations.md#distillation     |
+| adl           | a scalar                           | Guo 2023; docs/equations.md#adl                 |
 
 They are computed, summed and logged in this order, those that run the model themselves first.
 """
