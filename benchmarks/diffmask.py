@@ -25,7 +25,8 @@ from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import Attribution
 from steadygaze.methods.diffmask import read_file, write
 from steadygaze.models.small_vit import small_vit
-from steadygaze.training.diffmask.trainer import Settings, Trainer, hidden_widths
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import Trainer, hidden_widths
 
 SETTINGS = Settings(
     gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1

@@ -32,10 +32,9 @@ from PIL import Image
 
 import steadygaze as sg
 from benchmarks.measure import spread
-from steadygaze.data.folders import Classes
-from steadygaze.data.masks import BORDER, OBJECT, find, read_mask
+from steadygaze.data.folders import ClassLookup
+from steadygaze.data.masks import BORDER, OBJECT, find_labelled_images, read_mask
 from steadygaze.robustness import synthetic
-from steadygaze.data.preprocess import Preprocess
 from steadygaze.training.recipe_files import read_recipe
 from steadygaze.training.tokencut.masks import tokencut_masks
 
@@ -339,14 +338,15 @@ def masks(options: argparse.Namespace) -> None:
     """IoU of TokenCut's masks with the human ones, border left out: mean and 95 % interval over pictures."""
     torch.set_num_threads(1)
     ready = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
-    found = find(options.pets, options.pets, Classes(ready.classes, 1000), limit=options.count)
-    shape = Shape(ready.size, ready.mean, ready.std, "bicubic", 1.0)
+    classes = ClassLookup(ready.class_names, 1000)
+    found = find_labelled_images(options.pets, options.pets, classes, limit=options.count)
+    preprocess = ready.preprocess.override(interpolation="bicubic", crop_pct=1.0)
     print(
         f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n| keys | edges | IoU, % |\n| --- | --- | ---: |"
     )
     for keys, edges in product(("as they are", "centred"), ("patches", "bilateral")):
         made = tokencut_masks(
-            ready.model, found.items, shape, refined=edges == "bilateral", centred=keys == "centred"
+            ready.model, found.items, preprocess, refined=edges == "bilateral", centred=keys == "centred"
         )
         each = []
         for item in found.items:
