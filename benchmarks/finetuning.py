@@ -73,7 +73,7 @@ SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     },
     "GradMask": {"losses": {"gradmask": {}}},
     "RRR": {"losses": {"rrr": {}}},
-    "1 picture a breed": {"data.pictures": [0, 1], "epochs": 6 * EPOCHS},
+    "1 picture a breed": {"data.images": [0, 1], "epochs": 6 * EPOCHS},
     "4 breeds": {"data.classes": [0, 4], "epochs": 3 * EPOCHS},
 }
 OFTEN = 4  # so many of these with every seed, the others with the first
@@ -205,7 +205,7 @@ def run(options: argparse.Namespace) -> None:
         "data.test": None,
         "data.test_masks": None,
     }
-    given |= {"data.classes": list(split.breeds), "data.pictures": list(split.train)}
+    given |= {"data.classes": list(split.breeds), "data.images": list(split.train)}
 
     def trained(name: str, rate: float, seed: int, changes: dict[str, Any]) -> torch.nn.Module:
         print(f"{name}, rate {rate:g}, seed {seed}", flush=True)

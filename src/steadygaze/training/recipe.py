@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -103,12 +102,8 @@ class Data(Table):
     test_only: list[str] | None = None
     classes: Span | None = None  # [first, stop) of the classes in the folder, in order
     test_classes: Span | None = None
-    images: Span | None = Field(
-        default=None, validation_alias=AliasChoices("images", "pictures")
-    )  # [first, stop) per class
-    test_images: Span | None = Field(
-        default=None, validation_alias=AliasChoices("test_images", "test_pictures")
-    )
+    images: Span | None = None  # [first, stop) of the images of each class
+    test_images: Span | None = None
     size: PositiveInt | None = None  # this and the next four: None uses the model's own
     mean: Colour | None = None
     std: PositiveColour | None = None

@@ -16,6 +16,11 @@ from typing import Any
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.training.recipe import Recipe
 
+RENAMED = {
+    "data.pictures": "data.images",
+    "data.test_pictures": "data.test_images",
+}  # keys of the first version
+
 
 def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a TOML file, or a shipped one by name.
@@ -48,8 +53,12 @@ def recipe_text(source: str | Path) -> str:
 def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of nested tables, with changes as for `read_recipe`."""
     recipe = copy.deepcopy(dict(content))
+    for old, new in RENAMED.items():
+        table, key = old.split(".")
+        if isinstance(recipe.get(table), dict) and key in recipe[table]:
+            recipe[table][new.split(".")[1]] = recipe[table].pop(key)
     for key, value in (changes or {}).items():
-        *parents, last = key.split(".")
+        *parents, last = RENAMED.get(key, key).split(".")
         table = recipe
         for parent in parents:
             table = table.setdefault(parent, {})
