@@ -168,7 +168,7 @@ def test_rvt_scaled_attention_by_hand() -> None:
 
 
 def test_fan_hybrid_normalises_as_the_authors_on_request() -> None:
-    """Their norm takes the unbiased variance where its input is not contiguous: in every norm but the first."""
+    """Their norm uses the unbiased variance if its input is not contiguous: in every norm but the first."""
 
     class AuthorsNorm(nn.LayerNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,7 @@ class ClassBlock(nn.Module):
 class FAN(Classifier):
     """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem.
 
-    unbiased_norm: of a ConvNeXt stem, the norm of the authors' code; needed for weights that the authors trained
+    unbiased_norm: the norm of the authors' ConvNeXt stem; needed for weights that the authors trained
     """
 
     def __init__(

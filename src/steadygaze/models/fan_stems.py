@@ -53,8 +53,8 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStem(nn.Module):
     """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens.
 
-    unbiased_norm: normalise as the authors' code does. Its norm divides by the unbiased variance whenever its input
-        is not contiguous, which holds for every norm after the first. Use it with weights that the authors trained.
+    unbiased_norm: normalise as the authors' code does, for weights that the authors trained. Their norm uses the
+        unbiased variance if its input is not contiguous, which holds for every norm but the first.
     """
 
     def __init__(
