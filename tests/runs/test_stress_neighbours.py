@@ -103,7 +103,7 @@ def test_published_sets_by_name(tmp_path, root):
     words = ["--model", "embedded", "--workers", 0, "--suite", suite, "--out", tmp_path / "run"]
     assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
-    assert "pneumonia: 4 of 5216 pictures" in said and "2 of 10000 species" in said and "k = 1" in said
+    assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "k = 1" in said
     rows = Rows.read(tmp_path / "run")
     found = {(r["setting"], r["metric"]) for r in rows}
     assert found == {(f"neighbours/{n}", m) for n in names for m in ("knn1", "knn1_euclidean")}, (
