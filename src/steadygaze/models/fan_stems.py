@@ -53,7 +53,7 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStem(nn.Module):
     """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens.
 
-    unbiased_norm: normalise as the authors' code does, for weights that the authors trained. Their norm uses the
+    unbiased_norm: normalise as the authors' code does, for weights that they trained. Their norm uses the
         unbiased variance if its input is not contiguous, which holds for every norm but the first.
     """
 
