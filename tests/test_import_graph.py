@@ -25,11 +25,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "steadygaze"
 LEVELS = (
     ("errors", "types"),
     ("registry", "progress", "files", "seeding"),
-    ("method_registry", "target", "drawing"),
+    ("target", "drawing"),
     ("heatmap", "data"),
     ("models",),
     ("vit",),
     ("trace",),
+    ("method_registry",),  # names views and rules in its types; imports neither when it runs
+    ("method_names",),
     ("methods", "aggregate"),
     ("explainer",),
     ("modules",),
@@ -49,18 +51,19 @@ NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averag
     "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io",
 )  # fmt: skip
 WHERE = {
-    "timm": (  # listing: names only
+    "timm": (
         "vit.adapters.timm",
         "vit.adapters.timm_hierarchical",
-        "loading.load",
-        "loading.run_folder",
+        "loading.build",
+        "loading.embedded",
+        "loading.model_names",
+        "loading.timm_models",
         "models",
         "models.",
-        "cli.listing",
         "training.build",
     ),
-    "transformers": ("vit.adapters.transformers", "loading.load", "models."),
-    "torchvision": ("vit.adapters.torchvision", "loading.load", "loading.torchvision_segmenters", "models."),
+    "transformers": ("vit.adapters.transformers", "loading.transformers_models", "models."),
+    "torchvision": ("vit.adapters.torchvision", "loading.torchvision_models", "models."),
     "torchattacks": ("robustness.attacks",),
     "gradio": ("app", "app."),
 }

@@ -15,6 +15,8 @@ HEAVY = ("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "matplo
         "import steadygaze; dir(steadygaze)",
         "from steadygaze.cli import app; app(['--help'], standalone_mode=False)",
         "from steadygaze.cli import app; app(['explain', '--help'], standalone_mode=False)",
+        "from steadygaze.cli import app; app(['stress', '--help'], standalone_mode=False)",
+        "from steadygaze.cli import app; app(['diffmask', 'train', '--help'], standalone_mode=False)",
         "import steadygaze; steadygaze.UnknownName",
     ],
 )

@@ -43,7 +43,7 @@ def layers(method: Method, depth: int) -> range:
 def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     """The map of `method` from a trace."""
     base = method.base
-    own = {k: v for k, v in method.options if k in base.options}
+    own = method.function_options
     span = layers(method, trace.depth)
     if base.kind == "matrix":
         row = _matrix_rows(trace, method, span, own)
@@ -54,8 +54,10 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
             f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer."
         )
     total: Any = sum(fit(piece, trace.run.layout.grid) for piece in pieces)
-    if base.once is not None:
-        total = total + sum(fit(piece, trace.run.layout.grid) for piece in base.once(trace, span[0], **own))
+    if base.added_once is not None:
+        total = total + sum(
+            fit(piece, trace.run.layout.grid) for piece in base.added_once(trace, span[0], **own)
+        )
     return total
 
 
@@ -77,35 +79,41 @@ def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any])
     function = method.base.function
     pooled = trace.vit.readout == "pool" and len(trace.pooling) > 0
     if method.aggregator == "rollout":
-        chain = getattr(function, "chain", plain_chain)
+        step = method.base.rollout_step or _unchanged
         product: Tensor | None = None
         for l in span:
-            m = chain(function(trace, l, **own), **own)
+            m = step(function(trace, l, **own), **own)
             product = m if product is None else m @ product
         assert product is not None
         if pooled:
-            return _pool_rollout(trace, function, product, own)
+            return _pool_rollout(trace, method, product)
         return torch.einsum("i,bij->bj", trace.readout_row()[0], product)
-    row = _pool_row(trace, function, own) if pooled else trace.readout_row().expand(trace.logits.shape[0], -1)
+    row = _pool_row(trace, method) if pooled else trace.readout_row().expand(trace.logits.shape[0], -1)
     total = row if pooled and method.aggregator != "first" else torch.zeros_like(row)
     if not (pooled and method.aggregator == "last"):
-        read = getattr(function, "read", plain_chain)
+        read = method.base.read_row or _unchanged
         for l in span:
             total = total + read(torch.einsum("bi,bij->bj", row, function(trace, l, **own)), **own)
     return total
 
 
-def plain_chain(m: Tensor, **own: Any) -> Tensor:
+def _unchanged(m: Tensor, **own: Any) -> Tensor:
     return m
 
 
-def _pool_attentions(trace: Trace, function: Any, own: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
+    return a.mean(1)
+
+
+def _pool_attentions(trace: Trace, method: Method) -> list[tuple[Tensor, Tensor]]:
     """(self weight, row over the tokens) of each attention of the head, fused over heads as the method does."""
     n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
-    fuse = getattr(function, "fuse", lambda a, g, **_: a.mean(1))
+    fuse = method.base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
-        m = fuse(trace.seen(attention), trace.grad(attention.a), **own)  # (B, queries, keys)
+        m = fuse(
+            trace.seen(attention), trace.grad(attention.a), **method.function_options
+        )  # (B, queries, keys)
         row = m.mean(1)
         own_weight = row.new_zeros(row.shape[0], 1)
         if row.shape[1] == n + 1:  # class-attention: the query's own token comes first
@@ -116,18 +124,16 @@ def _pool_attentions(trace: Trace, function: Any, own: dict[str, Any]) -> list[t
     return pieces
 
 
-def _pool_row(trace: Trace, function: Any, own: dict[str, Any]) -> Float[Tensor, "b n"]:
+def _pool_row(trace: Trace, method: Method) -> Float[Tensor, "b n"]:
     """What the pooling reads of each token, in one row."""
-    return torch.stack([row for _, row in _pool_attentions(trace, function, own)]).sum(0)
+    return torch.stack([row for _, row in _pool_attentions(trace, method)]).sum(0)
 
 
-def _pool_rollout(trace: Trace, function: Any, product: Tensor, own: dict[str, Any]) -> Float[Tensor, "b n"]:
+def _pool_rollout(trace: Trace, method: Method, product: Tensor) -> Float[Tensor, "b n"]:
     """The pooling as one more layer of the rollout: the query starts empty and takes from the tokens (and from itself)."""
-    residual = getattr(
-        function, "pool_residual", (1.0, 1.0)
-    )  # (weight of the query itself, weight of what it takes)
+    residual = method.base.pool_residual
     query = torch.zeros_like(product[:, 0])
-    for self_weight, row in _pool_attentions(trace, function, own):
+    for self_weight, row in _pool_attentions(trace, method):
         taken = self_weight * query + torch.einsum("bi,bij->bj", row, product)
         query = residual[0] * query + residual[1] * taken
     return query

@@ -19,7 +19,15 @@ from types import MappingProxyType
 
 
 class SteadygazeError(Exception):
-    """Base of all errors of steadygaze."""
+    """Base class of all errors of steadygaze.
+
+    option: the Python argument to change, such as "masks". The message itself names no command line flags;
+        the command line adds `(--masks)` if the command has that option.
+    """
+
+    def __init__(self, *args: object, option: str | None = None) -> None:
+        super().__init__(*args)
+        self.option = option
 
 
 class UnsupportedModel(SteadygazeError, TypeError):
@@ -40,13 +48,15 @@ class UnknownName(SteadygazeError, ValueError):
         known: Iterable[str],
         hint: str = "",
         elsewhere: Mapping[str, str] = MappingProxyType({}),
+        option: str | None = None,
     ) -> None:
         known = sorted(known)
         lower = {**{word.lower(): word for word in known}, **elsewhere}
         near = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
         guess = f" Did you mean {lower[near[0]]!r}?" if near else ""
         shown = f"Known: {', '.join(known)}" if len(known) <= 40 else f"{len(known)} are known"
-        super().__init__(f"unknown {kind} {name!r}.{guess} {shown}.{' ' + hint if hint else ''}")
+        message = f"unknown {kind} {name!r}.{guess} {shown}.{' ' + hint if hint else ''}"
+        super().__init__(message, option=option)
 
 
 class BadInput(SteadygazeError, ValueError):

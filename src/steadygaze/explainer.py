@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from steadygaze.aggregate import aggregate, fit, layers
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
 from steadygaze.heatmap import Attribution
-from steadygaze.methods import parse
 from steadygaze.method_registry import DEFAULT, Method
+from steadygaze.methods import parse_method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
@@ -73,12 +73,12 @@ def _chosen(method: Any) -> dict[str, Method]:
         raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {method!r}")
     if not asked:
         raise BadInput("method: expected at least one method, got an empty list")
-    return {str(m): m if isinstance(m, Method) else parse(m) for m in asked}
+    return {str(m): m if isinstance(m, Method) else parse_method(m) for m in asked}
 
 
 def unavailable(method: Method, vit: ViT) -> str:
     """Why `vit` cannot serve `method`; empty if it can."""
-    serves = method.base.serves
+    serves = method.base.unsupported
     layer = next((type(m) for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
     if layer is not None and method.base.gradient:
         return (
@@ -179,7 +179,7 @@ def _explain(
         tokens = vit.embed(images)
     logits: Tensor | None = None
     hidden: tuple[Tensor, ...] = ()
-    reads = any(m.base.hidden for m in chosen)
+    reads = any(m.base.reads_hidden for m in chosen)
     maps: dict[str, list[Tensor]] = {}
     for rules, one in _passes(chosen, len(vit.blocks)).items():
         run = one.run(vit, tokens, rules)
@@ -193,12 +193,12 @@ def _explain(
         run = forward(vit, tokens, grad=False)
         logits, hidden = run.logits, run.hidden if reads else ()
         del run
-    for m in (m for m in chosen if m.base.kind == "whole"):
+    for m in (m for m in chosen if m.base.kind == "model"):
         asks = [
             Ask(vit, images, tokens, rules_of(m), score or m.score, column, hidden)
             for column in _columns(target, logits)
         ]
-        maps[m.name] = [m.base.function(ask, **_own(m)) for ask in asks]
+        maps[m.name] = [m.base.function(ask, **m.function_options) for ask in asks]
     classes = resolve(target, logits)
     results = {}
     for m in chosen:
@@ -245,7 +245,7 @@ class Pass:
     def serve(self, m: Method, depth: int) -> "Pass":
         """This pass, made to serve `m` too."""
         first = min(layers(m, depth))
-        want = Want(hidden=m.base.kind == "vector", **m.base.needs(dict(m.options)))
+        want = Want(hidden=m.base.kind == "map", **m.base.needs(dict(m.options)))
         start = self.start if not m.base.gradient else first if self.start is None else min(self.start, first)
         keeps = any(v for k, v in want.__dict__.items() if k != "hidden")
         watch = self.watch if not keeps else first if self.watch is None else min(self.watch, first)
@@ -261,16 +261,12 @@ class Pass:
 def _passes(chosen: list[Method], depth: int) -> dict[Rules, Pass]:
     """The passes that serve all methods, one for each setting of rules; methods that only read attention join the first."""
     passes: dict[Rules, Pass] = {}
-    layered = [m for m in chosen if m.base.kind != "whole"]
+    layered = [m for m in chosen if m.base.kind != "model"]
     for m in sorted(layered, key=lambda m: not m.base.gradient):
         riding = PLAIN if PLAIN in passes else next(iter(passes), PLAIN)
         rules = rules_of(m) if m.base.gradient else riding
         passes[rules] = passes.get(rules, Pass()).serve(m, depth)
     return passes
-
-
-def _own(m: Method) -> dict[str, Any]:
-    return {k: v for k, v in m.options if k in m.base.options}
 
 
 def _judge(m: Method, scores: Tensor) -> None:

@@ -1,64 +1,106 @@
-"""The registry of methods: what each needs of a model, and how a name with options is written and read.
+"""The registry of attribution methods: what a method declares.
 
-A name is `base`, `base+aggregator` or an alias of such a pair; options follow a colon: `attixg+plus:pairing=next,freeze=0.75`.
+A name is `base`, `base+aggregator` or an alias of such a pair; options follow a colon:
+
+    attixg    attixg+plus    gaze    attixg+plus:pairing=next,freeze=0.75
+
+`register_method` adds a base method, `register_alias` another name for a pair. Both share one registry, so
+that no two methods can have the same name. `method_names` reads names, `steadygaze.methods` lists them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadygaze.trace.rules import Rules
 
 DEFAULT = "gaze_removal"  # chosen by docs/evidence/faithfulness.md
 
-Kind = Literal["vector", "matrix", "whole"]
+Kind = Literal["map", "matrix", "model"]
 Aggregator = Literal["first", "last", "rollout", "plus", "skipplus"]
 AGGREGATORS = ("last", "rollout", "plus", "skipplus")
-ELSEWHERE = {  # what methods are called in papers and by peers -> ours, for the hint of an unknown name
-    "gradcam++": "gradcam_plus_plus", "gradcamplusplus": "gradcam_plus_plus", "saliency": "vanilla_grad", "attention": "raw_attention",
-    "attention_rollout": "rollout", "inputxgradient": "ixg", "input_x_gradient": "ixg", "ig": "integrated_gradients", "lrp": "attnlrp",
-    "chefer": "gae", "generic_attention": "gae", "transformer_attribution": "transatt", "shap": "kernel_shap", "sis": "sufficient",
+Options = Mapping[str, Any]
+Needs = Mapping[str, bool]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SYNONYMS = {  # names used in papers and by other packages -> ours; offered when such a name is unknown here
+    "gradcam++": "gradcam_plus_plus",
+    "gradcamplusplus": "gradcam_plus_plus",
+    "saliency": "vanilla_grad",
+    "attention": "raw_attention",
+    "attention_rollout": "rollout",
+    "inputxgradient": "ixg",
+    "input_x_gradient": "ixg",
+    "ig": "integrated_gradients",
+    "lrp": "attnlrp",
+    "chefer": "gae",
+    "generic_attention": "gae",
+    "transformer_attribution": "transatt",
+    "shap": "kernel_shap",
+    "sis": "sufficient",
     "leave_one_out": "occlusion",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
-class Base:
-    """A base method.
-
-    | kind   | its function gives                                                             |
-    | vector | (trace, layer, **options) -> (B, h, w): one score a patch of that layer's grid  |
-    | matrix | (trace, layer, **options) -> (B, N, N): how much token i takes from token j     |
-    | whole  | (ask, **options) -> (B, h, w): runs the model itself, has no layers             |
-    """
+class BaseMethod:
+    """What a base method declares. `register_method` documents each field."""
 
     name: str
     kind: Kind
     function: Callable[..., Any]
     family: str
-    bare: Aggregator | None  # what the bare name means; None for whole
-    needs: Callable[[dict[str, Any]], dict[str, bool]]  # options -> fields of trace.Want that must be kept
+    aggregator: Aggregator | None
+    needs: Callable[[Options], Needs]
     gradient: bool
     class_specific: bool
     cost: float
     summary: str
-    options: dict[str, Any]
-    rules: Any = None  # rules that are part of the method; None: those of the option `freeze`
-    freeze: float | None = None  # default of the option `freeze`
-    score: str = "logit"  # the quantity that is explained unless the caller says otherwise
-    serves: Callable[..., str] | None = (
-        None  # (view, and those of the options that it names) -> "" or why not
-    )
-    hidden: bool = False  # whole: it reads the hidden states of the forward pass that gives the logits
-    once: Callable[..., Any] | None = (
-        None  # (trace, first layer, **options) -> maps that are added once, not for each layer
-    )
+    options: Options
+    class_specific_if: Options
+    rules: Rules | None
+    freeze: float | None
+    score: str
+    unsupported: Callable[..., str] | None
+    check_options: Callable[[str, Options], None] | None
+    reads_hidden: bool
+    added_once: Callable[..., Sequence[Tensor]] | None
+    rollout_step: Callable[..., Tensor] | None
+    read_row: Callable[..., Tensor] | None
+    fuse_heads: Callable[..., Tensor] | None
+    pool_residual: tuple[float, float]
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name for `target`, a base method with aggregator and options; with its own default score."""
+
+    target: str
+    score: str = "logit"
+    summary: str = ""
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a user wants to know of a method. `cost` counts forward passes (a backward pass counts as one)."""
+    """The public description of a method, as `list_methods` gives it.
+
+    cost: number of forward passes for one image; a backward pass counts as one
+    class_specific: whether the map depends on the target class
+    layers: whether the method composes with aggregators such as `+plus`
+    options: every option with its default
+    score: the quantity that is explained by default
+    alias_of: for an alias, the name it stands for
+    """
 
     name: str
     family: str
@@ -73,221 +115,197 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Method:
-    """A base method with an aggregator, options and a score of its own. Accepted wherever a method's name is."""
+    """A base method with aggregator, options and default score. Accepted wherever a method's name is."""
 
     name: str
-    base: Base = field(repr=False)
+    base: BaseMethod = field(repr=False)
     aggregator: Aggregator | None
     options: tuple[tuple[str, Any], ...] = ()
     score: str = "logit"
 
     def option(self, key: str) -> Any:
+        """The value given for an option; None if it was left at its default."""
         return dict(self.options).get(key)
 
     @property
+    def function_options(self) -> dict[str, Any]:
+        """The given options that the base method's function takes; others belong to rules and aggregator."""
+        return {key: value for key, value in self.options if key in self.base.options}
+
+    @property
     def class_specific(self) -> bool:
-        """Whether the map depends on the class, with these options: output="class" reads the class where the default does not."""
-        return self.base.class_specific or self.option("output") == "class"
+        """Whether the map depends on the target class, with these options."""
+        condition = self.base.class_specific_if
+        meets = bool(condition) and all(self.option(key) == value for key, value in condition.items())
+        return self.base.class_specific or meets
 
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True)
-class Alias:
-    target: str
-    score: str = "logit"
-    summary: str = ""
+METHODS: Registry[BaseMethod | Alias] = Registry(
+    "method", hint="`steadygaze methods` lists them.", synonyms=SYNONYMS
+)
+_AGGREGATOR_OPTIONS: Options = {"start": None}
+_SKIPPLUS_OPTIONS: Options = {"cut": "ceil"}
+_GRADIENT_OPTIONS: Options = {"freeze": None, "slope": "origin"}
+RESERVED_OPTIONS = (*_AGGREGATOR_OPTIONS, *_SKIPPLUS_OPTIONS, *_GRADIENT_OPTIONS)
 
 
-BASES: dict[str, Base] = {}
-ALIASES: dict[str, Alias] = {}
-_AGGREGATE_OPTIONS: dict[str, Any] = {"start": None}
-_SKIP_OPTIONS: dict[str, Any] = {"cut": "ceil"}
-_GRADIENT_OPTIONS: dict[str, Any] = {"freeze": None, "slope": "origin"}
+def register_method(
+    name: str,
+    kind: Kind = "map",
+    *,
+    family: str = "custom",
+    aggregator: Aggregator | None = None,
+    gradient: bool = True,
+    class_specific: bool | None = None,
+    class_specific_if: Options | None = None,
+    cost: float | None = None,
+    summary: str | None = None,
+    score: str = "logit",
+    needs: Needs | Callable[[Options], Needs] | None = None,
+    rules: Rules | None = None,
+    freeze: float | None = None,
+    unsupported: Callable[..., str] | None = None,
+    check_options: Callable[[str, Options], None] | None = None,
+    reads_hidden: bool = False,
+    added_once: Callable[..., Sequence[Tensor]] | None = None,
+    rollout_step: Callable[..., Tensor] | None = None,
+    read_row: Callable[..., Tensor] | None = None,
+    fuse_heads: Callable[..., Tensor] | None = None,
+    pool_residual: tuple[float, float] = (1.0, 1.0),
+    differentiable: bool = True,
+    replace: bool = False,
+) -> Callable[[Function], Function]:
+    """Register the decorated function as an attribution method. Its keyword-only arguments become options.
 
+    >>> import steadygaze as sg, timm, torch
+    >>> @sg.register_method("grad_spread", kind="map", family="my lab")
+    ... def grad_spread(trace, layer, *, power: float = 1.0):
+    ...     "Standard deviation of the gradient over the channels of each patch."
+    ...     x, gradient = trace.patches(layer)  # both (B, rows, columns, channels)
+    ...     return gradient.std(-1) ** power
+    >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
+    >>> sg.explain(model, torch.rand(2, 3, 224, 224), method="grad_spread+plus:power=2").scores.shape
+    torch.Size([2, 14, 14])
+    >>> METHODS.remove("grad_spread")  # forget it again
 
-def register(name: str, kind: Kind, *, family: str, bare: Aggregator | None = None, gradient: bool = True,
-             class_specific: bool | None = None, cost: float | None = None, **more: Any) -> Callable[[Any], Any]:  # fmt: skip
-    """Register the decorated function as a base method; its keyword-only arguments are the method's options."""
+    kind: what the function is given, and what it returns
+        "map"     (trace, layer, **options) -> (B, h, w), one score per patch on the grid of that layer
+        "matrix"  (trace, layer, **options) -> (B, N, N), how much token i takes from token j
+        "model"   (query, **options) -> (B, h, w), runs the model itself, has no layers; `query` is a
+                  `steadygaze.trace.Query`
+    family: heading under which the method is listed
+    aggregator: what the bare name means, for methods with layers: "first" layer, "last" layer (default),
+        "plus", "skipplus", or "rollout" (matrices only)
+    gradient: whether a backward pass is needed
+    class_specific: whether the map depends on the target class; by default, if a gradient is needed
+    class_specific_if: option values under which it does, although it does not by default
+    cost: forward passes for one image; default 2 with gradient, 1 without
+    summary: one line for listings; by default the first line of the docstring
+    score: the quantity explained by default: "logit", "log_prob", "log_odds", "contrast" or "prob"
+    needs: what the trace must record, as fields of `steadygaze.trace.Want` such as {"attention": True};
+        or a function of the options that returns it
+    rules: rules of the backward pass that are part of the method; None leaves them to the option `freeze`
+    freeze: default of the option `freeze`, the share of attention that is held constant
+    unsupported: (vit, and those options that it names) -> why the model is not supported, "" if it is
+    check_options: (name, options) -> None; raises BadInput for combinations that make no sense
+    reads_hidden: kind "model" only: the query carries the hidden states of the forward pass
+    added_once: kind "map" only: (trace, first layer, **options) -> maps added once, not once per layer
+    rollout_step: kind "matrix" only: (matrix, **options) -> the factor of the rollout, such as A + I
+    read_row: kind "matrix" only: (row, **options) -> what is done to the row that feeds the head
+    fuse_heads: kind "matrix" only: (attention, gradient, **options) -> attention pooling's matrix over heads;
+        default: the mean of the attention
+    pool_residual: kind "matrix" only: weights (of the query, of what it takes) in attention pooling
+    differentiable: whether a training loss can be taken of the map
+    replace: replace a method that has this name already, instead of raising an error
+    """
+    _check_declaration(name, kind, aggregator)
 
-    needs = more.pop("needs", {})
-
-    def decorate(function: Any) -> Any:
-        own = {
-            k: p.default
-            for k, p in signature(function).parameters.items()
-            if p.kind is Parameter.KEYWORD_ONLY
-        }
-        BASES[name] = Base(
-            name=name, kind=kind, function=function, family=family, bare=bare, gradient=gradient, options=own,
-            needs=needs if callable(needs) else lambda options: needs,
+    def decorate(function: Function) -> Function:
+        parameters = signature(function).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+        for option in options:
+            if option in RESERVED_OPTIONS:
+                raise BadInput(f"method {name!r}: an option cannot be called {option!r}, which has a meaning")
+        docstring = (function.__doc__ or "").strip()
+        base = BaseMethod(
+            name=name,
+            kind=kind,
+            function=function,
+            family=family,
+            aggregator=None if kind == "model" else aggregator or "last",
+            needs=needs if callable(needs) else lambda options: needs or {},
+            gradient=gradient,
             class_specific=gradient if class_specific is None else class_specific,
             cost=(2.0 if gradient else 1.0) if cost is None else cost,
-            summary=(function.__doc__ or "").strip().splitlines()[0], **more,
-        )  # fmt: skip
+            summary=docstring.partition("\n")[0] if summary is None else summary,
+            options=options,
+            class_specific_if=class_specific_if or {},
+            rules=rules,
+            freeze=freeze,
+            score=score,
+            unsupported=unsupported,
+            check_options=check_options,
+            reads_hidden=reads_hidden,
+            added_once=added_once,
+            rollout_step=rollout_step,
+            read_row=read_row,
+            fuse_heads=fuse_heads,
+            pool_residual=pool_residual,
+            differentiable=differentiable,
+        )
+        METHODS.add(name, base, replace=replace)
         return function
 
     return decorate
 
 
-def alias(name: str, target: str, *, score: str = "logit", summary: str = "") -> None:
-    """Let `name` mean `target`, a pair with options."""
-    ALIASES[name] = Alias(target, score, summary)
-
-
-def parse(text: str) -> Method:
-    """Read a method's name with its options.
-
-    Unknown names, aggregators and options are errors that offer the nearest known one.
-    """
-    name, _, tail = text.strip().partition(":")
-    options: dict[str, Any] = {}
-    for item in filter(None, tail.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise BadInput(f"method {text!r}: expected options as key=value after the colon, got {item!r}")
-        options[key.strip()] = _literal(value.strip())
-    return make(name, **options)
-
-
-def make(name: str, **options: Any) -> Method:
-    """A method with options, checked."""
-    if ":" in name:
-        given = parse(name)
-        return make(given.name.partition(":")[0], **(dict(given.options) | options))
-    if name in ALIASES:
-        known = ALIASES[name]
-        inner = parse(known.target)
-        chosen = make(inner.name.partition(":")[0], **(dict(inner.options) | options))
-        return replace(chosen, name=_written(name, options), score=known.score)
-    stem, plus, aggregator = name.partition("+")
-    if stem in ALIASES and plus and ALIASES[stem].target in BASES:  # another name of a base method: gae+plus
-        return replace(make(f"{ALIASES[stem].target}+{aggregator}", **options), name=_written(name, options))
-    if stem in ALIASES and plus:
-        target, score = ALIASES[stem].target, ALIASES[stem].score
-        pair, colon, own = target.partition(":")
-        other = f"{pair.partition('+')[0]}+{aggregator}{colon}{own}"
-        with_score = "" if score == "logit" else f" with score={score!r}"
-        say = f" Write {other!r}{with_score}." if aggregator in AGGREGATORS else ""
-        raise BadInput(f"{name!r}: {stem!r} is an alias of {target!r} and takes no aggregator.{say}")
-    if stem not in BASES or name in ELSEWHERE:
-        raise UnknownName(
-            "method",
-            name if name in ELSEWHERE else stem,
-            [*BASES, *ALIASES],
-            "`steadygaze methods` lists them.",
-            ELSEWHERE,
-        )
-    base = BASES[stem]
-    if plus and aggregator not in AGGREGATORS:
-        raise UnknownName("aggregator", aggregator, AGGREGATORS)
-    if plus and base.kind == "whole":
+def _check_declaration(name: str, kind: str, aggregator: str | None) -> None:
+    if kind not in get_args(Kind):
+        raise UnknownName(f"kind of method {name!r}:", str(kind), get_args(Kind))
+    if aggregator is None:
+        return
+    if kind == "model":
+        raise BadInput(f"method {name!r}: kind 'model' has no layers to aggregate, got {aggregator!r}")
+    if aggregator not in get_args(Aggregator):
+        raise UnknownName("aggregator", aggregator, get_args(Aggregator))
+    if aggregator == "rollout" and kind != "matrix":
         raise BadInput(
-            f"{stem!r} has no layers, so it cannot be aggregated by {aggregator!r}. Use the bare name."
+            f"method {name!r}: rollout multiplies matrices, so it needs kind='matrix', got {kind!r}"
         )
-    if aggregator == "rollout" and base.kind != "matrix":
-        able = ", ".join(b.name for b in BASES.values() if b.kind == "matrix")
-        raise BadInput(
-            f"rollout multiplies token-by-token matrices, and {stem!r} gives one score a token. It works with {able}."
-        )
-    how: Any = aggregator or base.bare
-    allowed = allowed_options(base, how)
-    for key in options:
-        if key not in allowed:
-            raise UnknownName(f"option of {name!r}", key, allowed)
-        if options[key] is None and isinstance(allowed[key], str):
-            options[key] = "none"  # the word, which text reads as nothing
-        _check_kind(name, key, options[key], allowed[key])
-    _check(name, options)
-    ordered = tuple(sorted(options.items()))
-    return Method(_written(name, options), base, how, ordered, base.score)
 
 
-def allowed_options(base: Base, aggregator: str | None) -> dict[str, Any]:
-    """Every option that `base` takes under `aggregator`, with its default."""
+def register_alias(
+    name: str, target: str, *, score: str = "logit", summary: str = "", replace: bool = False
+) -> None:
+    """Let `name` stand for `target`, such as "ixg+plus" or "decompx+plus:freeze=0.75"."""
+    METHODS.add(name, Alias(target, score, summary), replace=replace)
+
+
+def base_methods() -> list[BaseMethod]:
+    """All registered methods except aliases."""
+    return [entry for entry in METHODS.values() if isinstance(entry, BaseMethod)]
+
+
+def aliases() -> dict[str, Alias]:
+    """All registered aliases by name."""
+    return {name: entry for name, entry in METHODS.items() if isinstance(entry, Alias)}
+
+
+def allowed_options(base: BaseMethod, aggregator: str | None) -> dict[str, Any]:
+    """Every option that `base` takes with `aggregator`, with its default."""
     allowed = dict(base.options)
-    if base.kind != "whole":
-        allowed |= _AGGREGATE_OPTIONS
+    if base.kind != "model":
+        allowed |= _AGGREGATOR_OPTIONS
         if aggregator == "skipplus":
-            allowed |= _SKIP_OPTIONS
+            allowed |= _SKIPPLUS_OPTIONS
     if base.gradient and base.rules is None:
-        allowed |= _GRADIENT_OPTIONS | {"freeze": base.freeze}
+        allowed |= {**_GRADIENT_OPTIONS, "freeze": base.freeze}
     return allowed
 
 
-def infos() -> list[MethodInfo]:
-    """All names: base methods, then aliases."""
-    listed = [
-        MethodInfo(
-            b.name,
-            b.family,
-            b.cost,
-            b.class_specific,
-            b.kind != "whole",
-            allowed_options(b, b.bare),
-            b.summary,
-            b.score,
-        )
-        for b in BASES.values()
-    ]
-    for name, known in ALIASES.items():
-        inner = parse(known.target)
-        base = inner.base
-        options = allowed_options(base, inner.aggregator) | dict(inner.options)
-        listed.append(
-            MethodInfo(name, base.family, base.cost, base.class_specific, False, options, known.summary or base.summary,
-                       known.score, known.target)
-        )  # fmt: skip
-    return listed
-
-
-def _written(name: str, options: dict[str, Any]) -> str:
-    tail = ",".join(f"{k}={v}" for k, v in sorted(options.items()))
-    return f"{name}:{tail}" if tail else name
-
-
-def _literal(text: str) -> Any:
-    """The value that an option's text means: a number, true, false, none, or the word itself."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
-    """A value of the kind of the default: true or false, a word, a whole number, a number."""
-    kinds: dict[type, tuple[Any, str]] = {
-        bool: (bool, "true or false"),
-        str: (str, "a word"),
-        int: (int, "a whole number"),
-        float: ((int, float), "a number"),
-    }
-    kind, said = kinds.get(type(default), (object, ""))
-    if not isinstance(value, kind) or (isinstance(value, bool) and type(default) in (int, float)):
-        raise BadInput(f"{name}: expected {said} for {key}, for example {default!r}, got {value!r}")
-
-
-def _check(name: str, options: dict[str, Any]) -> None:
-    freeze = options.get("freeze")
-    if freeze is not None and (isinstance(freeze, (bool, str)) or not 0 <= freeze <= 1):
-        raise BadInput(
-            f"{name}: freeze is the share of attention that is held constant, a number in 0..1, got {freeze!r}"
-        )
-    if options.get("bias", "none") not in ("none", "token") and freeze not in (None, 1):
-        raise BadInput(
-            f"{name}: sharing out biases (bias={options['bias']!r}) decomposes with attention wholly held, got freeze={freeze!r}. "
-            f"Use freeze=1, or bias='none'."
-        )
-    if options.get("slope", "origin") not in ("origin", "tangent"):
-        raise UnknownName("slope", str(options["slope"]), ("origin", "tangent"))
-    if options.get("cut", "ceil") not in ("ceil", "floor"):
-        raise UnknownName("cut", str(options["cut"]), ("ceil", "floor"))
-    start = options.get("start")
-    if start is not None and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
-        raise BadInput(f"{name}: start is the first layer, an integer from 0 on, got {start!r}")
+def entry_of(name: str) -> BaseMethod | Alias | None:
+    """The method or alias registered under `name`; None if there is none."""
+    return METHODS[name] if name in METHODS else None  # noqa: SIM401 - Registry raises UnknownName

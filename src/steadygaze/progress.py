@@ -18,6 +18,10 @@ class Progress:
     total: units in all, None if unknown
     unit: what is counted, such as "images"
     resumed: how many of `done` were finished by an earlier run
+    detail: what else is worth showing, such as the current loss
+
+    A loop reports once before its first unit (done=0, or what an earlier run finished) and after each unit.
+    What runs inside it, such as a search, reports to the same callback under a task of its own.
     """
 
     task: str
@@ -25,6 +29,7 @@ class Progress:
     total: int | None
     unit: str
     resumed: int = 0
+    detail: str = ""
 
     @property
     def fraction(self) -> float | None:

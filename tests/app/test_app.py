@@ -13,19 +13,20 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app as command
-from steadygaze.loading.load import Loaded
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.loading.loaded import LoadedModel
 
 DEMO = Path(sg.__file__).parent / "assets" / "demo"
 PICTURE = sorted(DEMO.glob("*.png"))[0]
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def loaded() -> LoadedModel:
     return sg.load_model("embedded")
 
 
 @pytest.fixture(scope="module")
-def viewer(loaded: Loaded) -> Viewer:
+def viewer(loaded: LoadedModel) -> Viewer:
     return Viewer(loaded)
 
 
@@ -34,7 +35,7 @@ def picture() -> Image.Image:
     return Image.open(PICTURE)
 
 
-def test_answers_are_the_models(viewer: Viewer, loaded: Loaded, picture: Image.Image) -> None:
+def test_answers_are_the_models(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
     with torch.no_grad():
         expected = loaded.model(loaded.preprocess(picture.convert("RGB"))[None])[0].softmax(-1)
     found = viewer.answers(picture)
@@ -43,7 +44,7 @@ def test_answers_are_the_models(viewer: Viewer, loaded: Loaded, picture: Image.I
 
 
 def test_patches_that_are_gone_are_removed_for_real(
-    viewer: Viewer, loaded: Loaded, picture: Image.Image
+    viewer: Viewer, loaded: LoadedModel, picture: Image.Image
 ) -> None:
     vit, gone = sg.adapt(loaded.model), [3, 40, 41]
     tokens = vit.embed(loaded.preprocess(picture.convert("RGB"))[None])
@@ -53,7 +54,7 @@ def test_patches_that_are_gone_are_removed_for_real(
     assert list(viewer.answers(picture, gone).values()) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_maps_are_explains(viewer: Viewer, loaded: Loaded, picture: Image.Image) -> None:
+def test_maps_are_explains(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
     images = loaded.preprocess(picture.convert("RGB"))[None]
     expected = sg.explain(loaded.model, images, 2, method=["gae", "ixg+plus"], score="log_odds")
     found = viewer.maps(picture, ["gae", "ixg+plus"], viewer.classes[2], "log_odds")
@@ -62,7 +63,7 @@ def test_maps_are_explains(viewer: Viewer, loaded: Loaded, picture: Image.Image)
     assert found["gae"].target is not None and found["gae"].target.tolist() == [2]
 
 
-def test_truths_are_verifys(viewer: Viewer, loaded: Loaded, picture: Image.Image) -> None:
+def test_truths_are_verifys(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
     images = loaded.preprocess(picture.convert("RGB"))[None]
     found = {truth.method: truth for truth in viewer.truths(picture, viewer.maps(picture, ["gae"]))}
     label = loaded.model(images).argmax(1)
@@ -104,12 +105,8 @@ def test_a_model_that_needs_its_whole_grid_is_masked(picture: Image.Image) -> No
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2, embed_dim=12, depths=(1, 1), num_heads=(2, 2),
                               num_classes=5).eval()  # fmt: skip
 
-    def preprocess(one: Image.Image) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(one.resize((64, 64)), dtype=np.float32).transpose(2, 0, 1) / 255)
-
-    asked = Viewer(
-        Loaded(model, "tiny", preprocess, None, "", "", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (64, 64))
-    )
+    preprocess = Preprocess.resize_and_crop((64, 64), mean=(0.0,) * 3, std=(1.0,) * 3)
+    asked = Viewer(LoadedModel(model, "tiny", preprocess))
     assert "rollout" not in asked.methods and "gradcam" in asked.methods
     assert asked.way == "mask" and "hidden from attention" in asked.words(picture, [0])
     assert asked.classes == ["0", "1", "2", "3", "4"]
@@ -137,7 +134,7 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch: pytest.Mon
     assert result.exit_code == 2 and 'pip install "steadygaze[app]"' in result.output
 
 
-def test_the_page_answers_over_http(loaded: Loaded) -> None:
+def test_the_page_answers_over_http(loaded: LoadedModel) -> None:
     gradio = pytest.importorskip("gradio")
     from gradio_client import Client, handle_file
 

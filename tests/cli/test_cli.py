@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer.main
 from PIL import Image
 from typer.testing import CliRunner
 
 import steadygaze.cli as cli
 import steadygaze.cli.explain as command
-from steadygaze.cli import app, split_methods
+from steadygaze.cli import app
+from steadygaze.cli.commands.parsing import split_methods
 from steadygaze.errors import BadInput, BrokenMap
 from steadygaze.explainer import explain
 from steadygaze.loading.load import load_model
@@ -207,6 +209,33 @@ def test_demo(tmp_path):
     assert len(manifest(tmp_path)["methods"]) == 6
 
 
+def test_one_spelling_and_its_plural_everywhere():
+    """--method and --methods, --metric and --metrics, --suite and --suites work on every command that has one."""
+    pairs = [("--method", "--methods"), ("--metric", "--metrics"), ("--suite", "--suites")]
+    pairs += [("--batch", "--batch-size"), ("--workers", "--num-workers"), ("--pictures", "--images")]
+    counts = dict.fromkeys(pairs, 0)
+    for name, command in typer.main.get_command(app).commands.items():
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        for pair in pairs:
+            assert flags.isdisjoint(pair) or flags.issuperset(pair), (name, pair)
+            counts[pair] += flags.issuperset(pair)
+    assert counts["--method", "--methods"] >= 4 and all(counts.values())
+
+
+def test_the_flag_of_an_argument_is_added_to_an_error(tmp_path, monkeypatch):
+    def fail(option):
+        def explain(*args, **options):
+            raise BadInput("expected something else", option=option)
+
+        return explain
+
+    words = ("explain", DEMO / "ship.png", "--model", "embedded", "--out", tmp_path)
+    monkeypatch.setattr(command, "explain", fail("num_classes"))
+    assert run(*words, code=2).output == "error: expected something else (--num-classes)\n"
+    monkeypatch.setattr(command, "explain", fail("no_option_of_this_command"))
+    assert run(*words, code=2).output == "error: expected something else\n"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -246,7 +275,7 @@ def test_long_names_of_pictures_are_told_in_full_on_a_narrow_screen(tmp_path):
         str(tmp_path / "out"),
     ]
     told = CliRunner().invoke(app, words, env={"COLUMNS": "50"}).output
-    lines = told[: told.index("wrote to")].splitlines()
+    lines = told[: told.index("wrote 2 overlays")].splitlines()
     width = next(line.index("1st") for line in lines if "1st" in line)
     first = "".join(line[:width].strip() for line in lines)
     assert all(name in first for name in names), told
@@ -256,7 +285,7 @@ def test_one_overlay_is_not_told_as_several(tmp_path):
     told = run(
         "explain", DEMO / "ship.png", "--model", "embedded", "--method", "raw_attention", "--out", tmp_path
     ).output
-    assert ": 1 overlay, and" in told
+    assert "wrote 1 overlay to" in told
 
 
 def test_a_recipe_is_shown_as_it_is_or_refused():

@@ -9,7 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 from steadygaze.cli import app
-from steadygaze.loading.load import Loaded, transform
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.corruptions.corrupt import COMMON
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress_request import Request
@@ -84,16 +85,14 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 FEW = Options.of(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
 
 
-def thousand() -> Loaded:
+def thousand() -> LoadedModel:
     """An untrained model of ImageNet's 1,000 classes on pictures of 32 pixels."""
     torch.manual_seed(0)
     model = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=1000
     ).eval()
-    recipe = {"resize": 36, "crop": [32, 32], "interpolation": "bilinear"}
-    return Loaded(
-        model, "thousand", transform(recipe, MEAN, STD), None, "none", "made", MEAN, STD, (32, 32), recipe
-    )
+    preprocess = Preprocess.resize_and_crop((32, 32), resize=36, interpolation="bilinear", mean=MEAN, std=STD)
+    return LoadedModel(model, "thousand", preprocess, None, "none", "made")
 
 
 def ask(data, out, suite="corruptions", **more):

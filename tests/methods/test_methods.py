@@ -15,7 +15,7 @@ from torch import Tensor
 import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
 from oracles.models import KINDS, pictures, tiny
-from steadygaze.method_registry import ALIASES, BASES
+from steadygaze.methods import aliases, base_methods, list_methods
 
 TARGET = torch.tensor([1, 3])
 SCORES = ("logit", "log_prob", "log_odds", "contrast")
@@ -135,9 +135,11 @@ def expected(
 # -- tests -----------------------------------------------------------------------------------------------------------
 
 
+BASES = {base.name: base for base in base_methods()}
+
+
 def bases(kind: str) -> list[str]:
-    sg.methods()
-    return [name for name, base in BASES.items() if base.kind == kind]
+    return [base.name for base in BASES.values() if base.kind == kind]
 
 
 BIASES = ("none", "token", "absdot", "norm", "equal", "cls")
@@ -181,25 +183,25 @@ WHOLE_OPTIONS = {
     "atman": {"budget", "suppress", "similar"},
     "sufficient": {"budget", "threshold", "space", "minimal", "summed"},
 }
-SEARCHED = [info.name for info in sg.methods() if info.family == "black box"]
+SEARCHED = [info.name for info in list_methods() if info.family == "black box"]
 
 
 def test_nothing_is_left_out() -> None:
     """Every base method and every option of it has an oracle in this file."""
-    for name in bases("vector") + bases("matrix"):
+    for name in bases("map") + bases("matrix"):
         tried = {key for options in OPTIONS.get(name, []) for key in options} - {"slope"}
         assert set(BASES[name].options) == tried, name
-    assert {name: set(BASES[name].options) for name in bases("whole")} == WHOLE_OPTIONS
+    assert {name: set(BASES[name].options) for name in bases("model")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
     written_here = {"random", "smoothgrad", "gaze_twice", "diffmask"} | set(SEARCHED)
-    assert set(METHODS) | written_here == {i.name for i in sg.methods()} - {"gae", "cat", "attcat"}
+    assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bare_names(kind: str) -> None:
     model, images = case(kind)
     other = {"gae": "genatt", "vanilla_grad": "vanilla_grad"}
-    for info in sg.methods():
+    for info in list_methods():
         if info.name not in METHODS and info.name != "gae":
             continue  # each has a test of its own below
         more = {"reduce": "abs"} if info.name == "vanilla_grad" else {}
@@ -212,14 +214,14 @@ def test_bare_names(kind: str) -> None:
         ("fullgrad_plus", "fullgrad"),
     ):
         close(explained(kind, alias), expected(kind, base, "plus"), alias)
-    assert set(ALIASES) == {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze"}
+    assert set(aliases()) == {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", bases("vector") + bases("matrix"))
+@pytest.mark.parametrize("name", bases("map") + bases("matrix"))
 def test_aggregators(kind: str, name: str) -> None:
     """last, plus, skipplus (ceil, floor), rollout, and any start layer."""
-    close(explained(kind, name), expected(kind, name, BASES[name].bare or ""), name)
+    close(explained(kind, name), expected(kind, name, BASES[name].aggregator or ""), name)
     more: list[dict[str, Any]]
     for aggregator in ("last", "plus", "skipplus", "rollout"):
         if aggregator == "rollout" and name not in MATRIX:
@@ -228,7 +230,7 @@ def test_aggregators(kind: str, name: str) -> None:
         for options in more:
             method = sg.method(f"{name}+{aggregator}", **options)
             close(explained(kind, method), expected(kind, name, aggregator, **options), method.name)
-    if BASES[name].bare in ("first", "last"):
+    if BASES[name].aggregator in ("first", "last"):
         close(explained(kind, f"{name}:start=1"), expected(kind, name, "first", start=1), f"{name}:start=1")
 
 
@@ -244,7 +246,7 @@ def test_options(kind: str, name: str) -> None:
             continue
         for aggregator in ("", "+plus", *(("+rollout",) if name in MATRIX else ())):
             method = sg.method(name + aggregator, **options)
-            wanted = expected(kind, name, aggregator[1:] or BASES[name].bare or "", **options)
+            wanted = expected(kind, name, aggregator[1:] or BASES[name].aggregator or "", **options)
             vanishes = (
                 name == "hirescam" and options.get("normalise") and case(kind)[0].global_pool == "token"
             )
@@ -256,7 +258,7 @@ def test_options(kind: str, name: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("kind", ["class", "average_with_class"])
 def test_scores(kind: str, score: str) -> None:
-    for name in bases("vector") + bases("matrix"):
+    for name in bases("map") + bases("matrix"):
         how = {"score": score} if BASES[name].gradient else {}
         close(
             explained(kind, f"{name}+plus", score),
@@ -275,7 +277,7 @@ def test_scores(kind: str, score: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_scores(kind: str) -> None:
     """gaze and its kin have log-odds of their own, searches the probability, every other name the logit; a score given wins."""
-    for info in sg.methods():
+    for info in list_methods():
         searched = info.name in SEARCHED and info.name != "atman"
         assert info.score == ("prob" if searched else "log_odds" if info.name.startswith("gaze") else "logit")
     model, images = case(kind)
@@ -287,7 +289,7 @@ def test_own_scores(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["class", "registers", "average"])
 def test_freezing(kind: str, freeze: float) -> None:
     """Every gradient method under frozen-linear rules, with both slopes."""
-    for name in bases("vector") + bases("matrix"):
+    for name in bases("map") + bases("matrix"):
         if not BASES[name].gradient or BASES[name].rules is not None:
             continue
         for slope in ("origin", "tangent"):

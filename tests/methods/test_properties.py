@@ -345,7 +345,7 @@ def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
     names = [
         n
         for n in everything(model)
-        if sg.method(n).base.kind != "whole" and "transatt" not in n and "bias=" not in n
+        if sg.method(n).base.kind != "model" and "transatt" not in n and "bias=" not in n
     ]
     with counted(model) as passes:
         together = sg.explain(model, images, target=TARGET, method=names)

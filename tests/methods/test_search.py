@@ -388,32 +388,6 @@ def test_searches_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None
     assert heard == [("rise", 4, 10), ("rise", 8, 10), ("rise", 10, 10)]
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_verify_shows_how_far_a_search_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own bar on a terminal, in a line now and then elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from steadygaze.cli import running
-    from steadygaze.runs.loop import World, maps_of
-
-    shown: list[str] = []
-    monkeypatch.setattr(runs, "rounds", lambda ask: 4)
-    monkeypatch.setattr(running, "EVERY", -1.0)
-    monkeypatch.setattr(running.sys.stderr, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(running, "say", lambda console, text: shown.append(text))
-    monkeypatch.setattr(Progress, "update", lambda self, task, description: shown.append(description))
-    with running.progress(2, World(), Console(stderr=True), "verifying", "pictures") as told:
-        maps_of(*case("class"), TARGET, [sg.method("rise", budget=10)], None)
-        told(2, 2)
-    lines = [
-        "0/2 pictures; rise: 4 of 10 runs",
-        "0/2 pictures; rise: 8 of 10 runs",
-        "0/2 pictures; rise: 10 of 10 runs",
-    ]
-    assert shown == (["rise 4/10", "rise 8/10", "", ""] if terminal else [*lines, "2/2 pictures, 0 s left"])
-
-
 def test_a_bar_appears_only_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     monkeypatch.setattr(runs._Bar, "start", lambda self: started.append(1))

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.runs import pictures
-from steadygaze.cli import METRIC_NAMES, app
+from steadygaze.cli import app
 from steadygaze.faithfulness.evaluate import evaluate
-from steadygaze.faithfulness.metric import METRICS, Batch
+from steadygaze.faithfulness.metric import Batch
 from steadygaze.faithfulness.sanity import agreement
 from steadygaze.report.html import write_report
 from steadygaze.runs import loop, request, store
@@ -276,11 +276,6 @@ def test_the_command(data, tmp_path):
     assert {name.split("/")[0] for name in frame["image"]} == {"airplane", "cat", "truck"}
     assert "24 pictures" not in text
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
-
-
-def test_help_names_every_metric():
-    there = METRIC_NAMES.replace(",", " ").replace(".", " ").split()
-    assert {name.removesuffix("_code") for name in METRICS} == {name for name in there if name in METRICS}
 
 
 def test_what_is_painted_can_be_chosen(data, tmp_path):

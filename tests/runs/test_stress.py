@@ -17,6 +17,7 @@ import steadygaze as sg
 from helpers.runs import ask, cli, pictures, rows_of, thousand
 from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.data.images import read_image
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.robustness import (
     attention_measures,
     attention_stability,
@@ -144,18 +145,13 @@ def test_sequences_are_flips_of_the_frames(data, loaded):
 @pytest.mark.parametrize("size", [(40, 30), (20, 50), (32, 32), (3, 3)])
 def test_the_lens_is_the_models_own_preprocessing(size):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
-    from timm.data import create_transform
     from torchvision.transforms._presets import ImageClassification
 
     one = thousand()
     preset = ImageClassification(crop_size=32, resize_size=40, mean=MEAN, std=STD)
-    two = replace(
-        one, preprocess=preset, recipe={"resize": 40, "crop": [32, 32], "interpolation": "bilinear"}
-    )
-    three = replace(
-        one,
-        preprocess=create_transform((3, 32, 32), mean=MEAN, std=STD, crop_pct=0.9, interpolation="bicubic"),
-    )
+    two = replace(one, preprocess=Preprocess.from_torchvision(preset))
+    timm_config = {"input_size": (3, 32, 32), "mean": MEAN, "std": STD, "crop_pct": 0.9}
+    three = replace(one, preprocess=Preprocess.from_timm(timm_config | {"interpolation": "bicubic"}))
     from steadygaze.runs.stress_measure import Judge
     from steadygaze.runs.stress_suite import Plan
 

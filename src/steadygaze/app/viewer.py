@@ -20,7 +20,7 @@ from steadygaze.data.images import to_rgb
 from steadygaze.drawing import struck_out
 from steadygaze.errors import BadInput, DegenerateMap
 from steadygaze.explainer import explain
-from steadygaze.faithfulness.removal import RATIOS, Whole, ranking, removal
+from steadygaze.faithfulness.removal import RATIOS, CachedForward, ranking, removal
 from steadygaze.heatmap import Attribution, percent
 from steadygaze.loading.load import Loaded
 from steadygaze.methods.diffmask import with_gates
@@ -112,7 +112,7 @@ class Viewer:
         target = first.target.to(image.device)
         stack = torch.stack([one.scores.to(image) for one in known.values()])
         with torch.no_grad():
-            whole = Whole(self.vit, image)
+            whole = CachedForward(self.vit, image)
             values = removal(whole, stack, target, RATIOS)
         start = float(whole.probabilities[0, target[0]])
         found = []

@@ -1,141 +1,197 @@
-"""What the commands that make runs share: progress while one runs, how it ends, and what could not be used.
+"""What all commands share: the progress bar, exit codes, and the lines printed at the end.
 
-Exit code: 0, all is well; 1, some pictures could not be used; 2, wrong input; 3, the rows could not be written; 130,
-stopped by hand.
+Exit codes: 0, success; 1, some images could not be used; 2, invalid input; 3, the results could not be
+written; 130, interrupted.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bars
 
 from steadygaze.errors import RowsNotWritten
 from steadygaze.methods.search import manner
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.loop import World, world
 from steadygaze.runs.rows import Rows
 
-NAMED = 20  # pictures named at the end
-EVERY = 15.0  # seconds between lines of progress where there is no terminal
+NAMED = 20  # unreadable images that are listed at the end
+INTERVAL = 15.0  # seconds between two lines of progress where there is no terminal
 
 
 def guarded(out: Path, work: Callable[[World, Console], int]) -> int:
-    """Do the work of this process, which may be one of several; gives the exit code."""
-    place = world()
+    """Run `work` in this process, which may be one of several; returns the exit code."""
+    process = world()
     notes = Console(stderr=True)
     try:
-        return work(place, notes)
+        return work(process, notes)
     except RowsNotWritten as error:
-        say(notes, f"error: {error}", "red")
+        print_line(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
-        if place.rank == 0:
-            say(notes, f"stopped; the same command goes on where it stopped ({out})")
+        if process.rank == 0:
+            print_line(notes, f"interrupted; repeat the command to resume ({out})")
         return 130
     finally:
-        place.end()
+        process.end()
 
 
 def wide(console: Console) -> Console:
-    """Into a file or a pipe there is no screen that a table must fit."""
+    """`console` if it is a terminal; otherwise one of 200 columns: files and pipes have no width."""
     return console if console.is_terminal else Console(width=200)
+
+
+@contextmanager
+def progress_bar(console: Console, *, visible: bool = True) -> Iterator[OnProgress]:
+    """A callback for `on_progress`: shows bars on a terminal, and otherwise prints a line every 15 seconds.
+
+    visible: false in all but the first of several processes
+    """
+    if not visible:
+        yield ignore_progress
+    elif console.is_terminal:
+        display = BarDisplay(console)
+        with display.bars:
+            yield display
+    else:
+        yield LineDisplay(console)
+
+
+class BarDisplay:
+    """One bar for each task that is running, with the time left; erased at the end."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[detail]}"),
+        )
+        self.bars = Bars(*columns, console=console, transient=True, speed_estimate_period=300)
+        self.bar_of: dict[str, TaskID] = {}
+        self.resumed: dict[str, int] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        name = progress.task
+        if name not in self.bar_of:
+            self.bar_of[name] = self.bars.add_task(escape(name), unit=progress.unit, detail="")
+            self.resumed[name] = 0
+        bar = self.bar_of[name]
+        if progress.resumed != self.resumed[name]:
+            # what an earlier run finished is no part of the speed
+            self.resumed[name] = progress.resumed
+            self.bars.reset(bar, completed=progress.done)
+        detail = escape(progress.detail)
+        self.bars.update(
+            bar, total=progress.total, completed=progress.done, unit=progress.unit, detail=detail
+        )
+        if progress.fraction == 1:
+            self.bars.remove_task(self.bar_of.pop(name))
+
+
+class LineDisplay:
+    """Lines of progress, at most one every `INTERVAL` seconds, and one at the end of each outer task."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started: dict[str, float] = {}
+        self.unit = ""  # of the first task reported: the outer ones count it, searches inside count others
+        self.printed = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        self.unit = self.unit or progress.unit
+        started = self.started.setdefault(progress.task, now)
+        finished = progress.fraction == 1
+        if now - self.printed >= INTERVAL or (finished and progress.unit == self.unit):
+            self.printed = now
+            print_line(self.console, progress_line(progress, now - started))
+        if finished:
+            del self.started[progress.task]
+
+
+def progress_line(progress: Progress, seconds: float) -> str:
+    """One line of text; seconds: how long the task has been running.
+
+    >>> progress_line(Progress("verify", 30, 100, "images", resumed=10), 60)
+    'verify: 30/100 images (10 resumed), 3 min 30 s left'
+    """
+    total = "?" if progress.total is None else progress.total
+    text = f"{progress.task}: {progress.done}/{total} {progress.unit}"
+    if progress.resumed:
+        text += f" ({progress.resumed} resumed)"
+    computed = progress.done - progress.resumed
+    if progress.total is not None and computed > 0 and progress.done < progress.total:
+        text += f", {duration((progress.total - progress.done) * seconds / computed)} left"
+    return f"{text}  {progress.detail}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text.
+
+    >>> duration(5), duration(210), duration(7300)
+    ('5 s', '3 min 30 s', '2 h 01 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def print_unreadable(rows: Rows, console: Console) -> int:
+    """List the images that could not be used; returns the exit code."""
+    unreadable = list(rows.unreadable.values())
+    for reason in unreadable[:NAMED]:
+        print_line(console, f"not used: {reason}", "red")
+    if len(unreadable) > NAMED:
+        print_line(console, f"and {len(unreadable) - NAMED} more images that could not be used", "red")
+    return 1 if unreadable else 0
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: no markup, no highlighting, no wrapping."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+# the names of the first version, until every command uses those above
+say, tell_unreadable = print_line, print_unreadable
 
 
 @contextmanager
 def progress(
     total: int, place: World, notes: Console, verb: str, unit: str
 ) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, and how far a search is; plain lines now and then where nobody watches a terminal."""
-    if place.rank:
-        yield lambda finished, computed: None
-        return
-    if not sys.stderr.isatty():
-        plain = _Plain(total, notes, unit)
-        with manner(plain.searching):
-            yield plain
-        return
-    columns = (TextColumn(verb), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
-               TimeRemainingColumn(elapsed_when_finished=False), TextColumn("{task.description}"))  # fmt: skip
-    with Progress(*columns, console=notes, transient=True, speed_estimate_period=300) as progress:
-        task = progress.add_task("", total=total)
-        skipped, working = 0, False
+    """The callback of the first version, (finished, computed), shown by `progress_bar`."""
+    done = resumed = 0
+    with progress_bar(notes, visible=not place.rank) as on_progress:
 
         def told(finished: int, computed: int) -> None:
-            nonlocal skipped, working
-            progress.update(task, description="")
-            working = working or bool(computed)
-            if working:
-                progress.advance(task, finished)
-            else:  # done before: no part of the speed
-                skipped += finished
-                progress.reset(task, total=total, completed=skipped)
+            nonlocal done, resumed
+            done, resumed = done + finished, resumed + finished - computed
+            on_progress(Progress(verb, done, total, unit, resumed))
 
-        def searching(name: str, done: int, total: int) -> None:
-            progress.update(task, description=f"{name} {done}/{total}" if done < total else "")
+        def searching(name: str, runs: int, all_runs: int) -> None:
+            on_progress(Progress(name, runs, all_runs, "forward passes"))
 
+        on_progress(Progress(verb, 0, total, unit))
         with manner(searching):
             yield told
-
-
-class _Plain:
-    """Lines of progress, one in `EVERY` seconds at most."""
-
-    def __init__(self, total: int, notes: Console, unit: str) -> None:
-        self.total, self.notes, self.unit = total, notes, unit
-        self.began = self.said = time.monotonic()
-        self.finished = self.computed = 0
-
-    def __call__(self, finished: int, computed: int) -> None:
-        self.finished, self.computed = self.finished + finished, self.computed + computed
-        if self.finished >= self.total or self.due():
-            spent = self.said - self.began
-            left = (self.total - self.finished) * spent / self.computed if self.computed else 0.0
-            before = (
-                f" ({self.finished - self.computed} from before)" if self.finished > self.computed else ""
-            )
-            say(self.notes, f"{self.finished}/{self.total} {self.unit}{before}, {duration(left)} left")
-
-    def searching(self, name: str, done: int, total: int) -> None:
-        if self.due():
-            say(self.notes, f"{self.finished}/{self.total} {self.unit}; {name}: {done} of {total} runs")
-
-    def due(self) -> bool:
-        clock = time.monotonic()
-        if clock - self.said < EVERY:
-            return False
-        self.said = clock
-        return True
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-    )
-
-
-def tell_unreadable(rows: Rows, console: Console) -> int:
-    """Name the pictures that could not be used; gives the exit code."""
-    unreadable = rows.unreadable
-    for why in list(unreadable.values())[:NAMED]:
-        say(console, f"not used: {why}", "red")
-    if len(unreadable) > NAMED:
-        say(console, f"and {len(unreadable) - NAMED} more pictures that could not be used", "red")
-    return 1 if unreadable else 0
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -48,9 +48,9 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
     found: dict[str, Values] = {}
     notes = dict.fromkeys(chosen, "")
     with torch.no_grad(), undisturbed(view.model):
-        whole = removal.Whole(view, batch.images)
+        whole = removal.CachedForward(view, batch.images)
         _check(whole, maps)
-        maps = removal.wide(maps)
+        maps = removal.at_least_float32(maps)
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
         _check_target(target, batch, whole if set(families) - {"localisation", "truth"} else None)
         if "removal" in families:
@@ -84,7 +84,7 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
     return Evaluation({name: found[name] for name in chosen}, notes)
 
 
-def _check(whole: removal.Whole, maps: Tensor) -> None:
+def _check(whole: removal.CachedForward, maps: Tensor) -> None:
     expected = (whole.images.shape[0], *whole.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
         raise BadInput(
@@ -96,7 +96,7 @@ def _check(whole: removal.Whole, maps: Tensor) -> None:
         )
 
 
-def _check_target(target: Tensor, batch: Batch, whole: removal.Whole | None) -> None:
+def _check_target(target: Tensor, batch: Batch, whole: removal.CachedForward | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
         raise BadInput(
             f"target: expected one class for each of {len(batch.labels)} images, got shape {tuple(target.shape)}"

@@ -25,7 +25,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.localisation import upsample
 from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.faithfulness.removal import Whole, wide
+from steadygaze.faithfulness.removal import CachedForward, at_least_float32
 
 FILLS = ("zero", "mean", "blur", "noise")
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -33,7 +33,7 @@ POINTS = 29
 SIGNS = ("positive", "negative")
 
 
-def perturbation(whole: Whole, batch: Batch, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], names: Sequence[str], *,
+def perturbation(whole: CachedForward, batch: Batch, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], names: Sequence[str], *,
                  seed: int = 0, fill: str = "zero") -> dict[str, Values]:  # fmt: skip
     """Those of the perturbation measures that `names` asks for; `detail` is the raw curve."""
     found: dict[str, Values] = {}
@@ -45,7 +45,7 @@ def perturbation(whole: Whole, batch: Batch, maps: Float[Tensor, "m b gh gw"], t
     return found
 
 
-def chefer(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], paint: Float[Tensor, "b c h w"],
+def chefer(whole: CachedForward, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"], paint: Float[Tensor, "b c h w"],
            sign: str) -> Values:  # fmt: skip
     """Accuracy in percent, mean over nine steps; `detail` is the curve (M, B, 9)."""
     size = (paint.shape[-2], paint.shape[-1])
@@ -59,7 +59,7 @@ def chefer(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, "
 
 
 def diffmask(
-    whole: Whole, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor, "b c h w"], sign: str
+    whole: CachedForward, maps: Float[Tensor, "m b gh gw"], noise: Float[Tensor, "b c h w"], sign: str
 ) -> dict[str, Values]:
     """The four curves of one sign, each (M, B, 29), and their areas."""
     size = (noise.shape[-2], noise.shape[-1])
@@ -69,9 +69,9 @@ def diffmask(
     curves: dict[str, list[Tensor]] = {kind: [] for kind in ("kl", "accuracy", "kl_code", "accuracy_code")}
     for one in maps:
         between = _run(whole, places(upsample(one, size, "nearest"), sign), noise, counts)
-        log_p = wide(torch.cat([nothing[:, None], between, everything[:, None]], dim=1)).log_softmax(
-            -1
-        )  # (B, 29, classes)
+        log_p = at_least_float32(
+            torch.cat([nothing[:, None], between, everything[:, None]], dim=1)
+        ).log_softmax(-1)  # (B, 29, classes)
         log_c = log_p.gather(-1, answer[:, None, None].expand(-1, POINTS, 1))[..., 0]
         curves["kl"].append((log_p[:, :1].exp() * (log_p[:, :1] - log_p)).sum(-1).clamp_min(0))
         curves["accuracy"].append(100.0 * (log_p.argmax(-1) == answer[:, None]).to(log_p.dtype))
@@ -94,7 +94,7 @@ def places(pixels: Float[Tensor, "b h w"], sign: str) -> Int[Tensor, "b h w"]:
 
 
 def _run(
-    whole: Whole, place: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]
+    whole: CachedForward, place: Int[Tensor, "b h w"], paint: Float[Tensor, "b c h w"], counts: Sequence[int]
 ) -> Float[Tensor, "b s classes"]:
     """Logits with the first `counts` pixels painted."""
     pairs = [(i, n) for i in range(len(place)) for n in counts]

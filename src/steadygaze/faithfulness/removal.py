@@ -39,7 +39,7 @@ NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_
 
 
 @dataclass(frozen=True)
-class Whole:
+class CachedForward:
     """A batch of images seen by the model once: everything that all maps and measures share."""
 
     vit: ViT
@@ -73,10 +73,10 @@ class Whole:
 
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities, at least in float32."""
-    return wide(logits).softmax(-1)
+    return at_least_float32(logits).softmax(-1)
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """The same, at least in float32: what half precision gave is not rounded again."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -86,10 +86,10 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
     return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
 
 
-def removal(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"],
+def removal(whole: CachedForward, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"],
             ratios: Sequence[float] = RATIOS) -> dict[str, Values]:  # fmt: skip
     """The four removal scores of every map, in percent, higher is better; `detail` is the raw curve over the ratios."""
-    ratios = checked(ratios)
+    ratios = checked_ratios(ratios)
     right, probability = curves(whole, ranking(maps), target, ratios)
     lost = whole.probabilities.gather(1, target[:, None])[:, 0][:, None] - probability  # (2, M, B, R)
     raw = dict(zip(NAMES, (*(100 * right), *(100 * lost)), strict=True))
@@ -98,7 +98,7 @@ def removal(whole: Whole, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, 
     return {name: Values(100 - areas[name] if name in turned else areas[name], raw[name]) for name in NAMES}
 
 
-def curves(whole: Whole, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
+def curves(whole: CachedForward, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
            ratios: Sequence[float]) -> tuple[Float[Tensor, "2 m b r"], Float[Tensor, "2 m b r"]]:  # fmt: skip
     """(right answer 0 or 1, probability of the target), first for insertion, then for deletion, at every ratio."""
     m, b, p = order.shape
@@ -140,7 +140,7 @@ def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor,
     )  # rounding must not leave the curve's range
 
 
-def checked(ratios: Sequence[float]) -> tuple[float, ...]:
+def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     """Ratios in 0..1, rising."""
     found = tuple(float(r) for r in ratios)
     rising = all(a < b for a, b in pairwise(found))

@@ -1,10 +1,10 @@
-"""Weights from files: read without running code, fitted to a model with every clash named, and hashed."""
+"""Weights from files: read without executing code, loaded strictly into a model, and hashed."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ WRAPPERS = (
     "weights",
 )
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.")
-COUNTER = ".num_batches_tracked"  # of batch norms: training alone reads it, and files of old versions lack it
-SHOWN = 5  # clashing names that an error lists
+COUNTER = ".num_batches_tracked"  # of batch norms: only training reads it, and files of old versions lack it
+SHOWN = 5  # names that an error lists
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Names and tensors of a .safetensors, .pth, .pt or .bin file, on the CPU. Pickled code is never executed."""
+    """Names and tensors of a .safetensors, .pth, .pt or .bin file. Pickled code is never executed."""
     path = Path(path)
     if not path.is_file():
         raise BadCheckpoint(
@@ -45,12 +45,12 @@ def read_weights(path: str | Path) -> Weights:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
-            f"{path} holds more than tensors: reading it would execute code of the file, which steadygaze never does. "
-            "Where you trust it, save its state_dict, best as .safetensors."
+            f"{path} holds more than tensors: reading it would execute code from the file, which steadygaze "
+            "never does. If you trust it, save its state_dict, preferably as .safetensors."
         ) from error
-    except Exception as error:  # safetensors, zip and torch each have their own
+    except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise BadCheckpoint(f"{path} is no readable checkpoint ({reason})") from error
+        raise BadCheckpoint(f"{path} is not a readable checkpoint ({reason})") from error
     return _unwrap(content, path)
 
 
@@ -65,12 +65,13 @@ def _unwrap(content: Any, path: Path) -> Weights:
             return tensors
         content = inner
     raise BadCheckpoint(
-        f"expected a state dict in {path}, by itself or under one of {', '.join(WRAPPERS)}, but found no tensors"
+        f"expected a state dict in {path}, by itself or under one of {', '.join(WRAPPERS)}, "
+        "but it holds no tensors"
     )
 
 
 def match_names(weights: Weights, model: nn.Module) -> Weights:
-    """Strip prefixes such as "module." that every name carries and the model's own do not."""
+    """Strip prefixes such as "module." that every name in the file has and the model's own names do not."""
     wanted = set(model.state_dict())
     while not wanted & set(weights):
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in weights)), None)
@@ -81,24 +82,34 @@ def match_names(weights: Weights, model: nn.Module) -> Weights:
 
 
 def fit(model: nn.Module, weights: Weights, source: str) -> None:
-    """Load the weights strictly; `BadCheckpoint` names what is missing, unexpected or of another shape."""
-    weights, wanted = match_names(weights, model), model.state_dict()
-    weights = {name: value for name, value in wanted.items() if name.endswith(COUNTER)} | weights
-    missing = sorted(set(wanted) - set(weights))
-    unexpected = sorted(set(weights) - set(wanted))
-    clashes = [
-        f"{name}: model {tuple(wanted[name].shape)}, file {tuple(weights[name].shape)}"
-        for name in wanted
-        if name in weights and wanted[name].shape != weights[name].shape
+    """Load the weights strictly; `BadCheckpoint` lists what is missing, unexpected or of another shape."""
+    expected = model.state_dict()
+    counters = {name: value for name, value in expected.items() if name.endswith(COUNTER)}
+    weights = counters | match_names(weights, model)
+    missing = sorted(set(expected) - set(weights))
+    unexpected = sorted(set(weights) - set(expected))
+    mismatched = [
+        f"{name}: model {tuple(expected[name].shape)}, file {tuple(weights[name].shape)}"
+        for name in expected
+        if name in weights and expected[name].shape != weights[name].shape
     ]
-    if missing or unexpected or clashes:
-        groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", clashes))
-        told = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in groups if names)
+    if missing or unexpected or mismatched:
+        groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", mismatched))
+        differences = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in groups if names)
         raise BadCheckpoint(
-            f"{source} does not fit {type(model).__name__}, which expects {len(wanted)} tensors: {told}. "
-            "Give the model name these weights were trained with."
+            f"{source} does not fit {type(model).__name__}, which expects {len(expected)} tensors: "
+            f"{differences}. Give the model name that these weights were trained with."
         )
     model.load_state_dict(weights)
+
+
+def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
+    """Number of classes of the classifier in a checkpoint, whatever prefix its names have, or None."""
+    for head in heads:
+        for name, value in weights.items():
+            if value.ndim in (2, 4) and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
+                return int(value.shape[0])
+    return None
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -110,7 +121,7 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _some(names: list[str]) -> str:
+def _first(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 

@@ -1,4 +1,4 @@
-"""Weights from a hub: with a network or without one, what cannot be had is one clear error."""
+"""Weights from the hub: one clear error for whatever it cannot deliver, with or without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steadygaze.errors import BadCheckpoint, SteadygazeError
 
 @contextmanager
 def hub(name: str, local: bool = False) -> Iterator[None]:
-    """Turn what a hub cannot give into one clear error; without a network, look only into the local cache, at once."""
+    """Turn the hub's errors into `BadCheckpoint`. Without a network, search the local cache only, at once."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -30,11 +30,11 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if local:
             raise BadCheckpoint(
-                f"{name} is no transformers folder that can be read ({shorten(reason, 200)})"
+                f"{name} cannot be read as a transformers folder ({shorten(reason, 200)})"
             ) from error
         raise BadCheckpoint(
-            f"the weights of {name} are neither on this machine nor could they be fetched ({shorten(reason, 120)}). Give "
-            "a local file, checkpoint=FILE or --checkpoint FILE on the command line, or take the model 'embedded'."
+            f"the weights of {name} are not on this machine and could not be downloaded "
+            f"({shorten(reason, 120)}). Give a local file as checkpoint, or use the model 'embedded'."
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = before

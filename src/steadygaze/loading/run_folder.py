@@ -1,23 +1,29 @@
-"""Weights that `steadygaze train` wrote say what makes their model again: name, arguments, modules, classes, preprocessing."""
+"""Models that `steadygaze train` wrote. The weights file describes how to build the model again: its name,
+arguments, modules, classes and preprocessing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import Weights, fit
+from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.timm_models import build_timm_model
+from steadygaze.modules import restore, segmenter
 
 WEIGHTS = "model.safetensors"
-INSIDE = "backbone."  # the names of a segmenter's vision transformer begin so
+METADATA_KEY = "steadygaze"
+BACKBONE_PREFIX = "backbone."  # of the names of the vision transformer inside a segmenter
+
+Description = dict[str, Any]
 
 
-def told_by(checkpoint: str | Path) -> dict[str, Any] | None:
-    """What a .safetensors file says of its model; None for a file of another make, or none at all."""
+def read_description(checkpoint: str | Path) -> Description | None:
+    """How a .safetensors file describes its model; None if it is not one that `steadygaze train` wrote."""
     path = Path(checkpoint)
     if path.suffix != ".safetensors" or not path.is_file():
         return None
@@ -25,14 +31,17 @@ def told_by(checkpoint: str | Path) -> dict[str, Any] | None:
 
     try:
         with safe_open(path, framework="pt") as opened:
-            text = (opened.metadata() or {}).get("steadygaze")
+            text = (opened.metadata() or {}).get(METADATA_KEY)
     except (OSError, SafetensorError):
-        return None  # `read_weights` says what is wrong with it
-    return None if text is None else json.loads(text)
+        return None  # `read_weights` reports what is wrong with it
+    if text is None:
+        return None
+    description: Description = json.loads(text)
+    return description
 
 
 def run_weights(name: str) -> Path | None:
-    """The weights of a folder that `steadygaze train` wrote; None if the name is no such folder."""
+    """The weights file of a folder that `steadygaze train` wrote; None if the name is no such folder."""
     folder = Path(name)
     if not (folder / "train.json").is_file():
         return None
@@ -43,70 +52,51 @@ def run_weights(name: str) -> Path | None:
     return folder / WEIGHTS
 
 
-def register() -> None:
-    """Let timm know the models of this package, if they are there."""
-    with suppress(ImportError):
-        import_module("steadygaze.models")
-
-
-def with_modules(model: Any, weights: Weights) -> Any:
-    """The model with the modules that the weights name; the model itself if they name none."""
-    if any(name.endswith("_extra_state") for name in weights):
-        return import_module("steadygaze.modules").restore(
-            model, weights
-        )  # by name: modules are built upon views
-    return model
-
-
-def remade(
-    about: dict[str, Any], weights: Weights, origin: str, num_classes: int | None, other: Callable[..., Any]
-) -> dict[str, Any]:
-    """The model, as `load_model` wants it; `other` makes those that are not of timm, from their name and weights.
-
-    Of a segmenter (`segments`: its classes), the vision transformer inside is made first, then the segmenter around it.
-    """
-    import timm
-    from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
-
-    register()
-    count, whole = about["num_classes"], weights
-    if "segments" in about:
-        weights = {
-            name.removeprefix(INSIDE): value for name, value in weights.items() if name.startswith(INSIDE)
-        }
+def rebuild(
+    description: Description, weights: Weights, origin: str, num_classes: int | None = None
+) -> BuiltModel:
+    """The trained model. segments: number of classes of a segmenter, built around its vision transformer."""
+    count, segments = description["num_classes"], description.get("segments")
     if num_classes not in (None, count):
         raise BadInput(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
-    library = about.get("library", "timm")
+    library = description.get("library", "timm")
+    inner = weights
+    if segments is not None:
+        inner = {
+            key.removeprefix(BACKBONE_PREFIX): value
+            for key, value in weights.items()
+            if key.startswith(BACKBONE_PREFIX)
+        }
     if library == "timm":
-        model = timm.create_model(about["model"], pretrained=False, num_classes=count, **about["arguments"])
-        model = with_modules(model, weights)
-        fit(model, weights, origin)
-        subset = infer_imagenet_subset(model)
-        info = (
-            ImageNetInfo(subset) if subset and about["classes"] is None and "segments" not in about else None
-        )
-        names = (
-            about["classes"]
-            if info is None
-            else [info.index_to_description(i) for i in range(info.num_classes())]
+        built = build_timm_model(
+            description["model"], inner, origin, count, arguments=description["arguments"]
         )
     else:
-        made = other(about["model"], weights, origin, count)
-        model, names = made["model"], about["classes"] or made["classes"]
-    if "segments" in about:
-        model = import_module("steadygaze.modules").segmenter(model, about["segments"])
-        fit(model, whole, origin)
-    config = {
-        "input_size": (3, *about["size"]), "interpolation": about["interpolation"], "mean": tuple(about["mean"]),
-        "std": tuple(about["std"]), "crop_pct": about["crop"], "crop_mode": "center",
-    }  # fmt: skip
-    return {
-        "model": model,
-        "preprocess": create_transform(**config, is_training=False),
-        "classes": None if names is None else tuple(names),
-        "source": library,
-        "mean": config["mean"],
-        "std": config["std"],
-        "size": tuple(about["size"]),
-        "recipe": config,
-    }
+        built = build_model(description["model"], inner, origin=origin, num_classes=count)
+    model = built.model
+    class_names = description["classes"]
+    if class_names is None and segments is None:
+        class_names = built.class_names
+    if segments is not None:
+        model = segmenter(model, segments)
+        fit(model, weights, origin)
+    return BuiltModel(
+        model, described_preprocess(description), None if class_names is None else tuple(class_names), library
+    )
+
+
+def described_preprocess(description: Description) -> Preprocess:
+    """The preprocessing that a model was trained with: timm's centre crop, whatever the library."""
+    return Preprocess.from_timm(
+        {
+            "input_size": (3, *description["size"]),
+            "interpolation": description["interpolation"],
+            "mean": tuple(description["mean"]),
+            "std": tuple(description["std"]),
+            "crop_pct": description["crop"],
+            "crop_mode": "center",
+        }
+    )
+
+
+told_by, with_modules = read_description, restore

@@ -1,9 +1,26 @@
-"""Every attribution method, registered under its name. Calling the package, `steadygaze.methods()`, lists them."""
+"""Every attribution method, one file per family, each registered under its name.
+
+`list_methods()` describes them, `register_method` adds one, `method(name, **options)` sets options.
+"""
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from steadygaze.method_names import make_method, parse_method
+from steadygaze.method_registry import (
+    METHODS,
+    Alias,
+    BaseMethod,
+    Method,
+    MethodInfo,
+    aliases,
+    allowed_options,
+    base_methods,
+    register_alias,
+    register_method,
+)
 from steadygaze.methods import (
     attention,
     cam,
@@ -16,45 +33,79 @@ from steadygaze.methods import (
     propagation,
     sufficient,
 )
-from steadygaze.method_registry import Method, MethodInfo, infos, make, parse
 
 __all__ = [
+    "METHODS",
     "Method",
     "MethodInfo",
+    "aliases",
     "attention",
+    "base_methods",
     "cam",
     "decomposition",
     "diffmask",
     "gaze",
     "gradient",
+    "list_methods",
     "method",
-    "parse",
+    "parse_method",
     "perturbation",
     "perturbation_soft",
     "propagation",
+    "register_alias",
+    "register_method",
     "sufficient",
-]  # fmt: skip
+]
+
+parse = parse_method
 
 
 def method(name: str, **options: Any) -> Method:
-    """A method with options, accepted wherever a name is.
+    """A method with options, accepted wherever a method's name is.
 
     >>> method("attixg+plus", pairing="next", freeze=0.75).name
     'attixg+plus:freeze=0.75,pairing=next'
     """
-    return make(name, **options)
+    return make_method(name, **options)
 
 
-def listed() -> list[MethodInfo]:
-    """What there is: every method with its family, cost and options."""
-    return infos()
+def list_methods() -> list[MethodInfo]:
+    """Every attribution method, base methods first, then aliases."""
+    infos = [_describe_base(base) for base in base_methods()]
+    return infos + [_describe_alias(name, alias) for name, alias in aliases().items()]
 
 
-class _Listed(ModuleType):
-    """`sg.methods` is this package and, called, the list of what it holds."""
+def _describe_base(base: BaseMethod) -> MethodInfo:
+    return MethodInfo(
+        name=base.name,
+        family=base.family,
+        cost=base.cost,
+        class_specific=base.class_specific,
+        layers=base.kind != "model",
+        options=allowed_options(base, base.aggregator),
+        summary=base.summary,
+        score=base.score,
+    )
 
+
+def _describe_alias(name: str, alias: Alias) -> MethodInfo:
+    target = parse_method(alias.target)
+    options = allowed_options(target.base, target.aggregator) | dict(target.options)
+    return replace(
+        _describe_base(target.base),
+        name=name,
+        layers=False,
+        options=options,
+        summary=alias.summary or target.base.summary,
+        score=alias.score,
+        alias_of=alias.target,
+    )
+
+
+class _Callable(ModuleType):
     def __call__(self) -> list[MethodInfo]:
-        return listed()
+        return list_methods()
 
 
-sys.modules[__name__].__class__ = _Listed
+listed = list_methods
+sys.modules[__name__].__class__ = _Callable

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.method_registry import alias, register
+from steadygaze.method_registry import register_alias, register_method
 from steadygaze.trace.capture import Trace
 
 NEEDS = {"attention": True}
@@ -45,43 +45,51 @@ def half_identity(m: Float[Tensor, "b n n"], **own: Any) -> Float[Tensor, "b n n
     return 0.5 * m + 0.5 * identity_like(m)
 
 
-@register(
+@register_method(
     "raw_attention",
     "matrix",
     family="attention",
-    bare="last",
+    aggregator="last",
     gradient=False,
     needs=NEEDS,
-    serves=global_attention,
+    unsupported=global_attention,
+    rollout_step=half_identity,
+    pool_residual=(0.5, 0.5),
 )
 def raw_attention(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention of the last block, mean over heads."""
     return trace.weights(layer).mean(1)
 
 
-@register(
+@register_method(
     "rollout",
     "matrix",
     family="attention",
-    bare="rollout",
+    aggregator="rollout",
     gradient=False,
     needs=NEEDS,
-    serves=global_attention,
+    unsupported=global_attention,
+    rollout_step=half_identity,
+    pool_residual=(0.5, 0.5),
 )
 def rollout(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Attention rolled out over all blocks: Π (½ A + ½ I)."""
     return trace.weights(layer).mean(1)
 
 
-for f in (raw_attention, rollout):
-    f.chain, f.pool_residual = half_identity, (0.5, 0.5)
-
-
 def _attn_grad(a: Tensor, g: Tensor) -> Tensor:
     return g.mean(1)
 
 
-@register("attn_grad", "matrix", family="attention", bare="first", needs=NEEDS, serves=global_attention)
+@register_method(
+    "attn_grad",
+    "matrix",
+    family="attention",
+    aggregator="first",
+    needs=NEEDS,
+    unsupported=global_attention,
+    fuse_heads=_attn_grad,
+)
 def attn_grad(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Gradient with respect to the attention of block 0, signed."""
     return _attn_grad(*trace.attention(layer))
@@ -95,26 +103,42 @@ def _positive(m: Tensor, *, relu: bool = False) -> Tensor:
     return m.relu() if relu else m
 
 
-@register("attcam", "matrix", family="attention", bare="last", needs=NEEDS, serves=global_attention)
+@register_method(
+    "attcam",
+    "matrix",
+    family="attention",
+    aggregator="last",
+    needs=NEEDS,
+    unsupported=global_attention,
+    rollout_step=_positive,
+    read_row=_positive,  # the row that feeds the head is read before its negative part is dropped
+    fuse_heads=_attcam,
+)
 def attcam(trace: Trace, layer: int, *, relu: bool = False) -> Float[Tensor, "b n n"]:
     """Attention of the last block, heads weighted by their mean gradient (relu=True: as Chefer et al. draw it)."""
     return _attcam(*trace.attention(layer), prefix=trace.vit.prefix)
-
-
-attcam.read = attcam.chain = _positive  # the row that feeds the head is read first
 
 
 def _genatt(a: Tensor, g: Tensor) -> Tensor:
     return (a * g).relu_().mean(1)
 
 
-@register("genatt", "matrix", family="attention", bare="rollout", needs=NEEDS, serves=global_attention)
+@register_method(
+    "genatt",
+    "matrix",
+    family="attention",
+    aggregator="rollout",
+    needs=NEEDS,
+    unsupported=global_attention,
+    rollout_step=add_identity,
+    fuse_heads=_genatt,
+)
 def genatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Generic attention explainability (GAE): positive attention x gradient, R + A R over all blocks."""
     return _genatt(*trace.attention(layer))
 
 
-genatt.chain = add_identity
-attn_grad.fuse, attcam.fuse, genatt.fuse = _attn_grad, _attcam, _genatt
-alias("gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; another name of genatt.")
-alias("gradsam", "genatt+plus", summary="Positive attention x gradient summed over the blocks.")
+register_alias(
+    "gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; another name of genatt."
+)
+register_alias("gradsam", "genatt+plus", summary="Positive attention x gradient summed over the blocks.")

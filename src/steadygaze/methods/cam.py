@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable, UnknownName
-from steadygaze.method_registry import register
+from steadygaze.method_registry import register_method
 from steadygaze.trace.capture import Trace
 
 
@@ -102,11 +102,11 @@ def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         return image
 
     cam.__doc__ = function.__doc__
-    register(
+    register_method(
         function.__name__,
-        "vector",
+        "map",
         family="cam",
-        bare="last",
+        aggregator="last",
         needs=lambda o: {"norm": o.get("at") == "norm1"},
     )(cam)
 

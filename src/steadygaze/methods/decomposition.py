@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import UnknownName
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.method_registry import Options, register_alias, register_method
 from steadygaze.methods.attention import global_attention, half_identity
 from steadygaze.methods.gradient import ixg
-from steadygaze.method_registry import alias, register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.replay import BIAS_RULES, decompose
 
@@ -104,8 +104,20 @@ def _with_diagonal(m: Float[Tensor, "b n n"], diagonal: Float[Tensor, "b n"]) ->
     return m - torch.diag_embed(m.diagonal(dim1=-2, dim2=-1)) + torch.diag_embed(diagonal)
 
 
-@register("attin", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
-          needs={"attention": True, "value": True})  # fmt: skip
+def _attin_step(m: Tensor, *, form: str = "n") -> Tensor:
+    return half_identity(m / m.sum(-1, keepdim=True).clamp_min(1e-12)) if form == "n" else m
+
+
+@register_method(
+    "attin",
+    "matrix",
+    family="decomposition",
+    aggregator="rollout",
+    gradient=False,
+    unsupported=_has_parts,
+    needs={"attention": True, "value": True},
+    rollout_step=_attin_step,
+)
 def attin(trace: Trace, layer: int, *, form: str = "n") -> Float[Tensor, "b n n"]:
     """Norms of what attention sends from token to token (form: "n", or "n_res" with the residual)."""
     if form not in ("n", "n_res"):
@@ -115,15 +127,15 @@ def attin(trace: Trace, layer: int, *, form: str = "n") -> Float[Tensor, "b n n"
     return norms if form == "n" else _with_diagonal(norms, mixed.own.norm(dim=-1))
 
 
-def _attin_chain(m: Tensor, *, form: str = "n") -> Tensor:
-    return half_identity(m / m.sum(-1, keepdim=True).clamp_min(1e-12)) if form == "n" else m
-
-
-attin.chain = _attin_chain
-
-
-@register("globenc", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
-          needs={"attention": True, "value": True})  # fmt: skip
+@register_method(
+    "globenc",
+    "matrix",
+    family="decomposition",
+    aggregator="rollout",
+    gradient=False,
+    unsupported=_has_parts,
+    needs={"attention": True, "value": True},
+)
 def globenc(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """Norms of the decomposed block without its MLP: attention, residuals and both norms."""
     mixed = _mix(trace, layer)
@@ -136,8 +148,15 @@ def globenc(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     return _with_diagonal(square.clamp_min(0).sqrt(), (mixed.own + t * mixed.second(mixed.own)).norm(dim=-1))
 
 
-@register("alti", "matrix", family="decomposition", bare="rollout", gradient=False, serves=_has_parts,
-          needs={"attention": True, "value": True})  # fmt: skip
+@register_method(
+    "alti",
+    "matrix",
+    family="decomposition",
+    aggregator="rollout",
+    gradient=False,
+    unsupported=_has_parts,
+    needs={"attention": True, "value": True},
+)
 def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b n n"]:
     """How near each token's part is to the whole, in L1 (against: the attention branch "attn", or the whole "block")."""
     if against not in ("attn", "block"):
@@ -161,7 +180,19 @@ def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b
     return torch.where(total > 0, c / total.clamp_min(torch.finfo(c.dtype).tiny), torch.zeros_like(c))
 
 
-@register("decompx", "vector", family="decomposition", bare="first", freeze=1.0)
+def _check_bias(name: str, options: Options) -> None:
+    """Biases can be shared out only where attention is wholly constant."""
+    bias, freeze = options.get("bias", "none"), options.get("freeze")
+    if bias not in ("none", "token") and freeze not in (None, 1):
+        raise BadInput(
+            f"{name}: bias={bias!r} shares biases among tokens, which needs attention held constant, "
+            f"got freeze={freeze!r}. Use freeze=1, or bias='none'."
+        )
+
+
+@register_method(
+    "decompx", "map", family="decomposition", aggregator="first", freeze=1.0, check_options=_check_bias
+)
 def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b h w"]:
     """DecompX in one backward pass (bias "none" or "token"); biases shared out by "absdot", "norm", "equal", "cls": full decomposition."""
     if bias not in BIAS_RULES:
@@ -172,5 +203,9 @@ def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b
     return shares[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
 
 
-alias("gaze", "decompx+plus:freeze=0.75", score="log_odds",
-      summary="What speaks for the class against the others: frozen-linear input x gradient over all blocks.")  # fmt: skip
+register_alias(
+    "gaze",
+    "decompx+plus:freeze=0.75",
+    score="log_odds",
+    summary="Evidence for the class against the others: frozen-linear input x gradient over all blocks.",
+)

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
-from steadygaze.method_registry import Method, parse, register
+from steadygaze.method_names import parse_method
+from steadygaze.method_registry import Method, register_method
 from steadygaze.vit.view import ViT, remember
 
 NODES = 24  # of the quadrature of E[z]
@@ -247,7 +248,7 @@ def with_gates(methods: Sequence[str | Method], file: str | Path | None) -> list
 
 
 def _gated(method: str | Method, file: str | Path) -> Method:
-    one = parse(method) if isinstance(method, str) else method
+    one = parse_method(method) if isinstance(method, str) else method
     if one.option("file") is not None:
         return one
     return replace(one, options=tuple(sorted({**dict(one.options), "file": str(file)}.items())))
@@ -274,15 +275,15 @@ def trained(vit: ViT, file: Any = None) -> str:
     )
 
 
-@register(
+@register_method(
     "diffmask",
-    "whole",
+    "model",
     family="masking",
     gradient=False,
     class_specific=False,
     cost=1.0,
-    serves=trained,
-    hidden=True,
+    unsupported=trained,
+    reads_hidden=True,
 )
 def diffmask(ask: Any, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
     """Vision DiffMask: what learnt gates keep of each patch (file: the trained gates; read: "expected" E[z], or "probability")."""

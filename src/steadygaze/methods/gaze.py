@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
-from steadygaze.method_registry import register
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.seam import Want
 
@@ -44,11 +44,11 @@ def pooled(trace: Trace) -> Float[Tensor, "b p"]:
     return ((x - x.mean(1, keepdim=True)) * g).sum(-1)
 
 
-@register(
+@register_method(
     "gaze_removal",
-    "vector",
+    "map",
     family="decomposition",
-    bare="plus",
+    aggregator="plus",
     freeze=0.75,
     score="log_odds",
     needs={"attention": True},
@@ -98,8 +98,14 @@ def _removable(vit: Any) -> str:
     )
 
 
-@register(
-    "gaze_twice", "whole", family="decomposition", freeze=0.75, score="log_odds", serves=_removable, cost=5.0
+@register_method(
+    "gaze_twice",
+    "model",
+    family="decomposition",
+    freeze=0.75,
+    score="log_odds",
+    unsupported=_removable,
+    cost=5.0,
 )
 def gaze_twice(ask: Any) -> Float[Tensor, "b h w"]:
     """What is sent and what is taken, of the whole image, and again of its best patches and of the rest, each alone."""

@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.method_registry import register_alias, register_method
 from steadygaze.methods.attention import global_attention
-from steadygaze.method_registry import alias, register
 from steadygaze.trace.capture import Trace
 
 
-@register("vanilla_grad", "vector", family="gradient", bare="first")
+@register_method("vanilla_grad", "map", family="gradient", aggregator="first")
 def vanilla_grad(trace: Trace, layer: int, *, reduce: str = "abs") -> Float[Tensor, "b h w"]:
     """Size of the gradient at each token, L1 (reduce="sum": signed; zero for every pre-norm ViT, whose LayerNorms see no mean)."""
     if reduce not in ("abs", "sum"):
@@ -35,21 +35,26 @@ def vanilla_grad(trace: Trace, layer: int, *, reduce: str = "abs") -> Float[Tens
     return g.abs().sum(-1) if reduce == "abs" else g.sum(-1)
 
 
-@register("vanilla_grad_norm", "vector", family="gradient", bare="first")
+@register_method("vanilla_grad_norm", "map", family="gradient", aggregator="first")
 def vanilla_grad_norm(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """L2 norm of the gradient at each token; never negative."""
     return trace.patches(layer)[1].norm(dim=-1)
 
 
-@register("ixg", "vector", family="gradient", bare="first")
+@register_method("ixg", "map", family="gradient", aggregator="first")
 def ixg(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """Input x gradient at the tokens."""
     x, g = trace.patches(layer)
     return torch.einsum("bhwc,bhwc->bhw", x, g)
 
 
-@register(
-    "attixg", "vector", family="gradient", bare="first", needs={"attention": True}, serves=global_attention
+@register_method(
+    "attixg",
+    "map",
+    family="gradient",
+    aggregator="first",
+    needs={"attention": True},
+    unsupported=global_attention,
 )
 def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, "b h w"] | None:
     """Input x gradient weighted by the attention that a token receives (pairing: "same" layer, or "next" as in SkipPLUS' code)."""
@@ -72,23 +77,31 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     return [m for l in range(first, trace.depth + 1) for m in trace.bias_maps(l, implicit=implicit)]
 
 
-@register("fullgrad", "vector", family="gradient", bare="first", once=_bias_maps,
-          needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))})  # fmt: skip
+@register_method(
+    "fullgrad",
+    "map",
+    family="gradient",
+    aggregator="first",
+    added_once=_bias_maps,
+    needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))},
+)
 def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
     """Input x gradient and every bias x gradient (implicit=True: also the offsets of nonlinear maps, which makes it complete)."""
     return ixg(trace, layer)
 
 
-alias("cat", "ixg+plus", summary="Input x gradient summed over the blocks (CAT).")
-alias("attcat", "attixg+plus", summary="Attention-weighted input x gradient summed over the blocks (AttCAT).")
-alias(
+register_alias("cat", "ixg+plus", summary="Input x gradient summed over the blocks (CAT).")
+register_alias(
+    "attcat", "attixg+plus", summary="Attention-weighted input x gradient summed over the blocks (AttCAT)."
+)
+register_alias(
     "fullgrad_plus",
     "fullgrad+plus",
     summary="Input x gradient of every block and every bias once (FullGrad+).",
 )
 
 
-@register("integrated_gradients", "whole", family="gradient", cost=40.0)
+@register_method("integrated_gradients", "model", family="gradient", cost=40.0)
 def integrated_gradients(ask: Any, *, steps: int = 20, space: str = "tokens") -> Float[Tensor, "b h w"]:
     """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels" from a mean-grey picture)."""
     _positive("integrated_gradients", "steps", steps)
@@ -99,7 +112,7 @@ def integrated_gradients(ask: Any, *, steps: int = 20, space: str = "tokens") ->
     return ask.per_patch(start * mean, space)
 
 
-@register("smoothgrad", "whole", family="gradient", cost=40.0)
+@register_method("smoothgrad", "model", family="gradient", cost=40.0)
 def smoothgrad(ask: Any, *, samples: int = 20, noise: float = 0.1, seed: int = 0) -> Float[Tensor, "b h w"]:
     """Size of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
     _positive("smoothgrad", "samples", samples)
@@ -119,7 +132,7 @@ def smoothgrad(ask: Any, *, samples: int = 20, noise: float = 0.1, seed: int = 0
     return ask.per_patch(mean.abs(), "pixels")
 
 
-@register("random", "whole", family="baseline", gradient=False, class_specific=False, cost=0.0)
+@register_method("random", "model", family="baseline", gradient=False, class_specific=False, cost=0.0)
 def random(ask: Any, *, seed: int = 0) -> Float[Tensor, "b h w"]:
     """Uniform random scores: the baseline that every method must beat. Depends on the image and the seed only."""
     from zlib import crc32

@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steadygaze.errors import UnknownName
+from steadygaze.method_registry import register_method
 from steadygaze.methods.search import budget_of, measured, uniform, values
-from steadygaze.method_registry import register
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the costs that are listed
 SIGMA, RIDGE = 0.25, 1.0
@@ -67,7 +67,7 @@ def held_mean(f: Float[Tensor, "b m"], z: Float[Tensor, "b m p"]) -> Float[Tenso
     return torch.where(held > 0, scores, ((f * some).sum(1) / some.sum(1).clamp_min(1))[:, None])
 
 
-@register("occlusion", "whole", cost=PATCHES + 1.0, **BLACK_BOX)
+@register_method("occlusion", "model", cost=PATCHES + 1.0, **BLACK_BOX)
 def occlusion(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """How much the class loses when one patch is left out (budget: none is every patch)."""
     p = _patches(ask)
@@ -79,7 +79,7 @@ def occlusion(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Flo
     return on_grid(ask, of_those_done(f[:, :1] - f[:, 1:], order, p))
 
 
-@register("rise", "whole", cost=1000.0, **BLACK_BOX)
+@register_method("rise", "model", cost=1000.0, **BLACK_BOX)
 def rise(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Mean answer over random halves of the picture that hold the patch (RISE)."""
     keep = uniform(ask, seed, budget_of("rise", budget), _patches(ask)) < 0.5
@@ -87,7 +87,7 @@ def rise(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     return on_grid(ask, held_mean(f, keep[:, : f.shape[1]].to(f)))
 
 
-@register("lime", "whole", cost=1000.0, **BLACK_BOX)
+@register_method("lime", "model", cost=1000.0, **BLACK_BOX)
 def lime(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Coefficients of a weighted ridge regression of the answer on which patches are there (LIME)."""
     p = _patches(ask)
@@ -106,7 +106,7 @@ def lime(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> 
     return on_grid(ask, torch.linalg.solve(gram, torch.einsum("bm,bmp,bm->bp", weight, z, f)))
 
 
-@register("kernel_shap", "whole", cost=1000.0, **BLACK_BOX)
+@register_method("kernel_shap", "model", cost=1000.0, **BLACK_BOX)
 def kernel_shap(ask: Any, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Shapley values by regression: they add up to what all patches together give (KernelSHAP)."""
     p = _patches(ask)
@@ -134,7 +134,7 @@ def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]
     return torch.stack([z, ~z], 2).flatten(1, 2)
 
 
-@register("pami", "whole", cost=251.0, **BLACK_BOX)
+@register_method("pami", "model", cost=251.0, **BLACK_BOX)
 def pami(ask: Any, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
     """Mean answer to one region alone, over the regions that hold the patch (PAMI; budget: none is every region)."""
     height, width = ask.grid
@@ -161,9 +161,13 @@ def cells(height: int, width: int, side: int) -> Iterator[Bool[Tensor, "h w"]]:
                 yield cell
 
 
-@register(
-    "hsic", "whole", cost=1000.0, **{**BLACK_BOX, "class_specific": False}
-)  # unless output="class": see Method.class_specific
+@register_method(
+    "hsic",
+    "model",
+    cost=1000.0,
+    **{**BLACK_BOX, "class_specific": False},
+    class_specific_if={"output": "class"},
+)
 def hsic(
     ask: Any, *, budget: int = 1000, seed: int = 0, output: str = "distribution", hide: str = "auto"
 ) -> Float[Tensor, "b h w"]:

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput
+from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.perturbation import (
     BLACK_BOX,
@@ -31,7 +32,6 @@ from steadygaze.methods.perturbation import (
     spread_order,
 )
 from steadygaze.methods.search import budget_of, generators, searched, values, whole_rounds
-from steadygaze.method_registry import register
 from steadygaze.trace.seam import Seam
 from steadygaze.vit.masking import places
 from steadygaze.vit.view import remember
@@ -84,7 +84,7 @@ def soft(
     return searched(name, total, whole_rounds(ask), run)
 
 
-@register("scorecam", "whole", cost=CHANNELS + 1.0, **BLACK_BOX)
+@register_method("scorecam", "model", cost=CHANNELS + 1.0, **BLACK_BOX)
 def scorecam(ask: Any, *, budget: int | None = None, softmax: bool = True) -> Float[Tensor, "b h w"]:
     """Channels weighed by what the model answers with each as a mask (Score-CAM; budget: none is every channel)."""
     a = channels(ask)
@@ -95,7 +95,7 @@ def scorecam(ask: Any, *, budget: int | None = None, softmax: bool = True) -> Fl
     return torch.einsum("bk,bkhw->bhw", weight.to(a), a[:, : f.shape[1]]).clamp_min(0)
 
 
-@register("vit_cx", "whole", cost=60.0, **BLACK_BOX)
+@register_method("vit_cx", "model", cost=60.0, **BLACK_BOX)
 def vit_cx(
     ask: Any, *, budget: int | None = None, noise: float = 0.1, seed: int = 0
 ) -> Float[Tensor, "b h w"]:
@@ -189,7 +189,9 @@ class Turned(Seam):
         return super().softmax(func, x, dim, *args, **kwargs)
 
 
-@register("atman", "whole", cost=PATCHES + 1.0, serves=global_attention, **{**BLACK_BOX, "score": "logit"})
+@register_method(
+    "atman", "model", cost=PATCHES + 1.0, unsupported=global_attention, **{**BLACK_BOX, "score": "logit"}
+)
 def atman(
     ask: Any, *, budget: int | None = None, suppress: float = 0.9, similar: float = 0.7
 ) -> Float[Tensor, "b h w"]:

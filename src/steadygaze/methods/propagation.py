@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import add_identity, global_attention
 from steadygaze.methods.gradient import ixg
-from steadygaze.method_registry import register
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.rules import ATTNLRP
 from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam
@@ -257,13 +257,15 @@ def _transatt(a: Tensor, g: Tensor) -> Tensor:
     return (a * g).clamp(min=0).mean(1)
 
 
-@register(
+@register_method(
     "transatt",
     "matrix",
     family="propagation",
-    bare="rollout",
+    aggregator="rollout",
     needs={"attention": True},
-    serves=_plain_blocks,
+    unsupported=_plain_blocks,
+    rollout_step=add_identity,
+    differentiable=False,
     cost=5.0,
 )
 def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
@@ -271,10 +273,7 @@ def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     return _transatt(relevances(trace)[layer - trace.run.start], trace.attention(layer)[1])
 
 
-transatt.chain = add_identity
-
-
-@register("attnlrp", "vector", family="propagation", bare="first", rules=ATTNLRP)
+@register_method("attnlrp", "map", family="propagation", aggregator="first", rules=ATTNLRP)
 def attnlrp(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """AttnLRP: relevance through attention and softmax, as input x modified gradient."""
     return ixg(trace, layer)

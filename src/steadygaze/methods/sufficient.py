@@ -37,9 +37,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.method_registry import register_method
 from steadygaze.methods.perturbation import BLACK_BOX
 from steadygaze.methods.search import budget_of, searched
-from steadygaze.method_registry import register
 from steadygaze.target import Target, quantity, resolve
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.seam import Want
@@ -92,7 +92,7 @@ def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Ta
         return _find(vit, images, tokens, classes, threshold, space, budget, minimal, summed)
 
 
-@register("sufficient", "whole", cost=2.0 * STEPS["patches"] + THINNING, **BLACK_BOX)
+@register_method("sufficient", "model", cost=2.0 * STEPS["patches"] + THINNING, **BLACK_BOX)
 def sufficient(ask: Any, *, threshold: float = 0.9, space: str = "patches", budget: int | None = None,
                minimal: bool = True, summed: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
     """The fewest patches that make the model sure, by batched gradient SIS: above zero the subset, the rest by when it was hidden."""

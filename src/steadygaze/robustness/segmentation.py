@@ -75,8 +75,8 @@ def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Ten
 def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all") -> Any:
     """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption and severity.
 
-    >>> mean_miou({"fog": {1: 0.8, 5: 0.4}, "shot_noise": {1: 0.6, 5: 0.0}}, "cityscapes-c")
-    0.6
+    >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
+    0.5
     """
     if protocol not in PROTOCOLS:
         raise UnknownName("protocol", str(protocol), PROTOCOLS)
@@ -99,7 +99,7 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
 def retention(corrupted: Any, clean: Any) -> Any:
     """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if nothing is lost.
 
-    >>> retention(0.6, 0.8)
+    >>> retention(0.375, 0.5)
     0.75
     """
     return corrupted / clean

@@ -10,8 +10,9 @@ from functools import cached_property
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.metric import METRICS, metric
-from steadygaze.methods import listed, parse
-from steadygaze.method_registry import AGGREGATORS, BASES, Method
+from steadygaze.method_names import make_method
+from steadygaze.method_registry import AGGREGATORS, Method, base_methods
+from steadygaze.methods import list_methods, parse
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
@@ -92,7 +93,7 @@ def make_plan(
 ) -> Plan:
     """Check every name, and that the model serves every method, before anything is computed."""
     from steadygaze.faithfulness.perturbation import FILLS
-    from steadygaze.faithfulness.removal import RATIOS, checked
+    from steadygaze.faithfulness.removal import RATIOS, checked_ratios
 
     chosen = choose(vit, methods)
     if start_layers is not None:
@@ -109,7 +110,7 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, m.score) for m in chosen)
-    return Plan(columns, names, checked(ratios or RATIOS), seed, fill, own_scores=not scores)
+    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
@@ -140,20 +141,20 @@ def passes(method: Method) -> float:
 
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
-        return [parse(info.name) for info in listed()]
+        return [parse(info.name) for info in list_methods()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     fitting = [
         b.name
-        for b in BASES.values()
-        if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")
+        for b in base_methods()
+        if b.kind != "model" and (aggregator != "rollout" or b.kind == "matrix")
     ]
     return [parse(f"{name}+{aggregator}") for name in fitting]
 
 
 def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS begun at each of these layers."""
-    if method.base.kind == "whole":
+    if method.base.kind == "model":
         raise BadInput(
             f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
         )
@@ -161,10 +162,8 @@ def begun(method: Method, layers: Sequence[int]) -> list[Method]:
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":
         name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
-    from steadygaze.method_registry import make
-
     written = options if "+" in name else _own_words(method, options)
-    return [make(name, **written, start=layer) for layer in layers]
+    return [make_method(name, **written, start=layer) for layer in layers]
 
 
 def _own_words(method: Method, options: dict[str, object]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.method_registry import parse
+from steadygaze.methods import parse
 from steadygaze.robustness import attention as looks
 from steadygaze.robustness.attacks import fgsm, pgd
 from steadygaze.robustness.calibration import confidences

@@ -345,7 +345,7 @@ def _occlusion(
     vit: ViT | None, model: str, answer: tuple[str, ...], options: Options, notes: list[str]
 ) -> list[Condition]:
     from steadygaze.explainer import unavailable
-    from steadygaze.method_registry import parse
+    from steadygaze.methods import parse
 
     found = [Condition("centre_square", "centre_square", 0.5, _each("centre_square/0.5", answer))]
     if vit is None:

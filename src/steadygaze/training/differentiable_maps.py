@@ -21,8 +21,6 @@ from steadygaze.target import resolve
 from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.vit import Layout, ViT, adapt
 
-ALONE = ("transatt",)  # with a backward pass of its own, whose rules are no derivatives
-
 
 @dataclass(frozen=True, eq=False)
 class Live(Trace):
@@ -49,14 +47,13 @@ def live_map(
     A method whose rules change the backward pass (`gaze`, `decompx`) takes a second pass for the logits, which are the model's own.
     """
     vit, m = adapt(model), parse(method) if isinstance(method, str) else method
-    alone = m.base.kind == "whole" or m.base.name in ALONE
+    alone = m.base.kind == "model" or not m.base.differentiable
     if why := unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if alone else ""):
         raise untrainable(m.name, why)
     rules = rules_of(m) if m.base.gradient else PLAIN
-    needs = m.base.needs(dict(m.options)) | {
-        "attention": True
-    }  # also for double backward, which the fused kernel has not
-    want = Want(hidden=m.base.kind == "vector", **needs)
+    # attention is needed for double backward too, which the fused kernel does not have
+    needs = {**m.base.needs(dict(m.options)), "attention": True}
+    want = Want(hidden=m.base.kind == "map", **needs)
     first = min(layers(m, len(vit.blocks)))
     watch = 0 if second_order else first
     given: list[Any] = []

@@ -1,0 +1,27 @@
+"""Commands that list what can be named: methods, models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from steadygaze.cli.commands import options
+
+
+def methods(*, json: options.Json = False) -> None:
+    """List the attribution methods."""
+    from steadygaze.cli.listing import print_methods
+
+    print_methods(json)
+
+
+def models(
+    *,
+    pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
+    json: options.Json = False,
+) -> None:
+    """List the models that can be loaded by name."""
+    from steadygaze.cli.listing import print_models
+
+    print_models(pattern, json)

@@ -1,0 +1,298 @@
+"""Commands that measure and report: verify, stress, report, compare-models, card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steadygaze.cli.commands import options
+from steadygaze.cli.commands.parsing import command_line, split_methods, split_names, split_numbers
+from steadygaze.method_registry import DEFAULT
+
+
+def verify(
+    *,
+    model: options.Model,
+    checkpoint: options.Checkpoint = None,
+    data: options.Data,
+    masks: options.Masks = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            "--method",
+            help=f"Attribution methods, {options.METHOD_SYNTAX}. all: every method the model supports; "
+            f"quick: all but the search methods. Default: {DEFAULT}.",
+        ),
+    ] = None,
+    metrics: options.Metrics = None,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--score",
+            "--scores",
+            help="Quantities to explain, comma-separated: logit, log_prob, log_odds, contrast, prob. "
+            "Default: each method's own.",
+        ),
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="Class to explain: label, predicted, a class index or a class name.")
+    ] = "label",
+    start_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="all, or layers such as 0,3,6: also score each method with +plus from these layers on."
+        ),
+    ] = None,
+    ratios: Annotated[
+        str | None,
+        typer.Option(help="Fractions of patches to remove or keep. Default: 0.1,0.2,...,0.9."),
+    ] = None,
+    fill: Annotated[
+        str,
+        typer.Option(
+            help="What replaces pixels in positive_perturbation and negative_perturbation: zero (black), "
+            "mean, blur or noise."
+        ),
+    ] = "zero",
+    diffmask: options.DiffMask = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    batch_size: options.BatchSize = 16,
+    num_workers: Annotated[
+        int, typer.Option("--num-workers", "--workers", min=0, help="Number of threads that load images.")
+    ] = 0,
+    num_classes: options.NumClasses = None,
+    device: options.Device = "auto",
+    out: options.Out,
+) -> None:
+    """Measure the faithfulness of attribution methods on your model and data.
+
+    Prints a ranking of the methods and writes one row per image, method and metric; `steadygaze report`
+    turns the rows into a page.
+
+    Example: steadygaze verify --model embedded --data photos --methods gae,gaze --out run
+    """
+    from steadygaze.cli.verify import run
+    from steadygaze.runs.request import Request
+
+    request = Request(
+        model=model,
+        data=data,
+        out=out,
+        checkpoint=checkpoint,
+        masks=masks,
+        methods=split_methods(methods or [DEFAULT]),
+        metrics=split_names(metrics),
+        scores=split_names(score) or None,
+        limit=limit,
+        seed=seed,
+        batch=batch_size,
+        start_layers=start_layers,
+        ratios=split_numbers(ratios, "ratios"),
+        fill=fill,
+        target=target,
+        workers=num_workers,
+        num_classes=num_classes,
+        device=device,
+        command=command_line(),
+        diffmask=diffmask,
+    )
+    raise typer.Exit(run(request))
+
+
+def stress(
+    *,
+    model: Annotated[str, typer.Option(help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.")],
+    checkpoint: options.Checkpoint = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv. Not needed by "
+            "shift and neighbours."
+        ),
+    ] = None,
+    masks: options.Masks = None,
+    suites: Annotated[
+        list[str],
+        typer.Option(
+            "--suites",
+            "--suite",
+            help="Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
+            "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbours:NAME=FOLDER (with train/ and "
+            "test/, or a published dataset), neighbours:NAME=TRAIN=TEST. For segmenters: segmentation.",
+        ),
+    ],
+    corruptions: options.Corruptions = None,
+    severities: options.Severities = None,
+    epsilons: options.Epsilons = None,
+    pgd_steps: Annotated[int, typer.Option(min=1, help="Number of PGD steps.")] = 10,
+    salient: Annotated[
+        str,
+        typer.Option(help="Method that ranks tokens for the suite occlusion (most salient dropped first)."),
+    ] = DEFAULT,
+    backgrounds: Annotated[
+        Path | None, typer.Option(help="Folder of background images, for the suite synthetic.")
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Accept incomplete downloads of the datasets of shift and neighbours."
+        ),
+    ] = False,
+    bank: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Use at most this many training images for neighbours, spread evenly. Default: all."
+        ),
+    ] = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    batch_size: options.BatchSize = 16,
+    num_workers: options.NumWorkers = None,
+    num_classes: options.NumClasses = None,
+    device: options.Device = "auto",
+    out: options.Out,
+) -> None:
+    """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
+
+    Example: steadygaze stress --model embedded --data photos --suites corruptions,occlusion --out run
+    """
+    from steadygaze.cli.stress import run
+    from steadygaze.runs.stress_request import Request
+    from steadygaze.runs.stress_suite import Options
+
+    suite_options = Options.of(
+        corruptions=corruptions,
+        severities=severities,
+        epsilons=epsilons,
+        pgd_steps=pgd_steps,
+        salient=salient,
+    )
+    request = Request(
+        model=model,
+        data=data,
+        out=out,
+        suite=suites,
+        checkpoint=checkpoint,
+        masks=masks,
+        backgrounds=backgrounds,
+        limit=limit,
+        seed=seed,
+        batch=batch_size,
+        workers=num_workers,
+        partial=partial,
+        bank=bank,
+        options=suite_options,
+        num_classes=num_classes,
+        device=device,
+        command=command_line(),
+    )
+    raise typer.Exit(run(request))
+
+
+def report(
+    *,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders written by `steadygaze verify` or `steadygaze stress`.")
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="Method that all others are compared with. Default: the best one.")
+    ] = None,
+    images: options.ExampleImages = True,
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write. Default: report.html in the first folder.")
+    ] = None,
+) -> None:
+    """Write the results of runs as one HTML file that works offline, plus table.csv and table.md."""
+    from steadygaze.cli.report import run
+
+    raise typer.Exit(run(runs, out, baseline, images))
+
+
+def compare_models(
+    *,
+    before: Annotated[
+        str, typer.Argument(help="Folder written by `steadygaze stress`; several seeds: A0,A1,A2.")
+    ],
+    after: Annotated[str, typer.Argument(help="The same for the other model, on the same images.")],
+    setting: Annotated[
+        str, typer.Option(help="Setting in which classes and single images are compared.")
+    ] = "clean",
+    method: options.Method = DEFAULT,
+    show: Annotated[
+        int, typer.Option(min=0, help="Number of newly wrong and newly correct images to show.")
+    ] = 8,
+    images: options.ExampleImages = True,
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write. Default: compare.html in the second folder.")
+    ] = None,
+) -> None:
+    """Compare two stress runs: paired differences of all metrics, changes by class and by image."""
+    from steadygaze.cli.compare import run
+
+    raise typer.Exit(run(before, after, out, setting, method, show, images))
+
+
+def card(
+    *,
+    before: Annotated[
+        str,
+        typer.Argument(
+            help="First model: a name, NAME@WEIGHTS, or a folder written by `steadygaze train`; or the "
+            "folder OUT/before of an earlier card."
+        ),
+    ],
+    after: Annotated[str, typer.Argument(help="Second model, in the same forms.")],
+    data: options.OptionalData = None,
+    masks: options.Masks = None,
+    methods: options.Methods = None,
+    metrics: options.Metrics = None,
+    suites: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--suites",
+            "--suite",
+            help="Suites, as for stress. Default: corruptions, attacks, occlusion, attention.",
+        ),
+    ] = None,
+    corruptions: options.Corruptions = None,
+    severities: options.Severities = None,
+    epsilons: options.Epsilons = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    batch_size: options.BatchSize = 16,
+    show: Annotated[int, typer.Option(min=0, help="Number of example images.")] = 6,
+    images: options.ExampleImages = True,
+    device: options.Device = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output folder. Repeat the command to resume. Default: the folder card inside the second "
+            "model's folder, or steadygaze-card."
+        ),
+    ] = None,
+) -> None:
+    """Compare two models on one page: accuracy, robustness, attention, faithfulness, maps, classes."""
+    from steadygaze.cli.card import default_out, run
+    from steadygaze.runs.card import SUITE, Ask
+    from steadygaze.runs.stress_suite import Options
+
+    chosen = split_methods(methods or [DEFAULT])
+    ask = Ask(
+        data=data,
+        out=out or default_out(after),
+        suite=split_names(suites) or SUITE,
+        methods=chosen,
+        metrics=split_names(metrics),
+        masks=masks,
+        options=Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons),
+        limit=limit,
+        seed=seed,
+        batch=batch_size,
+        device=device,
+        command=command_line(),
+    )
+    raise typer.Exit(run(before, after, ask, chosen[0], show, images))

@@ -1,0 +1,94 @@
+"""Options that several commands share, each declared once: same name, same help, everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steadygaze.method_registry import DEFAULT
+
+MODEL_SOURCES = (
+    "a timm name, torchvision:NAME, a transformers folder or owner/name, a folder written by "
+    "`steadygaze train`, or 'embedded'"
+)
+METHOD_SYNTAX = "comma-separated, or repeat the option; method options as in attixg+plus:pairing=next"
+
+Model = Annotated[str, typer.Option(help=f"Model: {MODEL_SOURCES}.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Local weights: .safetensors, .pth, .pt or .bin.")]
+NumClasses = Annotated[
+    int | None, typer.Option(help="Number of classes, if it is not the checkpoint's.", show_default=False)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+
+Data = Annotated[
+    Path, typer.Option(help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv.")
+]
+OptionalData = Annotated[
+    Path | None,
+    typer.Option(help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv."),
+]
+Masks = Annotated[
+    Path | None,
+    typer.Option(
+        help="Object masks: index.csv, the same relative paths as the images, ImageNet-S or Pascal VOC. "
+        "Required by metrics and suites that compare with masks."
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Use at most this many images, spread evenly over the classes.")
+]
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--methods", "--method", help=f"Attribution methods, {METHOD_SYNTAX}. Default: {DEFAULT}."),
+]
+Method = Annotated[str, typer.Option("--method", "--methods", help="Method of the attribution maps.")]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        "--metric",
+        help="Metrics, comma-separated; `steadygaze metrics` lists them. Default: insertion_accuracy, "
+        "deletion_accuracy, insertion_aopc and deletion_aopc.",
+    ),
+]
+DiffMask = Annotated[
+    Path | None,
+    typer.Option(help="Gates trained by `steadygaze diffmask train`; required by the method diffmask."),
+]
+
+Corruptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Corruptions: all15, all19, or names. Also selects those of shift:imagenet-c. Default: all15."
+    ),
+]
+Severities = Annotated[str | None, typer.Option(help="Corruption severities. Default: 1,2,3,4,5.")]
+Epsilons = Annotated[
+    str | None,
+    typer.Option(help="Attack radii, as fractions of the pixel range. Default: 1/255,2/255,8/255."),
+]
+
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", "--batch", min=1, help="Number of images per batch.")]
+NumWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--num-workers",
+        "--workers",
+        min=0,
+        help="Number of workers that load images. Default: from the number of free cores.",
+    ),
+]
+
+Out = Annotated[Path, typer.Option(help="Output folder. Repeat the command to resume an interrupted run.")]
+Html = Annotated[Path | None, typer.Option(help="HTML file to write.")]
+ExampleImages = Annotated[
+    bool,
+    typer.Option(
+        "--images/--no-images", "--pictures/--no-pictures", help="Include example images with their maps."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,0 +1,280 @@
+"""What `steadygaze explain` collects, writes and prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+from torch import Tensor
+
+from steadygaze.cli.running import print_line
+from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
+from steadygaze.loading.load import Loaded
+from steadygaze.runs.wording import counted
+from steadygaze.target import chances
+
+GRID_ROWS = 12  # images in grid.png
+TABLE_ROWS = 20  # images in the printed table
+MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """The options of `steadygaze explain`."""
+
+    images: list[Path]
+    model: str
+    methods: list[str]
+    out: Path
+    checkpoint: Path | None = None
+    target: str = "auto"
+    top: int = 1
+    score: str | None = None
+    batch_size: int = 8
+    signed: bool = False
+    num_classes: int | None = None
+    device: str = "auto"
+    diffmask: Path | None = None
+    patches: bool = False
+
+
+@dataclass
+class Results:
+    """What was computed so far; scores, score_of and grid_maps by method."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  # entries of the manifest, one for each image
+    scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    score_of: dict[str, str] = field(default_factory=dict)  # the quantity that the method explained
+    logits: list[np.ndarray] = field(default_factory=list)
+    targets: list[np.ndarray] = field(default_factory=list)
+    grid_images: list[Image.Image] = field(default_factory=list)
+    grid_names: list[str] = field(default_factory=list)
+    grid_maps: dict[str, list[Attribution]] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # images with a map that is not finite
+    empty: list[str] = field(default_factory=list)  # maps that are zero everywhere
+    partial: list[str] = field(default_factory=list)  # interrupted searches
+
+
+def add_results(
+    request: ExplainOptions,
+    class_names: tuple[str, ...] | None,
+    names: list[str],
+    image_files: list[Path],
+    images: list[Image.Image],
+    attributions: dict[str, Attribution],
+    results: Results,
+) -> None:
+    """Write the overlays of one batch and add its maps and manifest entries to `results`."""
+    for method, attribution in attributions.items():
+        results.scores.setdefault(method, []).append(attribution.scores.float().numpy())
+        results.score_of[method] = attribution.score
+    first = next(iter(attributions.values()))
+    assert first.target is not None
+    results.logits.append(first.logits.float().numpy())
+    results.targets.append(first.target.numpy())
+    for index, (name, file) in enumerate(zip(names, image_files, strict=True)):
+        overlays = {
+            method: write_overlays(request, name, images[index], attribution, index)
+            for method, attribution in attributions.items()
+        }
+        results.rows.append(
+            {
+                "name": name,
+                "file": str(file),
+                "predictions": predicted_classes(first.logits[index], class_names, 3),
+                "targets": explained_classes(first, index, class_names),
+                "overlays": overlays,
+            }
+        )
+        results.empty += [
+            f"{method}, {file}"
+            for method, attribution in attributions.items()
+            if not attribution.scores[index].any()
+        ]
+    if len(results.grid_images) < GRID_ROWS:
+        results.grid_images += images
+        results.grid_names += names
+        for method, attribution in attributions.items():
+            results.grid_maps.setdefault(method, []).append(attribution)
+
+
+def write_overlays(
+    request: ExplainOptions, name: str, image: Image.Image, attribution: Attribution, row: int
+) -> list[str]:
+    """Write the overlays of one image, one for each target; returns the file names."""
+    factor = -(-MIN_OVERLAY_SIZE // max(image.size))
+    if factor > 1:
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    # DiffMask's values are probabilities: a single kept patch is no outlier. Its paper shows both overlays.
+    probabilities = attribution.method.startswith("diffmask")
+    percentile = 100.0 if probabilities else 99.0
+    written = []
+    for index in attribution.places():
+        if (index if isinstance(index, int) else index[0]) != row:
+            continue
+        file = overlay_name(name, attribution.method, index)
+        overlay = attribution.overlay(image, index, signed=request.signed, percentile=percentile)
+        overlay.save(request.out / file)
+        written.append(file)
+        if request.patches or probabilities:
+            file = file.removesuffix(".png") + "-patches.png"
+            overlay = attribution.overlay(
+                image, index, mode="nearest", signed=request.signed, percentile=percentile
+            )
+            overlay.save(request.out / file)
+            written.append(file)
+    return written
+
+
+def predicted_classes(
+    logits: Tensor, class_names: tuple[str, ...] | None, count: int
+) -> list[dict[str, Any]]:
+    """The most probable classes of one image."""
+    best = chances(logits.double()).topk(min(count, logits.shape[-1]))
+    return [_class(int(c), float(p), class_names) for p, c in zip(best.values, best.indices, strict=True)]
+
+
+def explained_classes(
+    attribution: Attribution, row: int, class_names: tuple[str, ...] | None
+) -> list[dict[str, Any]]:
+    """The classes that were explained for one image."""
+    assert attribution.target is not None
+    probabilities = chances(attribution.logits[row].double())
+    targets = attribution.target[row].reshape(-1)
+    return [_class(int(c), float(probabilities[c]), class_names) for c in targets]
+
+
+def _class(index: int, probability: float, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+    name = class_names[index] if class_names else None
+    return {"class": index, "name": name, "probability": round(probability, 6)}
+
+
+def write_results(request: ExplainOptions, loaded: Loaded, results: Results) -> None:
+    """Write grid.png, scores.npz and manifest.json."""
+    rows = slice(0, GRID_ROWS)
+    attributions = {method: concatenate(parts)[rows] for method, parts in results.grid_maps.items()}
+    grid = grid_picture(
+        results.grid_images[rows],
+        attributions,
+        classes=short_names(loaded.classes),
+        notes=results.grid_names[rows],
+        signed=request.signed,
+    )
+    grid.save(request.out / "grid.png")
+    arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
+    arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
+    names = np.array([row["name"] for row in results.rows])
+    np.savez_compressed(request.out / "scores.npz", **arrays, names=names)
+    manifest = {
+        "model": {
+            "name": loaded.name,
+            "source": loaded.source,
+            "checkpoint": loaded.checkpoint,
+            "weights_hash": loaded.weights_hash,
+        },
+        "preprocessing": loaded.recipe,
+        "target": request.target if request.top == 1 else f"top {request.top}",
+        "methods": [{"name": method, "score": results.score_of[method]} for method in results.scores],
+        **({} if request.diffmask is None else {"diffmask": request.diffmask.name}),
+        "grid": list(next(iter(attributions.values())).grid),
+        "images": results.rows,
+        "unreadable": results.unreadable,
+        **({} if not results.partial else {"partial": results.partial}),
+        "not_explained": results.broken,
+        "zero_maps": results.empty,
+        "versions": versions(),
+    }
+    (request.out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def concatenate(parts: list[Attribution]) -> Attribution:
+    """Attributions of several batches as one."""
+    targets = [part.target for part in parts if part.target is not None]
+    return Attribution(
+        scores=torch.cat([part.scores for part in parts]),
+        target=torch.cat(targets) if targets else None,
+        logits=torch.cat([part.logits for part in parts]),
+        method=parts[0].method,
+        score=parts[0].score,
+    )
+
+
+def short_names(class_names: tuple[str, ...] | None) -> list[str] | None:
+    """Class names up to their first comma, for titles."""
+    return None if class_names is None else [name.split(",")[0] for name in class_names]
+
+
+def print_results(request: ExplainOptions, results: Results, console: Console) -> None:
+    """Print the predictions, the files written, and everything that went wrong."""
+    if results.rows:
+        print_predictions(results, console)
+        print_files(request, results, console)
+    for message in results.partial:
+        print_line(console, f"interrupted; the map is partial. {message}", "yellow")
+    for message in results.empty:
+        print_line(console, f"map is zero everywhere: {message}", "yellow")
+    for message in results.broken:
+        print_line(console, f"not explained: {message}", "red")
+    for message in results.unreadable:
+        print_line(console, f"not read: {message}", "red")
+
+
+def print_predictions(results: Results, console: Console) -> None:
+    """Print the three most probable classes of each image."""
+    table = Table(
+        Column("image", overflow="fold"),
+        "1st",
+        "2nd",
+        "3rd",
+        title="predictions",
+        title_justify="left",
+        box=SIMPLE,
+    )
+    for row in results.rows[:TABLE_ROWS]:
+        predictions = [
+            f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
+            for p in row["predictions"]
+        ]
+        table.add_row(*(escape(text) for text in (row["name"], *predictions)))
+    console.print(table)
+    if len(results.rows) > TABLE_ROWS:
+        console.print(f"and {len(results.rows) - TABLE_ROWS} more in manifest.json")
+
+
+def print_files(request: ExplainOptions, results: Results, console: Console) -> None:
+    """Print what was written where."""
+    overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
+    print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
+    only_first = f", the first {GRID_ROWS} of {len(results.rows)} images"
+    for name, content in (
+        ("grid.png", "the methods side by side" + (only_first if len(results.rows) > GRID_ROWS else "")),
+        ("scores.npz", "the scores of every patch"),
+        ("manifest.json", "model, preprocessing, targets, versions"),
+    ):
+        print_line(console, f"  {request.out / name}  {content}")
+
+
+def unique_names(image_files: list[Path]) -> dict[Path, str]:
+    """A short name for each file: its stem, with folders or a number added where stems are equal."""
+    names: dict[Path, str] = {}
+    taken: set[str] = set()
+    for file in image_files:
+        words = (*file.parts[:-1], file.stem)
+        parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
+        choices = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        unused = (choice for choice in choices if choice.lower() not in taken)
+        name = next(unused, f"{choices[0]}-{len(taken)}")
+        taken.add(name.lower())  # some file systems do not distinguish A.png from a.png
+        names[file] = name
+    return names

@@ -1,0 +1,79 @@
+"""The one model factory: from a name, and weights if there are any, to a model with its preprocessing.
+
+`load_model`, recipes of `steadygaze train` and run folders all build their models here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.loading.checkpoint import Weights
+from steadygaze.loading.embedded import EMBEDDED, build_embedded_model
+from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.timm_models import build_timm_model, is_timm_name
+from steadygaze.loading.torchvision_models import PREFIX, build_torchvision_model, vit_names
+from steadygaze.loading.transformers_models import build_transformers_model
+
+
+def build_model(
+    name: str,
+    weights: Weights | None = None,
+    *,
+    origin: str = "",
+    num_classes: int | None = None,
+    pretrained: bool = True,
+    arguments: Mapping[str, Any] | None = None,
+    new_head: bool = False,
+) -> BuiltModel:
+    """The model of that name (see the table in `load`), on the CPU.
+
+    weights: to be loaded, with the modules (TAP, CB) that they name; `origin` names their file in errors
+    num_classes: width of the classifier; by default that of the weights, or the model's own
+    pretrained: without `weights`, load the published ones; False keeps the random initialisation
+    arguments: for timm's constructor, such as depth=6
+    new_head: keep the classifier at its random initialisation and load all other weights
+
+    Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
+    """
+    timm_name = name.removeprefix("timm:").removeprefix("timm/")
+    only_timm = bool(arguments) or new_head or (weights is None and not pretrained)
+    if is_timm_name(timm_name) and not _is_transformers_folder(name):
+        return build_timm_model(
+            timm_name,
+            weights,
+            origin,
+            num_classes,
+            pretrained=pretrained,
+            arguments=arguments,
+            new_head=new_head,
+        )
+    if only_timm:
+        import timm
+
+        nearest = get_close_matches(name, timm.list_models(), n=1, cutoff=0.5)
+        guess = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise BadInput(
+            f"arguments, new_head: {name!r} is not a timm model{guess}, and only those can be built anew"
+        )
+    if name == EMBEDDED:
+        return build_embedded_model(weights, origin)
+    if name.startswith(PREFIX):
+        return build_torchvision_model(name.removeprefix(PREFIX), weights, origin, num_classes)
+    if "/" in name or Path(name).is_dir():
+        return build_transformers_model(name, weights, origin, num_classes)
+    raise _unknown(name)
+
+
+def _is_transformers_folder(name: str) -> bool:
+    return (Path(name) / "config.json").is_file()
+
+
+def _unknown(name: str) -> UnknownName:
+    import timm
+
+    known = [*timm.list_models(), EMBEDDED, *(PREFIX + other for other in vit_names())]
+    return UnknownName("model", name, known, "List them with list_models(PATTERN).")

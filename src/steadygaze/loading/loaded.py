@@ -1,0 +1,121 @@
+"""A model with what is needed to feed it and to name its classes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+from torch import Tensor, nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput, UnknownName
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltModel:
+    """What `build_model` gives: a module, its preprocessing and the names of its classes.
+
+    class_names: None where they are not known
+    source: the library that the module comes from ("timm", "torchvision", "transformers", "embedded")
+    """
+
+    model: nn.Module
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """The result of `load_model`, accepted wherever a model is.
+
+    preprocess: RGB image -> (3, H, W), normalised; see `data.preprocess.Preprocess`
+    class_names: None where they are not known
+    weights_hash: see `checkpoint.weights_hash`
+    source: the library that the module comes from
+    checkpoint: the file that the weights were read from, if one was given
+    """
+
+    model: nn.Module
+    name: str
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None = None
+    weights_hash: str = ""
+    source: str = ""
+    checkpoint: str | None = None
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a row records about the model: its name, and the hash of its weights."""
+        return {"model": self.name, "weights": self.weights_hash}
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of the normalisation, one value for each channel."""
+        return self.preprocess.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the normalisation, one value for each channel."""
+        return self.preprocess.std
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W) of a preprocessed image."""
+        return self.preprocess.size
+
+    def to_image(self, image: Tensor) -> Image.Image:
+        """What the model sees: a preprocessed image (3, H, W) with the normalisation undone."""
+        return self.preprocess.to_image(image)
+
+    def class_index(self, name: str) -> int:
+        """The class with this name or number. Names are compared without case, first as a whole, then by each
+        part between commas."""
+        if name.isdecimal():
+            return int(name)
+        if self.class_names is None:
+            raise BadInput(f"expected a class number, got {name!r}: the classes of {self.name} have no names")
+        wanted = name.strip().lower()
+        splits: tuple[Callable[[str], list[str]], ...] = (lambda text: [text], lambda text: text.split(","))
+        for split in splits:
+            matches = [
+                index
+                for index, class_name in enumerate(self.class_names)
+                if wanted in [part.strip() for part in split(class_name.lower())]
+            ]
+            if len(matches) > 1:
+                listing = ", ".join(f"{index} ({self.class_names[index]})" for index in matches)
+                raise BadInput(
+                    f"{name!r} is the name of {len(matches)} classes of {self.name}: {listing}. "
+                    "Give the number of one."
+                )
+            if matches:
+                return matches[0]
+        known = {part.strip() for class_name in self.class_names for part in class_name.split(",")}
+        raise UnknownName("class", name, known)
+
+    # -- names of the first version --------------------------------------------------------------------
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Deprecated: use `class_names`."""
+        _deprecated("LoadedModel.classes", "LoadedModel.class_names")
+        return self.class_names
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Deprecated: use `preprocess.config`."""
+        _deprecated("LoadedModel.recipe", "LoadedModel.preprocess.config")
+        return dict(self.preprocess.config)
+
+    def picture(self, image: Tensor) -> Image.Image:
+        """Deprecated: use `to_image`."""
+        _deprecated("LoadedModel.picture", "LoadedModel.to_image")
+        return self.to_image(image)
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)

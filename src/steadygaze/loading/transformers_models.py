@@ -1,0 +1,103 @@
+"""Classifiers and segmenters of transformers: a folder with config.json, or `owner/name` on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.loading.checkpoint import Weights, fit, head_width, read_weights
+from steadygaze.loading.hub import hub
+from steadygaze.loading.loaded import BuiltModel
+from steadygaze.modules import restore
+
+SHOWN = 5  # names of tensors that an error lists
+
+
+def build_transformers_model(
+    name: str, weights: Weights | None = None, origin: str = "", num_classes: int | None = None
+) -> BuiltModel:
+    """See `build_model`."""
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSemanticSegmentation
+    except ImportError as error:
+        raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
+    with hub(name, local=Path(name).is_dir()):
+        preprocess = read_preprocess(name)
+        architectures = AutoConfig.from_pretrained(name).architectures or ()
+        segments = any(kind.endswith("ForSemanticSegmentation") for kind in architectures)
+        auto = AutoModelForSemanticSegmentation if segments else AutoModelForImageClassification
+        if weights is None:
+            model, missing = _pretrained(auto, name)
+        else:
+            num_classes = num_classes or head_width(weights, ["classifier"])
+            options = {} if num_classes is None else {"num_labels": num_classes}
+            model = auto.from_config(AutoConfig.from_pretrained(name, **options))
+            model, missing = _fit(restore(model, weights), weights, origin), []
+    if missing:
+        kind = "segmenter" if segments else "classifier"
+        raise BadCheckpoint(
+            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is no finished image {kind}"
+        )
+    return BuiltModel(model, preprocess, config_class_names(model), "transformers")
+
+
+def read_preprocess(name: str) -> Preprocess:
+    """From the image processor of a folder or of a repository on the hub."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return Preprocess.from_transformers(AutoImageProcessor.from_pretrained(name))
+    except OSError as error:
+        if not (Path(name) / "config.json").is_file():
+            raise
+        raise BadCheckpoint(
+            f"{name} has no preprocessor_config.json: how its images are preprocessed is not known. "
+            "Save the image processor into it too, for example "
+            "ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
+        ) from error
+
+
+def config_class_names(model: Any) -> tuple[str, ...] | None:
+    """The class names of a model's config; None for transformers' placeholders LABEL_0, LABEL_1, ..."""
+    names = model.config.id2label
+    return None if names.get(0) == "LABEL_0" else tuple(names[i] for i in range(len(names)))
+
+
+def _pretrained(auto: Any, name: str) -> tuple[nn.Module, list[str]]:
+    """The model with its own weights, and the names of tensors that they lack."""
+    model, report = auto.from_pretrained(name, output_loading_info=True)
+    unexpected = report["unexpected_keys"]
+    if Path(name).is_dir() and any(key.endswith("_extra_state") for key in unexpected):
+        # modules that were inserted before the model was saved: transformers leaves their tensors out
+        stored = read_weights(Path(name) / "model.safetensors")
+        by_tail = {_tail(key): value for key, value in stored.items()}
+        inserted = {key: by_tail[_tail(key)] for key in unexpected}
+        model = restore(model, inserted)
+        model.load_state_dict(inserted, strict=False)
+    return model, sorted(report["missing_keys"])
+
+
+def _tail(key: str) -> str:
+    """The part of a name from the block's number on: files keep the names of older versions before it."""
+    return re.sub(r"^.*?(?=\d+\.)", "", key)
+
+
+def _fit(model: Any, weights: Weights, origin: str) -> Any:
+    """The model with these weights. Files keep older names, which `from_pretrained` translates."""
+    try:
+        fit(model, weights, origin)
+    except BadCheckpoint:
+        try:
+            model, report = type(model).from_pretrained(
+                None, config=model.config, state_dict=weights, output_loading_info=True
+            )
+        except (RuntimeError, ValueError, OSError):
+            report = {"error_msgs": ["of another shape"]}
+        if any(report.values()):
+            raise
+    return model
