@@ -1,7 +1,8 @@
 """What a number is: its unit, its range, which direction is better, and how it is written for people.
 
 Everything that a run measures is a `Quantity`: the metrics of `verify`, and the metrics and derived scores of
-`stress`. Each is one entry of one table; reports, tables and the command line read it and know no metric by name.
+`stress`. Each is one entry of one table; reports, tables and the command line read it and know no metric by
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def mean(values: Any, details: Sequence[Any] = ()) -> float:
 
 
 def pooled(values: Any, details: Sequence[Any]) -> float:
-    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images first.
+    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images
+    first.
 
     A pair whose second number is zero everywhere (no such pixel in the data) is left out.
     """
@@ -46,7 +48,8 @@ class Quantity:
     low, high: the range of its values
     label: its name for people; empty: the name with spaces instead of underscores
     summary: what it is, in one sentence
-    scale: factor between the value in a row and the value that is shown, such as 100 for shares that are read in percent
+    scale: factor between the value in a row and the value that is shown, such as 100 for shares that are read
+        in percent
     digits: decimals that are shown; None: one in percent, three otherwise
     combine: the data set's number from the values and details of its images
 

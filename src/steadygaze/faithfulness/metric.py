@@ -5,40 +5,21 @@ mean, the rows carry what it needs as `detail`. A value that is undefined for an
 left out.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
+import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.quantity import Quantity, mean, pooled
 
 Family = Literal["removal", "perturbation", "localisation", "sanity", "truth"]
 Better = Literal["higher", "lower", "neither"]
 Combine = Callable[[Any, Sequence[Any]], float]
 INF = float("inf")
-
-
-def mean(values: Any, details: Sequence[Any] = ()) -> float:
-    """The mean of the values that are defined; NaN if none is."""
-    values = np.asarray(values, dtype=np.float64)
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
-
-
-def pooled(values: Any, details: Sequence[Any]) -> float:
-    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images first.
-
-    A pair whose second number is zero everywhere (no such pixel in the data) is left out.
-    """
-    known = [d for d in details if d is not None]
-    if not known:
-        return float("nan")
-    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
-    total = total[total[:, 1] > 0]
-    return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -93,6 +74,14 @@ class Batch:
                 f"masks: expected {(count, *self.images.shape[-2:])}, the size of the images, got {tuple(self.masks.shape)}. "
                 "Resize them with the images (nearest)."
             )
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on a device."""
+        moved = {
+            name: None if tensor is None else tensor.to(device)
+            for name, tensor in (("masks", self.masks), ("mean", self.mean), ("std", self.std))
+        }
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), **moved)
 
     def name(self, index: int) -> str:
         """The name of an image; its index where none was given."""
@@ -214,3 +203,9 @@ def metric(name: str) -> Metric:
     if name not in METRICS:
         raise UnknownName("metric", name, METRICS)
     return METRICS[name]
+
+
+def in_table_order(names: Iterable[str]) -> list[str]:
+    """Metrics in the order of tables: as they are registered, then unknown ones by name."""
+    there = set(names)
+    return [name for name in METRICS if name in there] + sorted(there - set(METRICS))

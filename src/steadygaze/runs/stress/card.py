@@ -14,7 +14,7 @@ import numpy as np
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
-from steadygaze.runs.statistics import bootstrap, interval
+from steadygaze.runs.table import bootstrap, interval
 from steadygaze.runs.stress import first_version
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import TOP1

@@ -12,16 +12,16 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import UnsupportedModel
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.calibration import confidences
 from steadygaze.robustness.shifts import any_correct
-from steadygaze.runs.maps import BROKEN, short
-from steadygaze.runs.rows import Row
+from steadygaze.runs.maps import BROKEN
+from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.quantities import CONFIDENCE, TOP1, TOP5, restricted
 from steadygaze.runs.stress.setting import Setting
-from steadygaze.runs.stress.suite import Condition
 from steadygaze.seeding import image_seed
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import logits_of, undisturbed
@@ -72,32 +72,25 @@ class Batch:
 class Evaluator:
     """A model and how it is run.
 
-    classes: number of classes       size: (height, width) of its input       batch_size: images in one forward pass
-    mean, std: of the normalisation  seed: of everything random
+    preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
+    batch_size: images in one forward pass                                        seed: random seed
     """
 
     def __init__(
         self,
         model: nn.Module,
-        mean: Sequence[float],
-        std: Sequence[float],
+        preprocess: Preprocess,
         *,
         name: str = "",
         classes: int = 0,
-        size: tuple[int, int] = (0, 0),
         batch_size: int = 16,
         seed: int = 0,
     ) -> None:
-        self.model, self.name, self.classes, self.size = model, name, classes, size
+        self.model, self.preprocess, self.name, self.classes = model, preprocess, name, classes
         self.batch_size, self.seed = batch_size, seed
-        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         parameter = next(iter(model.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
-        self._mean, self._std = (
-            torch.tensor(values, dtype=torch.float32, device=self.device).view(3, 1, 1)
-            for values in (self.mean, self.std)
-        )
 
     @cached_property
     def vit(self) -> ViT | None:
@@ -113,9 +106,8 @@ class Evaluator:
         return (TOP1, TOP5, CONFIDENCE) if self.classes > 5 else (TOP1, CONFIDENCE)
 
     def normalise(self, images: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
-        """8-bit images as the model takes them: the same numbers as its own preprocessing gives."""
-        scaled = images.to(self.device).to(torch.float32).div(255)
-        return (scaled - self._mean).div(self._std).to(self.dtype)
+        """8-bit images as the model takes them, on its device."""
+        return self.preprocess.normalise(images.to(self.device)).to(self.dtype)
 
     def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
         with torch.no_grad(), undisturbed(self.model):
@@ -170,20 +162,16 @@ class Evaluator:
                     "setting": measurement.setting.label,
                     "metric": measurement.metric.name,
                     "image": image.name,
-                    "value": None if hidden else short(measurement.values[b]),
+                    "value": None if hidden else json_number(measurement.values[b]),
                 }
                 if measurement.details is not None and not hidden:
-                    row["detail"] = [short(x) for x in measurement.details[b]]
+                    row["detail"] = [json_number(x) for x in measurement.details[b]]
                 if note := measurement.note or image.group:
                     row["note"] = note
                 if flag:
                     row["flag"] = flag
                 row["seed"] = self.seed
                 yield row
-
-    def measure(self, condition: Condition, batch: Batch, identity: dict[str, Any], suite: Any) -> Iterator[Row]:
-        """Every row of a batch under a condition of `suite`."""
-        return self.rows(suite.measure(self, condition, batch), batch.images, identity)
 
 
 def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:

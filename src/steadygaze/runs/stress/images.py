@@ -3,7 +3,7 @@ normalisation. Runs in worker processes beside the model; a job is one batch of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,12 +17,12 @@ from steadygaze.data.content import bytes_hash, file_hash
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.masks import Decode, read_mask
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadImage
 from steadygaze.runs.loop import Inputs, Job
 from steadygaze.seeding import image_seed
 
 if TYPE_CHECKING:
-    from steadygaze.loading.load import Loaded
     from steadygaze.runs.stress.suite import Condition, Suite
 
 Pixels = UInt8[np.ndarray, "h w 3"]
@@ -73,46 +73,21 @@ class MadeImages:
     label_maps: Tensor | None = None
 
 
-class ModelView:
-    """The model's own resizing and cropping, without normalisation."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
-
-        self.size = loaded.size
-        if hasattr(loaded.preprocess, "transforms"):
-            not_geometry = ("ToTensor", "ToNumpy", "Normalize")
-            steps = [s for s in loaded.preprocess.transforms if not type(s).__name__.endswith(not_geometry)]
-        else:
-            recipe = loaded.recipe
-            resize = Resize(recipe["resize"], InterpolationMode(recipe["interpolation"]))
-            steps = [resize, CenterCrop(recipe["crop"])]
-        self._cropped = Compose(steps)
-        self._resized = Compose([s for s in steps if not type(s).__name__.startswith("CenterCrop")])
-
-    def pixels(self, image: Image.Image) -> Pixels:
-        """(H, W, 3), resized and cropped."""
-        return np.asarray(self._cropped(image))
-
-    def uncropped(self, image: Image.Image) -> Pixels:
-        """Resized, but not yet cropped."""
-        return np.asarray(self._resized(image))
-
-
 @dataclass
 class ImageLoader:
     """Makes the images of a job.
 
-    view: the model's resizing and cropping; None: pixels and label maps are in memory, by name
-    decode: how masks are read              resize_map: the geometry for label maps, where every image comes with one
+    memory: pixels by name, for data in memory; None: images are read from files
+    decode: how masks are read              with_label_maps: whether every image comes with a label map
+    label_maps: by name; of images in memory all of them
     """
 
     seed: int
     suites: Mapping[str, Suite]
-    view: ModelView | None = None
-    memory: Mapping[str, Pixels] = field(default_factory=dict)
+    preprocess: Preprocess
+    memory: Mapping[str, Pixels] | None = None
     decode: Decode | None = None
-    resize_map: Callable[[Image.Image], Image.Image] | None = None
+    with_label_maps: bool = False
     label_maps: dict[str, np.ndarray] = field(default_factory=dict)
     _pixels: dict[str, Pixels | str] = field(default_factory=dict)
     _content: dict[str, str] = field(default_factory=dict)
@@ -164,7 +139,7 @@ class ImageLoader:
         return known
 
     def _hash(self, image: RunImage) -> str:
-        if self.view is None:
+        if self.memory is not None:
             return bytes_hash(self.memory[image.name].tobytes())
         assert image.item is not None
         if image.item.path.is_file():
@@ -173,7 +148,7 @@ class ImageLoader:
 
     def pixels(self, image: RunImage) -> Pixels:
         """The image as the model sees it; the last ones are remembered, for the next condition."""
-        if self.view is None:
+        if self.memory is not None:
             return self.memory[image.name]
         known = self._pixels.get(image.name)
         if known is None:
@@ -187,18 +162,17 @@ class ImageLoader:
         return known
 
     def _read(self, image: RunImage) -> Pixels:
-        assert self.view is not None
         view = ImageView(image, self)
         opened = view.opened()
-        fits = (opened.height, opened.width) == self.view.size
+        fits = (opened.height, opened.width) == self.preprocess.size
         ready = image.reader is not None and image.reader.ready and fits
-        pixels = np.ascontiguousarray(np.asarray(opened) if ready else self.view.pixels(opened))
-        if self.resize_map is not None:
-            self.label_maps[image.name] = np.array(self.resize_map(view.mask(opened.size)))
+        pixels = np.ascontiguousarray(np.asarray(opened) if ready else self.preprocess.pixels(opened))
+        if self.with_label_maps:
+            self.label_maps[image.name] = self.preprocess.mask(view.mask(opened.size)).numpy()
         return pixels
 
     def _forget(self, keep: int) -> None:
-        if self.view is None:
+        if self.memory is not None:
             return
         for name in list(self._pixels)[:-keep]:
             del self._pixels[name]
@@ -220,10 +194,7 @@ class ImageView:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the model's input."""
-        if self.loader.view is not None:
-            return self.loader.view.size
-        height, width = self.pixels().shape[:2]
-        return height, width
+        return self.loader.preprocess.size
 
     def pixels(self) -> Pixels:
         """As the model sees it: (H, W, 3), resized and cropped, not normalised."""
@@ -231,9 +202,9 @@ class ImageView:
 
     def uncropped(self) -> Pixels:
         """Resized, but not yet cropped; of images in memory the same as `pixels`."""
-        if self.loader.view is None:
+        if self.loader.memory is not None:
             return self.pixels()
-        return np.ascontiguousarray(self.loader.view.uncropped(self.opened()))
+        return np.ascontiguousarray(self.loader.preprocess.pixels(self.opened(), crop=False))
 
     def opened(self) -> Image.Image:
         """The image file, as RGB."""
@@ -249,5 +220,4 @@ class ImageView:
 
     def as_model_sees(self, image: Image.Image) -> Pixels:
         """Another image, resized and cropped as the model's images are."""
-        assert self.loader.view is not None
-        return self.loader.view.pixels(image)
+        return self.loader.preprocess.pixels(image)

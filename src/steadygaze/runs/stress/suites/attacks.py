@@ -84,8 +84,8 @@ class Attacks(Suite):
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         budgets: dict[str, Any] = {
             "epsilon": condition.argument,
-            "mean": evaluator.mean,
-            "std": evaluator.std,
+            "mean": evaluator.preprocess.mean,
+            "std": evaluator.preprocess.std,
         }
         if condition.setting.name == "fgsm":
             attacked = fgsm(evaluator.model, batch.first, batch.labels, **budgets)

@@ -28,7 +28,7 @@ from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.neighbours import METRICS, features, knn_predict
 from steadygaze.runs.figures import BarChart, Figure, Table
-from steadygaze.runs.request import names_hash
+from steadygaze.data.content import names_hash
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement, broken_rows
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.predictions import bar
@@ -174,7 +174,7 @@ class Neighbours(Suite):
         return {"neighbours": [one.facts() for one in self.sets.values()]}
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
-        blank = torch.zeros(1, 3, *evaluator.size, device=evaluator.device, dtype=evaluator.dtype)
+        blank = torch.zeros(1, 3, *evaluator.preprocess.size, device=evaluator.device, dtype=evaluator.dtype)
         features(evaluator.model, blank)  # raises if the model has no features that can be compared
         for name, one in self.sets.items():
             metrics = tuple(knn_quantity(m, k) for m, k in product(METRICS, KS) if k <= len(one.bank))

@@ -18,7 +18,7 @@ from steadygaze.explainer import unavailable
 from steadygaze.method_registry import DEFAULT, parse
 from steadygaze.robustness.occlusion import SHARES, centre_square, random_drop, salient_drop
 from steadygaze.runs.figures import Figure, Line, LineChart, Table
-from steadygaze.runs.loop import BROKEN, ZERO, maps_of
+from steadygaze.runs.maps import maps_of
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.stress.quantities import share
 from steadygaze.runs.stress.setting import Setting
@@ -81,9 +81,7 @@ class Occlusion(Suite):
             notes = []
         else:
             predicted = evaluator.logits(images).argmax(1)
-            maps, broken = maps_of(vit, images, predicted, [parse(self.values["salient"])], None)[0]
-            empty = (maps.flatten(1) == 0).all(1).nonzero()[:, 0].tolist()
-            flags = dict.fromkeys(empty, ZERO) | dict.fromkeys(broken, BROKEN)
+            maps, flags = maps_of(vit, images, predicted, [parse(self.values["salient"])], None)[0]
             curve = salient_drop(vit, images, labels, maps, shares=SHARES)
             notes = [f"by {self.values['salient']}"]
         if curve.means != "removal":

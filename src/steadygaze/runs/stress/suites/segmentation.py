@@ -37,7 +37,7 @@ from steadygaze.robustness.segmentation import (
 )
 from steadygaze.runs.figures import Figure, Table
 from steadygaze.runs.messages import plural
-from steadygaze.runs.statistics import draws
+from steadygaze.runs.table import draws
 from steadygaze.runs.stress.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
 from steadygaze.runs.stress.quantities import share
 from steadygaze.runs.stress.setting import CLEAN, Setting

@@ -38,7 +38,7 @@ MFR = Quantity("mfr", better="lower", label="mFR", digits=1)
 
 def square_side(evaluator: Evaluator, suite: str) -> int:
     """The side of the model's input, which must be square."""
-    height, width = evaluator.size
+    height, width = evaluator.preprocess.size
     if height != width:
         raise BadInput(f"{suite}: expected a model with square input, this one takes {height}x{width}")
     return height

@@ -24,7 +24,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.clips import read_clip
 from steadygaze.robustness.shifts import READERS, Shift, Shifted, read_shift
 from steadygaze.runs.figures import BarChart, Figure, Table
-from steadygaze.runs.request import names_hash
+from steadygaze.data.content import names_hash
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.predictions import bar
