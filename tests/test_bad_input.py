@@ -202,7 +202,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     for method in ATTENTION:
         refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
                sg.explain, model, images, method=method)  # fmt: skip
-    assert set(tiny_models.served(model)) == {info.name for info in sg.methods()} - {
+    assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
         "diffmask",
     }  # diffmask: no file

@@ -45,6 +45,7 @@ LEVELS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 ALSO: set[tuple[str, str]] = set()
+TORCH_ONLY = ("trace.intercept",)  # imports nothing of this package, so that every part may use it
 
 MODEL_CODE = ("timm", "transformers", "torchvision", "torchattacks", "gradio")
 NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averages
@@ -100,6 +101,11 @@ def wrong_arrows(modules: dict[str, str]) -> list[str]:
         for name in imports(source):
             root, _, rest = name.partition(".")
             if root != "steadygaze" or rest == "__version__":
+                continue
+            if any(f"{rest}.".startswith(f"{free}.") for free in TORCH_ONLY) and module not in TORCH_ONLY:
+                continue
+            if module in TORCH_ONLY:
+                wrong.append(f"{module} -> {name}: it may import torch only")
                 continue
             other = rest.partition(".")[0]
             if part not in LEVEL or other not in LEVEL:
@@ -169,6 +175,11 @@ def test_every_part_has_its_place() -> None:
             "training.loop -> steadygaze.faithfulness.evaluate",
         ),
         ("runs.loop", "from steadygaze.cli import main", "runs.loop -> steadygaze.cli.main"),
+        (
+            "trace.intercept",
+            "from steadygaze.errors import BadInput",
+            "trace.intercept -> steadygaze.errors.BadInput: it may import torch only",
+        ),
         ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no place here"),
         (
             "new.part",

@@ -18,7 +18,7 @@ from steadygaze.methods import parse_method
 from steadygaze.target import SCORES, Target, quantity, resolve
 from steadygaze.trace import PLAIN, Forward, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.evaluation_mode import exactly, undisturbed
+from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
 from steadygaze.vit.view import remember
 
 Named = str | Method
@@ -55,7 +55,7 @@ def explain(model: Any, images: Any, target: Any = None, method: Any = DEFAULT,
         why = unavailable(m, vit)
         if why:
             raise MethodUnavailable(f"{m.name}: {why}")
-    with exactly(vit.model), undisturbed(vit.model):
+    with without_autocast(vit.model), evaluation_mode(vit.model):
         results = _explain(vit, _prepared(vit, images), target, chosen, score)
     return {name: results[m.name] for name, m in asked.items()} if several else results[chosen[0].name]
 

@@ -10,7 +10,7 @@ from oracles import faithfulness as oracle
 from oracles.models import pictures, tiny
 from steadygaze.faithfulness import METRICS, Batch, evaluate
 from steadygaze.faithfulness.localisation import upsample
-from steadygaze.faithfulness.perturbation import FRACTIONS, blur, filling
+from steadygaze.faithfulness.perturbation import FRACTIONS, blur, fill_values
 
 MEAN, STD = (
     torch.tensor([0.4, 0.5, 0.6], dtype=torch.float64),
@@ -46,7 +46,7 @@ def test_chefers_tests_by_naive_loops(kind, fill):
     model, batch, maps = problem(kind)
     found, notes = evaluate(model, batch, maps, CHEFER, fill=fill, seed=4)
     assert set(notes.values()) == {fill}
-    paint = filling(batch, fill, 4)
+    paint = fill_values(batch, fill, 4)
     size = batch.images.shape[-1]
     with torch.no_grad():
         for m, b in ((0, 0), (1, 1)):
@@ -72,7 +72,7 @@ def test_chefers_tests_with_ties_take_raster_order():
     constant = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     found, _ = evaluate(model, batch, constant, CHEFER)
     assert torch.equal(found["positive_perturbation"].detail, found["negative_perturbation"].detail)
-    black = filling(batch, "zero")
+    black = fill_values(batch, "zero")
     with torch.no_grad():
         for column, f in enumerate(FRACTIONS):
             image = oracle.painted(batch.images[0], [0.0] * 144, int(144 * f), black[0])
@@ -85,7 +85,7 @@ def test_diffmasks_curves_by_naive_loops(kind, ties):
     model, batch, maps = problem(kind, seed=1, ties=ties)
     found, notes = evaluate(model, batch, maps, DIFFMASK, seed=7)
     assert set(notes.values()) == {"noise"}
-    noise = filling(batch, "noise", 7)
+    noise = fill_values(batch, "noise", 7)
     with torch.no_grad():
         for m, b in ((0, 1), (1, 0)):
             pixels = maps[m, b].repeat_interleave(3, 0).repeat_interleave(3, 1).flatten().tolist()
@@ -110,18 +110,18 @@ def test_ranges_and_a_swin():
 
 def test_fills():
     _, batch, _ = problem()
-    black = filling(batch, "zero") * STD[:, None, None] + MEAN[:, None, None]
+    black = fill_values(batch, "zero") * STD[:, None, None] + MEAN[:, None, None]
     torch.testing.assert_close(black, torch.zeros_like(black), rtol=0, atol=1e-12)
-    assert torch.equal(filling(batch, "mean"), torch.zeros_like(batch.images))
-    noise = filling(batch, "noise", 1)
+    assert torch.equal(fill_values(batch, "mean"), torch.zeros_like(batch.images))
+    noise = fill_values(batch, "noise", 1)
     assert noise.abs().max() <= 1 and noise.std() == pytest.approx(3**-0.5, abs=0.05)
-    assert not torch.equal(noise[0], noise[1]) and not torch.equal(noise, filling(batch, "noise", 2))
+    assert not torch.equal(noise[0], noise[1]) and not torch.equal(noise, fill_values(batch, "noise", 2))
     alone = Batch(batch.images[1:], batch.labels[1:], names=batch.names[1:])
-    assert torch.equal(filling(alone, "noise", 1)[0], noise[1])
+    assert torch.equal(fill_values(alone, "noise", 1)[0], noise[1])
     with pytest.raises(sg.UnknownName, match="noise"):
-        filling(batch, "nois")
+        fill_values(batch, "nois")
     with pytest.raises(sg.BadInput, match="mean and std"):
-        filling(alone, "zero")
+        fill_values(alone, "zero")
 
 
 def test_blur_is_scipys():

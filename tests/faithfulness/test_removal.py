@@ -151,7 +151,7 @@ def test_the_model_is_left_as_it_was():
         ({"metrics": ["insertion_acuracy"]}, "insertion_accuracy"),
         ({"metrics": ["miou"]}, "masks"),
         ({"metrics": ["randomisation"]}, "explain"),
-        ({"ratios": [0.5, 0.1]}, "rising"),
+        ({"ratios": [0.5, 0.1]}, "increasing"),
         ({"ratios": [0.5, 1.2]}, "0 to 1"),
         ({"maps": torch.zeros(2, 2, 3, 3)}, "maps: expected"),
         ({"maps": torch.full((1, 2, 4, 4), float("nan"))}, "NaN"),

@@ -9,7 +9,7 @@ import benchmarks.zoo as zoo
 import steadygaze as sg
 from oracles.models import pictures, tiny
 from steadygaze.faithfulness import Batch, agreement, evaluate, ranks
-from steadygaze.faithfulness.sanity import class_sensitivity, layers, randomisation
+from steadygaze.faithfulness.sanity import class_sensitivity, parameter_groups, randomisation
 
 BOTH = ["randomisation", "class_sensitivity"]
 
@@ -103,7 +103,7 @@ def test_cascade_adds_up_and_single_layers_are_put_back():
 def test_every_parameter_belongs_to_one_layer():
     for model in (tiny("class"), zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0]):
         vit = sg.adapt(model)
-        groups = layers(vit, zoo.image_of(model, vit.plan.input_size))
+        groups = parameter_groups(vit, zoo.image_of(model, vit.plan.input_size))
         ids = [id(p) for group in groups for p in group]
         assert len(ids) == len(set(ids)) == len(list(model.parameters()))
         assert len(groups) == len(vit.blocks) + 2

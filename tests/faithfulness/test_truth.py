@@ -6,9 +6,9 @@ from sklearn.metrics import roc_auc_score
 
 import steadygaze as sg
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.ground_truth import COLOURS, counting, proof, score, shortcut, train
+from steadygaze.faithfulness.ground_truth import COLOURS, counting, subset_accuracy, score, shortcut, train
 
-SMALL = {"width": 32, "depth": 2, "steps": 500, "batch": 64}
+SMALL = {"width": 32, "depth": 2, "steps": 500, "batch_size": 64}
 
 
 def cells(task, batch):
@@ -47,7 +47,9 @@ def test_the_shortcut_decides_alone():
 def test_draws_and_training_depend_on_the_seed_alone():
     task = shortcut(2, 4, 2)
     state = torch.get_rng_state()
-    weights = [train(task, seed=s, width=16, depth=1, steps=5, batch=8)[0].state_dict() for s in (0, 0, 1)]
+    weights = [
+        train(task, seed=s, width=16, depth=1, steps=5, batch_size=8)[0].state_dict() for s in (0, 0, 1)
+    ]
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     assert not all(torch.equal(weights[0][k], weights[2][k]) for k in weights[0])
@@ -61,7 +63,7 @@ def trained():
 
 def test_a_model_provably_uses_the_shortcut(trained):
     task, model, accuracy = trained
-    found = proof(model, task)
+    found = subset_accuracy(model, task)
     assert accuracy >= 0.995 and found["whole"] >= 0.995 and found["only"] >= 0.99
     assert found["without"] == pytest.approx(found["chance"], abs=0.05)
     assert not model.training and all(p.grad is None for p in model.parameters())
@@ -99,12 +101,12 @@ def test_counting_is_learnt_and_scored_against_the_better_side():
     assert undefined.any() and torch.equal(values["truth_auroc"].value[0].isnan(), undefined)
     assert torch.equal(values["truth_precision"].value[0].isnan(), undefined)
     with pytest.raises(sg.BadInput, match="one relevant patch"):
-        proof(model, task, count=50)
+        subset_accuracy(model, task, count=50)
 
 
 def test_truth_by_scikit_learn_with_border_left_out():
     generator = torch.Generator().manual_seed(0)
-    model, _ = train(shortcut(4, 4, 2), width=16, depth=1, steps=1, batch=4)
+    model, _ = train(shortcut(4, 4, 2), width=16, depth=1, steps=1, batch_size=4)
     maps = torch.randn(1, 2, 4, 4, generator=generator).mul(2).round()
     relevant = torch.rand(2, 4, 4, generator=generator) < 0.4
     border = torch.rand(2, 4, 4, generator=generator) < 0.2

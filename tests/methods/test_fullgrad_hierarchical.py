@@ -14,7 +14,7 @@ from helpers import tiny_models
 from oracles import hierarchical as oracle
 from steadygaze.aggregate import fit
 from steadygaze.trace import PLAIN, Rules, Trace, Want, forward, frozen
-from steadygaze.vit.view import ViT, undisturbed
+from steadygaze.vit.view import ViT, evaluation_mode
 
 TARGET = 1
 MODELS = {
@@ -39,7 +39,7 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def traced(vit: ViT, images: Tensor, rules: Rules, *, implicit: bool) -> Trace:
-    with undisturbed(vit.model):
+    with evaluation_mode(vit.model):
         with torch.no_grad():
             tokens = vit.embed(images)
         run = forward(vit, tokens, rules=rules, want=Want(bias=True, implicit=implicit))
@@ -61,7 +61,7 @@ def class_token_share(model: nn.Module, trace: Trace) -> Tensor | float:
         return 0.0
     from steadygaze.trace.seam import Seam
 
-    with undisturbed(model), Seam(trace.run.rules):
+    with evaluation_mode(model), Seam(trace.run.rules):
         model.cls_token.requires_grad_()
         logit = trace.vit.head(trace.run.hidden[-1].detach())[:, TARGET].sum()
         (g,) = torch.autograd.grad(logit, model.cls_token)

@@ -17,7 +17,7 @@ from benchmarks.oracles import unfused
 from helpers import tiny_models
 from oracles.models import KINDS, pictures, tiny
 from steadygaze.trace import PLAIN, Trace, Want, forward, frozen
-from steadygaze.vit.view import logits_of, undisturbed
+from steadygaze.vit.view import evaluation_mode, logits_of
 
 TARGET = torch.tensor([1, 3])
 COMPLETE = [
@@ -84,7 +84,7 @@ def test_tokens_and_offsets_add_up_to_the_logit(name: str) -> None:
         (frozen(0.75, "tangent"), True),
         (PLAIN, True),
     )
-    with undisturbed(model):
+    with evaluation_mode(model):
         with torch.no_grad():
             tokens = vit.embed(images)
         for rules, implicit in settings:
@@ -107,7 +107,7 @@ def test_biases_that_are_shared_out_leave_nothing_over(name: str, slope: str) ->
     from steadygaze.trace.replay import decompose
 
     model, images = make(name)
-    with undisturbed(model):
+    with evaluation_mode(model):
         with torch.no_grad():
             tokens = sg.adapt(model).embed(images)
         run = forward(sg.adapt(model), tokens, rules=frozen(1.0, slope))  # type: ignore[arg-type]
@@ -444,7 +444,7 @@ def test_random_models(seed: int, kind: str, depth: int, heads: int, freeze: flo
     total = torch.stack([found[name].scores for name in names[start:]]).sum(0)
     same(found[f"decompx+plus:start={start}"].scores, total, "plus is the sum")
     vit = sg.adapt(model)
-    with undisturbed(model):
+    with evaluation_mode(model):
         run = forward(vit, vit.embed(images), rules=frozen(freeze), want=Want(bias=True, implicit=True))
         logit = run.logits.gather(1, TARGET[:, None])[:, 0]
         for value in totals(run.trace(logit)):

@@ -99,7 +99,7 @@ def test_viewed_with_and_without_modules(name: str) -> None:
 def test_every_method_answers_or_says_why_not(name: str) -> None:
     model = small(name)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size)
-    for info in sg.methods():
+    for info in sg.list_methods():
         if info.cost > 50:
             continue
         try:

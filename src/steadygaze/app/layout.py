@@ -15,8 +15,8 @@ from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import SteadygazeError
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.heatmap import Attribution
-from steadygaze.methods.search import manner
 from steadygaze.method_registry import DEFAULT
+from steadygaze.methods.search import manner
 from steadygaze.target import SCORES
 
 PREDICTED, OWN = "what the model says", "the method's own"

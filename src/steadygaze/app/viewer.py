@@ -23,8 +23,8 @@ from steadygaze.explainer import explain
 from steadygaze.faithfulness.removal import RATIOS, CachedForward, ranking, removal
 from steadygaze.heatmap import Attribution, percent
 from steadygaze.loading.load import Loaded
-from steadygaze.methods.diffmask import with_gates
 from steadygaze.method_registry import Method
+from steadygaze.methods.diffmask import with_gates
 from steadygaze.runs.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt

@@ -12,7 +12,7 @@ from steadygaze.faithfulness import localisation, perturbation, removal, sanity,
 from steadygaze.faithfulness.metric import Batch, Values, metric
 from steadygaze.faithfulness.sanity import Explain
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 
 class Evaluation(NamedTuple):
@@ -47,7 +47,7 @@ def evaluate(vit: nn.Module | ViT, batch: Batch, maps: Float[Tensor, "m b gh gw"
         )
     found: dict[str, Values] = {}
     notes = dict.fromkeys(chosen, "")
-    with torch.no_grad(), undisturbed(view.model):
+    with torch.no_grad(), evaluation_mode(view.model):
         whole = removal.CachedForward(view, batch.images)
         _check(whole, maps)
         maps = removal.at_least_float32(maps)

@@ -23,7 +23,7 @@ from torch import Tensor
 from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.trace.capture import Trace, forward
-from steadygaze.trace.seam import Want
+from steadygaze.trace.record import Want
 
 KEYS, OWN_PART, BEST = 0.4, 0.35, 0.7
 

@@ -24,9 +24,8 @@ from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import add_identity, global_attention
 from steadygaze.methods.gradient import ixg
 from steadygaze.trace.capture import Trace
+from steadygaze.trace.intercept import ADD, DIV, MATMUL, MEAN, MUL, SOFTMAX, Interception, TorchFunction
 from steadygaze.trace.rules import ATTNLRP
-from steadygaze.trace.seam import ADD, DIV, MATMUL, MUL, SOFTMAX, Seam
-from steadygaze.vit.evaluation_mode import Interception
 from steadygaze.vit.view import remember
 
 
@@ -130,52 +129,48 @@ class _Relevance(Interception):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[Tensor] = []
-        passing = (
-            F.gelu,
-            F.silu,
-            F.relu,
-            torch.relu,
-            F.layer_norm,
-            F.rms_norm,
-            torch.sigmoid,
-            torch.Tensor.sigmoid,
-        )
-        self.table: dict[Any, str] = dict.fromkeys(passing, "passes") | dict.fromkeys(MATMUL, "matmul")
-        self.table |= {F.linear: "linear", F.scaled_dot_product_attention: "sdpa"}
-        self.table |= {F.multi_head_attention_forward: "mha", torch.Tensor.__getitem__: "select"}
-        self.table |= {torch.Tensor.mean: "mean", torch.mean: "mean"}
-        self.table |= dict.fromkeys(ADD, "add") | dict.fromkeys(MUL, "mul") | dict.fromkeys(DIV, "div")
-        self.table |= dict.fromkeys(SOFTMAX, "softmax")
+        self.intercept("passes", F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm)
+        self.intercept("passes", torch.sigmoid, torch.Tensor.sigmoid)
+        self.intercept("linear", F.linear)
+        self.intercept("sdpa", F.scaled_dot_product_attention)
+        self.intercept("mha", F.multi_head_attention_forward)
+        self.intercept("select", torch.Tensor.__getitem__)
+        self.intercept("mean", *MEAN)
+        self.intercept("matmul", *MATMUL)
+        self.intercept("add", *ADD)
+        self.intercept("mul", *MUL)
+        self.intercept("div", *DIV)
+        self.intercept("softmax", *SOFTMAX)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = self.table.get(
-            func
-        )  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
-        return (
-            func(*args, **(kwargs or {}))
-            if name is None
-            else getattr(self, name)(func, *args, **(kwargs or {}))
-        )
-
-    def passes(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def passes(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _Pass.apply(x, func(x.detach(), *args, **kwargs))
 
-    def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _Linear.apply(x, weight, bias)
 
-    def matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
+    def matmul(self, func: TorchFunction, a: Tensor, b: Tensor) -> Tensor:
         if b.dim() == 2 and not b.requires_grad:  # a linear map written as a product
             return _Linear.apply(a, b.T, None)
         return _Matmul.apply(a, b) if a.requires_grad and b.requires_grad else func(a, b)
 
-    def softmax(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def softmax(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         a = self.passes(func, x, *args, **kwargs)
         if x.dim() == 4:
             self.attention.append(a)
         return a
 
-    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-             is_causal: bool = False, scale: float | None = None, **kwargs: Any) -> Tensor:  # fmt: skip
+    def sdpa(
+        self,
+        func: TorchFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         raw = _Matmul.apply(q, k.transpose(-2, -1))
         with torch.no_grad():
             logits = raw * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -183,33 +178,30 @@ class _Relevance(Interception):
         self.attention.append(_Pass.apply(raw, a))
         return _Matmul.apply(self.attention[-1], v)
 
-    def mha(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return Seam.mha(self, func, *args, **kwargs)  # type: ignore[arg-type]
-
-    def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
         if len(graph) == 2 and x.shape == y.shape:
             return _Add.apply(x, y)
         return self._constant(func, graph, x, y)
 
-    def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    def mul(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
         if len(graph) == 2 and x.shape == y.shape:  # SwiGLU, QuickGELU: X ⊙ ∂Z/∂X (R ⊘ Z), halved
             return _Product.apply(x, y)
         return self._constant(func, graph, x, y)
 
-    def div(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    def div(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         graph = [t for t in (x, y) if isinstance(t, Tensor) and t.requires_grad]
         return self._constant(func, graph, x, y) if graph and graph[-1] is not y else func(x, y, **kwargs)
 
-    def _constant(self, func: Any, graph: list[Tensor], x: Any, y: Any) -> Tensor:
+    def _constant(self, func: TorchFunction, graph: list[Tensor], x: Any, y: Any) -> Tensor:
         """An operand that is no part of the graph (LayerScale, a bias, a scale): relevance passes."""
         if len(graph) != 1:
             return func(x, y)
         value = func(*(t.detach() if isinstance(t, Tensor) else t for t in (x, y)))
         return _Pass.apply(graph[0], value) if value.shape == graph[0].shape else func(x, y)
 
-    def select(self, func: Any, x: Tensor, index: Any) -> Tensor:
+    def select(self, func: TorchFunction, x: Tensor, index: Any) -> Tensor:
         y = func(x, index)
         if not (x.requires_grad and x.dim() == 3 and y.dim() == 2):
             return y
@@ -217,7 +209,7 @@ class _Relevance(Interception):
         weight[0, index[1]] = 1
         return _Pool.apply(x, y.detach(), weight)
 
-    def mean(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def mean(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = func(x, *args, **kwargs)
         if not (x.requires_grad and x.dim() == 3 and y.dim() == 2):
             return y

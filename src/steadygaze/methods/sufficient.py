@@ -42,10 +42,10 @@ from steadygaze.methods.perturbation import BLACK_BOX
 from steadygaze.methods.search import budget_of, searched
 from steadygaze.target import Target, quantity, resolve
 from steadygaze.trace.capture import Trace, forward
-from steadygaze.trace.seam import Want
+from steadygaze.trace.record import Want
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import subset_logits, to_pixels
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 SPACES = ("patches", "pixels")
 STEPS = {"patches": 49, "pixels": 502}  # 4 of 196 patches, 100 of 224 x 224 pixels a step
@@ -81,7 +81,7 @@ def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Ta
     """Sufficient subsets of every image for its predicted class, or for any class; with the confidence at every step."""
     vit = adapt(model)
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
-    with torch.inference_mode(False), undisturbed(vit.model):
+    with torch.inference_mode(False), evaluation_mode(vit.model):
         with torch.no_grad():
             tokens = vit.embed(images)
             classes = resolve(target, vit.logits(tokens))

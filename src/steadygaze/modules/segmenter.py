@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 
 class Segmenter(nn.Module):
@@ -82,7 +82,7 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
     parameter = next(vit.model.parameters())
     images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     try:
-        with torch.no_grad(), undisturbed(vit.model):
+        with torch.no_grad(), evaluation_mode(vit.model):
             x = vit.embed(images)
             for block in vit.blocks:
                 x = block(x)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.vit.view import ViT, logits_of, undisturbed
+from steadygaze.vit.view import ViT, evaluation_mode, logits_of
 
 Images = Float[Tensor, "b c h w"]
 OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must be wrong
@@ -110,7 +110,7 @@ def _attack(model: nn.Module | ViT, images: Images, labels: Any, mean: Sequence[
             epsilon: float, alpha: float, steps: int, generator: Any) -> Images:  # fmt: skip
     clean, m, s = pixels_of(images, mean, std)
     labels = checked_labels(labels, len(clean), clean.device)
-    with torch.inference_mode(False), undisturbed(module_of(model)):
+    with torch.inference_mode(False), evaluation_mode(module_of(model)):
         x = clean.clone()
         if generator is not None:
             x = (x + epsilon * (2 * _noise(x, generator) - 1)).clamp(0, 1)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, MethodUnavailable
 from steadygaze.trace.seam import Seam, Want
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 TOP = 5  # tokens that overfocus counts
 Map = Float[Tensor, "b heads n n"]
@@ -56,7 +56,7 @@ def walk(
         raise MethodUnavailable(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): its attention cannot be measured so"
         )
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         streams = [vit.embed(images) for images in batches]
         seam = Seam(want=Want(attention=True))
         for layer, block in enumerate(vit.blocks):
@@ -163,7 +163,7 @@ def stability(a: Map, b: Map) -> Float[Tensor, "b heads"]:
 
 def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"]:
     """Distance between every two patches, in patches."""
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         height, width = vit.layout(vit.embed(images[:1])).grid
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     place = torch.stack([rows, columns], -1).flatten(0, 1).to(device=images.device, dtype=torch.float64)

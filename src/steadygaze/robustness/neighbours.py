@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
-from steadygaze.vit.view import ViT, logits_of, undisturbed
+from steadygaze.vit.view import ViT, evaluation_mode, logits_of
 
 METRICS = ("cosine", "euclidean")
 CELLS = 1 << 24  # distances held at once
@@ -31,7 +31,7 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     hooks = []
     try:
         hooks = [m.register_forward_hook(look) for m in module.modules() if isinstance(m, nn.Linear)]
-        with torch.no_grad(), undisturbed(module):
+        with torch.no_grad(), evaluation_mode(module):
             logits = logits_of(model(images))
     finally:
         for hook in hooks:

@@ -23,7 +23,7 @@ from steadygaze.errors import BadInput
 from steadygaze.robustness.attacks import checked_labels
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.masking import masked_logits
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -113,7 +113,7 @@ def _drop(
 ) -> Curve:
     shares = _rising(shares)
     labels = checked_labels(labels, len(images), images.device)
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         tokens = vit.embed(images)
         whole = vit.logits(tokens)
         classes = whole.shape[1]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 __all__ = [
     "CITYSCAPES_C", "IGNORED", "NOISE", "confusion", "iou", "iou_of", "label_map", "mean_miou", "miou", "overlaps", "pixel_accuracy",
@@ -57,7 +57,7 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
 
     A picture with scores that are not finite has no answer: -1 everywhere.
     """
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))
     return torch.cat(
         [_largest(one, (images.shape[-2], images.shape[-1])) for one in scores.split(1)]

@@ -29,7 +29,7 @@ from steadygaze.runs.stress_neighbours import Bank
 from steadygaze.runs.stress_segmentation import packed
 from steadygaze.runs.stress_suite import ATTENTION, KS, Condition, Plan
 from steadygaze.vit import ViT
-from steadygaze.vit.view import logits_of, undisturbed
+from steadygaze.vit.view import evaluation_mode, logits_of
 
 NO_ANSWER = "broken logits"  # NaN or infinite: the picture counts for nothing there
 
@@ -68,7 +68,7 @@ class Judge:
         return (images.to(self.device).to(torch.float32).div(255) - self._m).div(self._s).to(self.dtype)
 
     def logits(self, images: Tensor) -> Float[Tensor, "b classes"]:
-        with torch.no_grad(), undisturbed(self.model):
+        with torch.no_grad(), evaluation_mode(self.model):
             parts = [logits_of(self.model(part)) for part in images.split(self.plan.batch)]
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         return torch.cat(parts).to(wide)

@@ -19,7 +19,7 @@ from steadygaze.runs.statistics import draws
 from steadygaze.runs.stress_numbers import Key
 from steadygaze.runs.stress_suite import Condition, Options, Plan
 from steadygaze.runs.wording import counted
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 METRIC = "miou"
 Score = tuple[Key, np.ndarray, int, str]
@@ -39,7 +39,7 @@ def segmentation_plan(options: Options, classes: int, seed: int, batch: int) -> 
 def segment_outputs(model: nn.Module, size: tuple[int, int]) -> int:
     """How many classes a segmenter tells apart."""
     parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         return scores_of(
             model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
         ).shape[1]

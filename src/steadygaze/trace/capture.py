@@ -17,8 +17,9 @@ from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.offsets import Placed, rests
+from steadygaze.trace.record import Attention, Record, Term, Want
 from steadygaze.trace.rules import PLAIN, Rules
-from steadygaze.trace.seam import Attention, Record, Seam, Want
+from steadygaze.trace.seam import Seam
 from steadygaze.vit.view import Layout, ViT, remember
 
 
@@ -130,9 +131,7 @@ class Trace:
             pieces.append((layer + 1, self.bias_rest(layer, implicit=implicit)))
         return [self.vit.patches(at, terms[..., None], self.run.layout)[..., 0] for at, terms in pieces]
 
-    def _terms(
-        self, terms: list[tuple[Tensor, Tensor, Any, bool]], tokens: int, implicit: bool
-    ) -> Float[Tensor, "b n"]:
+    def _terms(self, terms: list[Term], tokens: int, implicit: bool) -> Float[Tensor, "b n"]:
         total = self.logits.new_zeros(self.logits.shape[0], tokens)
         for y, offset, axis, is_implicit in terms:
             if is_implicit and not implicit:

@@ -19,8 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from steadygaze.trace.intercept import TorchFunction
+from steadygaze.trace.record import Term, Want
 from steadygaze.trace.rules import Rules
-from steadygaze.trace.seam import Seam, Want
+from steadygaze.trace.seam import Seam
 from steadygaze.vit.view import Block, Layout, remember
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
@@ -41,7 +43,9 @@ class Placed(Seam):
     def placed(self, y: Tensor) -> bool:
         return tuple(y.shape[:-1]) in (self.tokens, self.picture)
 
-    def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
+    def term(
+        self, y: Tensor, offset: Tensor, axes: int | tuple[int, ...] = -2, *, implicit: bool = False
+    ) -> Tensor:
         return (
             super().term(y, offset, tuple(range(1, y.dim() - 1)), implicit=implicit) if self.placed(y) else y
         )
@@ -54,9 +58,12 @@ class Push(Placed):
         # attention is written out: the fused kernel has no derivative in forward mode
         super().__init__(rules, Want(hidden=False, attention=True, bias=True, implicit=rest == "complete"))
         self.adds_placed = rest == "complete"
-        self.table |= dict.fromkeys(CONVOLUTIONS, "convolution") | {F.batch_norm: "batch_norm"}
+        self.intercept("convolution", *CONVOLUTIONS)
+        self.intercept("batch_norm", F.batch_norm)
 
-    def term(self, y: Tensor, offset: Tensor, axis: Any = -2, *, implicit: bool = False) -> Tensor:
+    def term(
+        self, y: Tensor, offset: Tensor, axes: int | tuple[int, ...] = -2, *, implicit: bool = False
+    ) -> Tensor:
         return self.moved(y, offset) if self.placed(y) is self.adds_placed else y
 
     def moved(self, y: Tensor, offset: Tensor) -> Tensor:
@@ -68,15 +75,31 @@ class Push(Placed):
         return forward_ad.make_dual(value, offset.clone() if tangent is None else tangent + offset)
 
     def convolution(
-        self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         y = func(x, weight, bias, *args, **kwargs)
         return (
             y if bias is None or self.adds_placed else self.moved(y, bias.view(-1, *[1] * (weight.dim() - 2)))
         )
 
-    def batch_norm(self, func: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
-                   training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    def batch_norm(
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         """Its bias is β − μγ/σ (docs/equations.md#fullgrad)."""
         y = func(x, mean, variance, weight, bias, training, momentum, eps)
         shift = -mean * (variance + eps).rsqrt() * (1 if weight is None else weight)
@@ -101,10 +124,10 @@ def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rule
 
 def rests(
     block: Block, x: Tensor, out: Tensor, layout: Layout, rules: Rules, *, implicit: bool
-) -> list[tuple[Tensor, Tensor, Any, bool]]:
+) -> list[Term]:
     """The rest of the offset as terms of a `Record` at `out`: of explicit biases, and (`implicit`) of all else."""
     explicit = rest_of(block, x, layout, rules, "explicit")
-    found: list[tuple[Tensor, Tensor, Any, bool]] = [(out, explicit, (1,), False)]
+    found: list[Term] = [Term(out, explicit, (1,), False)]
     if implicit:
-        found.append((out, rest_of(block, x, layout, rules, "complete") - explicit, (1,), True))
+        found.append(Term(out, rest_of(block, x, layout, rules, "complete") - explicit, (1,), True))
     return found

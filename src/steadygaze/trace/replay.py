@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
-from steadygaze.trace.seam import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Seam
-from steadygaze.vit.evaluation_mode import Interception
+from steadygaze.trace.intercept import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Interception, TorchFunction
 from steadygaze.vit.view import remember
 
 BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
@@ -36,20 +35,16 @@ class _Replay(Interception):
         super().__init__()
         self.rule, self.tangent, self.fused, self.noting = rule, tangent, fused, True
         self.notes: list[Tensor] = []
-        self.table: dict[Any, str] = {F.layer_norm: "layer_norm", F.rms_norm: "rms_norm", F.linear: "linear"}
-        self.table |= {F.scaled_dot_product_attention: "sdpa", F.multi_head_attention_forward: "mha"}
-        self.table |= dict.fromkeys(SOFTMAX, "softmax") | dict.fromkeys(ACTIVATIONS, "activation")
-        self.table |= dict.fromkeys(GATES, "gate") | dict.fromkeys(MUL, "mul") | dict.fromkeys(ADD, "add")
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = self.table.get(
-            func
-        )  # a name, not a bound method: that would be a cycle, and keep what is recorded alive
-        return (
-            func(*args, **(kwargs or {}))
-            if name is None
-            else getattr(self, name)(func, *args, **(kwargs or {}))
-        )
+        self.intercept("layer_norm", F.layer_norm)
+        self.intercept("rms_norm", F.rms_norm)
+        self.intercept("linear", F.linear)
+        self.intercept("sdpa", F.scaled_dot_product_attention)
+        self.intercept("mha", F.multi_head_attention_forward)
+        self.intercept("softmax", *SOFTMAX)
+        self.intercept("activation", *ACTIVATIONS)
+        self.intercept("gate", *GATES)
+        self.intercept("mul", *MUL)
+        self.intercept("add", *ADD)
 
     def note(self, value: Tensor) -> Tensor:
         """Keep a constant of the first pass; give it back, in the same order, in the second."""
@@ -77,7 +72,7 @@ class _Replay(Interception):
         weight = weight / (weight.sum(0, keepdim=True) + 1e-12)
         return torch.cat([sources + weight[..., None] * b, d[-1:]])
 
-    def linear(self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = func(x, weight)
         if bias is None:
             return y
@@ -88,7 +83,13 @@ class _Replay(Interception):
         return self.share(y, bias)
 
     def layer_norm(
-        self, func: Any, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        shape: Any,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
     ) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
         y = centred * self.note((centred.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
@@ -96,13 +97,18 @@ class _Replay(Interception):
         return y if bias is None else self.share(y, bias)
 
     def rms_norm(
-        self, func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        shape: Any,
+        weight: Tensor | None = None,
+        eps: float | None = None,
     ) -> Tensor:
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         y = x * self.note((x.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
         return y if weight is None else y * weight
 
-    def activation(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def activation(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         kwargs.pop("inplace", None)
         value = self.note(func(x, *args, **kwargs))
         if self.tangent:
@@ -119,12 +125,12 @@ class _Replay(Interception):
         y.gate_ = value  # type: ignore[attr-defined]
         return y
 
-    def gate(self, func: Any, x: Tensor) -> Tensor:
+    def gate(self, func: TorchFunction, x: Tensor) -> Tensor:
         y = self.note(func(x)).expand_as(x)
         y.gate_, y.source_, y.argument_ = y, getattr(x, "source_", x), x  # type: ignore[attr-defined]
         return y
 
-    def mul(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    def mul(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """The gate of a product of two branches is a constant; x·sigmoid(c x), QuickGELU, is an activation."""
         if isinstance(x, Tensor) and not isinstance(y, Tensor):
             out = func(x, y, **kwargs)
@@ -138,17 +144,29 @@ class _Replay(Interception):
         y = getattr(y, "gate_", y) if isinstance(x, Tensor) and x.dim() > 2 and not hasattr(x, "gate_") else y
         return func(x, y, **kwargs)
 
-    def add(self, func: Any, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         if isinstance(y, Tensor) and y.dim() == 1 and isinstance(x, Tensor) and x.dim() >= 3:
             return self.share(x, y)
         return func(x, y, **kwargs)
 
-    def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def softmax(
+        self, func: TorchFunction, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         y = func(x, dim, *args, **kwargs)
         return self.note(y) if x.dim() == 4 and dim in (-1, 3) else y
 
-    def sdpa(self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *args: Any,
-             scale: float | None = None, enable_gqa: bool = False, **kwargs: Any) -> Tensor:  # fmt: skip
+    def sdpa(
+        self,
+        func: TorchFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
         if enable_gqa and q.shape[-3] != k.shape[-3]:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
         if not self.noting:
@@ -158,9 +176,6 @@ class _Replay(Interception):
             masked = attn_mask.dtype == torch.bool
             logits = logits.masked_fill(~attn_mask, float("-inf")) if masked else logits + attn_mask
         return self.note(logits.softmax(-1)) @ v
-
-    def mha(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return Seam.mha(self, func, *args, **kwargs)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

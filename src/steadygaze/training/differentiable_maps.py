@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from steadygaze.aggregate import aggregate, layers
 from steadygaze.errors import MethodUnavailable
 from steadygaze.explainer import rules_of, unavailable, value_of
-from steadygaze.methods import parse
 from steadygaze.method_registry import Method
+from steadygaze.methods import parse
 from steadygaze.target import resolve
 from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.vit import Layout, ViT, adapt

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.evaluation_mode import exactly
+from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
@@ -36,7 +36,7 @@ def adapt(model: Any) -> ViT:
     known = _VIEWS.get(id(model))
     if known is not None and known.model is model and _CHECKED.get(model) == shape:
         return known
-    with exactly(model):  # what a model caches on the way must serve gradients later
+    with without_autocast(model):  # what a model caches on the way must serve gradients later
         return _view(model, shape)
 
 

@@ -21,13 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.vit.evaluation_mode import Interception
+from steadygaze.trace.intercept import MATMUL, MEAN, SOFTMAX, Interception, TorchFunction
 from steadygaze.vit.view import ViT, remember
 
 NAN = float("nan")
-MEAN = (torch.mean, torch.Tensor.mean)
-SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
-MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 CONV = (F.conv2d, torch.conv2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.fold)
 MAXPOOL = (torch.max_pool2d, F.max_pool2d)
 
@@ -76,25 +73,24 @@ class _Missing(Interception):
     def __init__(self, keep: Tensor) -> None:
         super().__init__()
         self.keep = keep
-        self.table: dict[Any, Any] = {F.scaled_dot_product_attention: self.sdpa, F.normalize: self.normalize}
-        self.table |= {
-            F.multi_head_attention_forward: self.mha,
-            torch.Tensor.to: self.carried,
-            F.dropout: self.carried,
-        }
-        self.table |= (
-            dict.fromkeys(MEAN, self.mean)
-            | dict.fromkeys(SOFTMAX, self.softmax)
-            | dict.fromkeys(MATMUL, self.matmul)
-        )
-        self.table |= dict.fromkeys(CONV, self.convolution) | dict.fromkeys(MAXPOOL, self.maximum)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.table.get(func)
-        return func(*args, **(kwargs or {})) if answer is None else answer(func, *args, **(kwargs or {}))
+        self.intercept("sdpa", F.scaled_dot_product_attention)
+        self.intercept("mha", F.multi_head_attention_forward)
+        self.intercept("normalize", F.normalize)
+        self.intercept("carried", torch.Tensor.to, F.dropout)
+        self.intercept("mean", *MEAN)
+        self.intercept("softmax", *SOFTMAX)
+        self.intercept("matmul", *MATMUL)
+        self.intercept("convolution", *CONV)
+        self.intercept("maximum", *MAXPOOL)
 
     def sdpa(
-        self, func: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **kwargs: Any
+        self,
+        func: TorchFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         there = ~k.isnan().any(-1)[..., None, :]  # (b, h, 1, keys)
         if attn_mask is None or attn_mask.dtype == torch.bool:
@@ -109,26 +105,21 @@ class _Missing(Interception):
         out = func(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), attn_mask=mask, **kwargs)
         return out.masked_fill(hidden, NAN)
 
-    def mha(self, func: Any, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor, *rest: Any,
-            **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
-        """nn.MultiheadAttention on one sequence (sequence, batch, width), as torchvision calls it."""
-        q, k, v = F.linear(query.transpose(0, 1), w, b).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-        out = self.sdpa(F.scaled_dot_product_attention, q, k, v)
-        return F.linear(out.transpose(1, 2).flatten(2), rest[4], rest[5]).transpose(0, 1), None
-
-    def softmax(self, func: Any, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def softmax(
+        self, func: TorchFunction, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Eager attention: a column without any number is a hidden key; a row without any is a hidden query."""
         y = func(x.masked_fill(x.isnan(), float("-inf")), dim, *args, **kwargs)
         y.weights_ = True
         return y
 
-    def matmul(self, func: Any, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+    def matmul(self, func: TorchFunction, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
         """A·v: hidden values have weight zero. Over channels (XCiT) the hidden places of v stay hidden."""
         gone = v.isnan()
         by_row = getattr(a, "weights_", False) and torch.equal(gone.any(-1), gone.all(-1))
         return func(a, v.nan_to_num() if by_row else v, **kwargs)
 
-    def carried(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def carried(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Weights stay weights in another dtype, and behind a dropout that does nothing."""
         y = func(x, *args, **kwargs)
         if getattr(x, "weights_", False):
@@ -136,23 +127,23 @@ class _Missing(Interception):
         return y
 
     def normalize(
-        self, func: Any, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any
+        self, func: TorchFunction, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Along tokens, over those that are there; along channels a hidden token stays hidden."""
         gone = x.isnan()
         return func(x.masked_fill(gone & ~gone.all(dim, keepdim=True), 0.0), p, dim, *args, **kwargs)
 
-    def mean(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def mean(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.nanmean(x, *args, **kwargs)
 
-    def convolution(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def convolution(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         gone = x.isnan()
         y = func(x.masked_fill(gone, 0.0), *args, **kwargs)
         if func is F.adaptive_avg_pool2d:  # a mean: over the places that are there
             y = y / func((~gone).to(x.dtype), *args, **kwargs)
         return self.mark(y)
 
-    def maximum(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def maximum(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.mark(func(x.masked_fill(x.isnan(), float("-inf")), *args, **kwargs))
 
     def mark(self, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.vit.evaluation_mode import Interception
+from steadygaze.trace.intercept import Interception, TorchFunction
 from steadygaze.vit.view import ViT, remember
 
 _CALLS: "weakref.WeakKeyDictionary[ViT, int]" = (
@@ -117,14 +117,19 @@ class _Apart(Interception):
     def __init__(self, sizes: list[tuple[int, int]]) -> None:
         super().__init__()
         self.sizes, self.calls = sizes, 0
+        self.intercept("sdpa", F.scaled_dot_product_attention)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return self.apart(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def apart(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-              is_causal: bool = False, **kwargs: Any) -> Tensor:  # fmt: skip
+    def sdpa(
+        self,
+        func: TorchFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
         total = sum(s * m for s, m in self.sizes)
         if attn_mask is not None or is_causal or q.shape[0] != 1 or not q.shape[-2] == k.shape[-2] == total:
             raise CannotPack
@@ -137,7 +142,7 @@ class _Apart(Interception):
         for s, m in self.sizes:
             span = slice(start, start + s * m)
             query, key, value = (t[0, :, span].unflatten(1, (s, m)).transpose(0, 1) for t in (q, k, v))
-            found = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, **kwargs)
+            found = func(query, key, value, dropout_p=dropout_p, **kwargs)
             out[0, :, span] = found.transpose(0, 1).flatten(1, 2)
             start += s * m
         return out

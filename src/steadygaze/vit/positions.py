@@ -14,19 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steadygaze.vit.evaluation_mode import Interception
+from steadygaze.trace.intercept import ADD, Interception, TorchFunction
 
 if TYPE_CHECKING:
     from steadygaze.vit.view import Layout
-
-ADD = (
-    torch.add,
-    torch.Tensor.add,
-    torch.Tensor.__add__,
-    torch.Tensor.__radd__,
-    torch.Tensor.add_,
-    torch.Tensor.__iadd__,
-)
 
 
 class _Gather(Interception):
@@ -35,19 +26,26 @@ class _Gather(Interception):
         self.kept, self.patches, self.prefix = kept, patches, prefix
         head = torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1)
         self.index = torch.cat([head, kept + prefix], dim=1)  # (B, prefix + k): token indices that are left
+        self.intercept("sdpa", F.scaled_dot_product_attention)
+        self.intercept("add", *ADD)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-            if mask is not None:
-                args, kwargs = (
-                    args[:3] + args[4:],
-                    {**kwargs, "attn_mask": self.pairs(mask, args[0].shape[-2])},
-                )
-        elif func in ADD and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-            args = (self.fit(args[0], args[1]), self.fit(args[1], args[0]))
-        return func(*args, **kwargs)
+    def sdpa(
+        self,
+        func: TorchFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        mask = None if attn_mask is None else self.pairs(attn_mask, q.shape[-2])
+        return func(q, k, v, mask, *args, **kwargs)
+
+    def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            x, y = self.fit(x, y), self.fit(y, x)
+        return func(x, y, **kwargs)
 
     def pairs(self, table: Tensor, left: int) -> Tensor:
         """(..., N, N) -> (B, ..., K, K) for the `left` tokens that are left; anything that is no larger as it is."""

@@ -20,10 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.vit.evaluation_mode import undisturbed as undisturbed
+from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
 from steadygaze.vit.positions import KeptPositions
 
 Readout = Literal["class", "mean", "pool"]
+undisturbed = evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def verify(vit: ViT) -> None:
         )
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         expected = logits_of(vit.model(images))
         got = vit(images)
     if got.shape != expected.shape or got.dim() != 2:

@@ -31,7 +31,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.methods.diffmask import DiffMask, HardConcrete, Shape, blank, masked, states
 from steadygaze.trace.capture import forward
 from steadygaze.vit import ViT
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 CHOICES = {"dual": ("ascent", "reference"), "l0": ("norm", "log"), "tokens": ("patches", "all"), "layers": ("uniform", "weighted"),
            "slow": ("start", "first_sync"), "kl": ("all", "class"), "begin": ("drawn", "open")}  # fmt: skip
@@ -175,7 +175,7 @@ class Trainer:
 
     def step(self, images: Float[Tensor, "b c h w"]) -> Report:
         """One step of gates, baseline and λ on a batch."""
-        with torch.enable_grad(), undisturbed(self.vit.model):
+        with torch.enable_grad(), evaluation_mode(self.vit.model):
             layer = self._draw()
             kl, l0, kept, accuracy = self._measure(images, layer)
             dual = self.duals[layer]
@@ -245,7 +245,7 @@ class Trainer:
     def judge(self, images: Tensor) -> Report:
         """What all gates together do to these pictures; changes nothing, also not what is drawn next."""
         before = self.generator.get_state()
-        with undisturbed(self.vit.model):
+        with evaluation_mode(self.vit.model):
             kl, _, kept, accuracy = self._measure(images, len(self.duals) - 1)
         self.generator.set_state(before)
         return Report(len(self.duals) - 1, float(kl), float(kept), float(self.duals[-1]), float(accuracy))
@@ -291,7 +291,7 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
 
 def widths_of(vit: ViT, images: Tensor) -> tuple[int, ...]:
     """Widths of the model's states, of one forward pass."""
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         run = forward(vit, vit.embed(images), grad=False)
         return tuple(h.shape[-1] for h in states(vit, blank(vit, images), run.hidden))
 

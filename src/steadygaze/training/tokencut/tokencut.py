@@ -25,7 +25,7 @@ from steadygaze.trace import Seam, Want
 from steadygaze.training.data import Shape, told
 from steadygaze.training.tokencut.bilateral_solver import piece_of, refine
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import Block, layout_of, remember, undisturbed
+from steadygaze.vit.view import Block, evaluation_mode, layout_of, remember
 
 TAU, EPSILON = 0.2, 1e-5
 
@@ -57,7 +57,7 @@ class _Keys(Seam):
 def last_keys(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b gh gw d"]:
     """The keys of the last block, heads side by side, as a picture: prefix tokens dropped, windows put together."""
     vit = adapt(model)
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         x = vit.embed(images)
         layout, last = vit.layout(x), vit.blocks[-1]
         for block in vit.blocks[:-1]:

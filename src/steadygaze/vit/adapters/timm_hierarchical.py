@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.parts import classifies
-from steadygaze.vit.view import Layout, Plan, Readout, undisturbed
+from steadygaze.vit.view import Layout, Plan, Readout, evaluation_mode
 
 Grid = tuple[int, int]
 
@@ -82,7 +82,7 @@ def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: li
         for i, layer in enumerate(layers)
     ]
     parameter = next(model.parameters())
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         _, last = embed(torch.zeros(1, model.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
     return Plan(
         embed=embedded,
