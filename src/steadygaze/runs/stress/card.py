@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,8 +97,10 @@ class _Column:
 class Card:
     """The numbers of one stress run."""
 
-    def __init__(self, run: dict[str, Any], *, repeats: int = 2000, seed: int = 0) -> None:
-        self.run, self.repeats, self.seed = run, repeats, seed
+    def __init__(
+        self, run: dict[str, Any], *, repeats: int = 2000, seed: int = 0, folder: Path | None = None
+    ) -> None:
+        self.run, self.repeats, self.seed, self.folder = run, repeats, seed, folder
         facts = run["settings"]
         self.model, self.weights, self.data = facts["model"], facts["weights"], facts.get("data", "")
         self.settings: dict[str, Setting] = {s.label: s for s in first_version.settings_of_run(facts)}
@@ -121,7 +124,11 @@ class Card:
             raise BadInput(
                 "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
             )
-        cards = [cls(run, repeats=repeats, seed=seed) for run in rows.runs]
+        folders = rows.folders or [None] * len(rows.runs)
+        cards = [
+            cls(run, repeats=repeats, seed=seed, folder=folder)
+            for run, folder in zip(rows.runs, folders, strict=True)
+        ]
         for number, row in rows.everything():
             if "unreadable" in row:
                 cards[number].unreadable[row["image"]] = bool(row["unreadable"])
@@ -286,6 +293,11 @@ class Card:
     def suites(self) -> list[Suite]:
         """All known suites; each finds what it knows in the card."""
         return self._suites
+
+    @property
+    def planned(self) -> int:
+        """Number of settings of the run."""
+        return len(self._planned)
 
     def unfinished(self) -> list[str]:
         """The settings that some images have not been through: the run was killed, or is still running."""

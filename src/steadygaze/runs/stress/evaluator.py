@@ -24,7 +24,7 @@ from steadygaze.runs.stress.quantities import CONFIDENCE, TOP1, TOP5, restricted
 from steadygaze.runs.stress.setting import Setting
 from steadygaze.seeding import image_seed
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import logits_of, undisturbed
+from steadygaze.vit.view import logits_of, evaluation_mode
 
 BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
 
@@ -110,7 +110,7 @@ class Evaluator:
         return self.preprocess.normalise(images.to(self.device)).to(self.dtype)
 
     def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
-        with torch.no_grad(), undisturbed(self.model):
+        with torch.no_grad(), evaluation_mode(self.model):
             parts = [logits_of(self.model(part)) for part in images.split(self.batch_size)]
         precise = torch.promote_types(parts[0].dtype, torch.float32)
         return torch.cat(parts).to(precise)

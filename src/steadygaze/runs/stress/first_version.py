@@ -9,7 +9,7 @@ from typing import Any
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.runs.stress.predictions import Predictions
-from steadygaze.runs.stress.quantities import share
+from steadygaze.runs.stress.quantities import accuracy, quantity_of_record, restricted, share
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES
 
@@ -31,7 +31,7 @@ def quantities_of_run(facts: Facts) -> dict[str, Quantity]:
     """What is known of the run's metrics: from run.json, and from the suites."""
     suites = [Predictions, *SUITES.values()]
     known = {quantity.name: quantity for suite in suites for quantity in suite.quantities}
-    recorded = {record["name"]: Quantity(**record) for record in facts.get("quantities", ())}
+    recorded = {record["name"]: quantity_of_record(record) for record in facts.get("quantities", ())}
     return {**recorded, **known}
 
 
@@ -89,9 +89,9 @@ def quantity_of_name(name: str) -> Quantity:
     """The quantity of a metric that run.json does not describe, by how the first version named it."""
     for k in (1, 5):
         if name.startswith(f"top{k}_of_"):
-            return share(name, f"top-{k} of {name.removeprefix(f'top{k}_of_')}")
+            return restricted(k, int(name.removeprefix(f"top{k}_of_")))
     if name.startswith("knn"):
-        return share(name, "k = " + name.removeprefix("knn").replace("_", ", "))
+        return accuracy(name, "k = " + name.removeprefix("knn").replace("_", ", "))
     if name.startswith("iou_"):
         return share(name, f"IoU {name.removeprefix('iou_')}")
     return Quantity(name)

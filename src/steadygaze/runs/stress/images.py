@@ -78,6 +78,7 @@ class ImageLoader:
     """Makes the images of a job.
 
     memory: pixels by name, for data in memory; None: images are read from files
+    given: by name, images in memory as they were given, normalised
     decode: how masks are read              with_label_maps: whether every image comes with a label map
     label_maps: by name; of images in memory all of them
     """
@@ -86,11 +87,18 @@ class ImageLoader:
     suites: Mapping[str, Suite]
     preprocess: Preprocess
     memory: Mapping[str, Pixels] | None = None
+    given: Mapping[str, Tensor] = field(default_factory=dict)
     decode: Decode | None = None
     with_label_maps: bool = False
     label_maps: dict[str, np.ndarray] = field(default_factory=dict)
     _pixels: dict[str, Pixels | str] = field(default_factory=dict)
     _content: dict[str, str] = field(default_factory=dict)
+
+    def show_batch(
+        self, pixels: Mapping[str, Pixels], given: Mapping[str, Tensor], label_maps: dict[str, np.ndarray]
+    ) -> None:
+        """Go on to the next batch of data in memory."""
+        self.memory, self.given, self.label_maps = pixels, given, label_maps
 
     def load(self, job: StressJob) -> Inputs[MadeImages]:
         assert job.condition is not None

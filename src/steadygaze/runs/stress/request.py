@@ -29,10 +29,10 @@ from steadygaze.runs.stress.parse import parse_suites
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import quantity_record
 from steadygaze.runs.stress.samples import store_samples
-from steadygaze.runs.stress.sources import FolderData, ImageBatch, MemoryData
+from steadygaze.runs.stress.sources import FolderData, MemoryData
 from steadygaze.runs.stress.suite import Condition, ImageSet, Suite
 from steadygaze.vit import ViT
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 VIEWS_PER_JOB = 64  # images that one job makes, about; sequences make 31 of each
 
@@ -72,6 +72,7 @@ class PreparedStress:
     settings: dict[str, Any]
     about: dict[str, Any]
     num_workers: int
+    class_names: Sequence[str] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -238,6 +239,7 @@ def _prepare_folder(
         list(data.notes()),
         about,
         num_workers,
+        names,
     )
 
 
@@ -257,7 +259,11 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
     normalisation = normalisation_of(module, loaded, request.mean, request.std)
     data = MemoryData(
-        request.data, label_maps=label_maps, limit=request.limit, batch_size=request.batch_size
+        request.data,
+        label_maps=label_maps,
+        limit=request.limit,
+        batch_size=request.batch_size,
+        preprocess=None if loaded is None else loaded.preprocess,
     )
     name = loaded.name if loaded else type(module).__name__
     preprocess = Preprocess.resize_and_crop(data.size, mean=normalisation.mean, std=normalisation.std)
@@ -266,7 +272,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         preprocess,
         name=name,
         classes=_class_count(module, data.size, label_maps),
-        batch_size=max(request.batch_size, len(data.first[0])),
+        batch_size=max(request.batch_size, len(data.first)),
         seed=request.seed,
     )
     measured = list(suites) if label_maps else [Predictions(), *suites]
@@ -283,6 +289,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         data.check_normalisation(normalisation, name),
         about_run(request.command),
         request.num_workers or 0,
+        None if loaded is None else loaded.class_names,
     )
 
 
@@ -299,6 +306,7 @@ def _prepared(
     data_notes: list[str],
     about: dict[str, Any],
     num_workers: int,
+    class_names: Sequence[str] | None,
 ) -> PreparedStress:
     conditions = tuple(condition for suite in suites for condition in suite.conditions(evaluator))
     notes = [*(note for suite in suites for note in suite.notes), *data_notes]
@@ -316,6 +324,7 @@ def _prepared(
         settings,
         about,
         num_workers,
+        class_names,
     )
 
 
@@ -365,7 +374,7 @@ def _class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> i
     if not label_maps:
         return number_of_classes(model, size)
     parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     return scores_of(output).shape[1]
 
@@ -413,6 +422,3 @@ def _reference_jobs(image_set: ImageSet, size: int) -> tuple[StressJob, ...]:
 
 def _split(images: Sequence[RunImage], size: int) -> list[tuple[RunImage, ...]]:
     return [tuple(images[start : start + size]) for start in range(0, len(images), size)]
-
-
-__all__ = ["ImageBatch", "PreparedStress", "StressRequest", "prepare_stress", "run_stress"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from steadygaze.data.folders import Classes
 from steadygaze.data.images import below
 from steadygaze.data.label_maps import Segmented, find_maps
 from steadygaze.data.masks import Labelled, find
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.data.sources import InMemoryData, TensorBatch
 from steadygaze.errors import BadInput
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
@@ -130,30 +133,33 @@ def _check_labels(labelled: Labelled, model: str) -> None:
 
 
 class MemoryData:
-    """Batches (images, labels) of tensors; images normalised, labels (B,), or label maps (B, H, W) of a segmenter.
+    """Batches in memory (see `data.sources`); images are called "0", "1", ... in order."""
 
-    Images are called "0", "1", ... in order.
-    """
-
-    def __init__(self, data: Any, *, label_maps: bool, limit: int | None, batch_size: int) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        label_maps: bool = False,
+        limit: int | None = None,
+        batch_size: int = 16,
+        preprocess: Preprocess | None = None,
+    ) -> None:
         self.label_maps, self.limit = label_maps, limit
-        if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
-            data = torch.utils.data.DataLoader(data, batch_size=batch_size)
-        self._rest = self._tensors(data)
-        first = next(self._rest, None)
-        if first is None:
-            raise BadInput("data: expected at least one batch, got none (an iterator that was used up?)")
-        self.first = first
+        self.source = InMemoryData(
+            data, batch_size=batch_size, limit=limit, label_maps=label_maps, preprocess=preprocess
+        )
+        self._batches = iter(self.source)
+        self.first = next(self._batches)
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the images."""
-        height, width = self.first[0].shape[2:]
+        height, width = self.first.images.shape[2:]
         return height, width
 
     def check_normalisation(self, normalisation: Normalisation, model: str) -> list[str]:
         """A note on a normalisation that is neither known nor seen in the images; a wrong one is an error."""
-        images, statistics = self.first[0], (normalisation.mean, normalisation.std)
+        images, statistics = self.first.images, (normalisation.mean, normalisation.std)
         pixels_of(images, *statistics)
         if check_levels(images, statistics) or normalisation.known:
             return []
@@ -166,11 +172,10 @@ class MemoryData:
 
     def facts(self, normalisation: Normalisation, classes: int) -> dict[str, Any]:
         """What defines the numbers of the run."""
-        images, labels = self.first
-        levels = _grey_levels(images, normalisation)
+        levels = _grey_levels(self.first.images, normalisation)
         facts: dict[str, Any] = {
             "pictures": None,
-            "pictures_hash": tensor_hash(levels, labels),
+            "pictures_hash": tensor_hash(levels, self.first.labels),
             "data": "in memory",
             "limit": self.limit,
         }
@@ -179,22 +184,20 @@ class MemoryData:
         return facts
 
     def batches(self, normalisation: Normalisation, classes: int) -> Iterator[ImageBatch]:
-        start = 0
-        for number, (images, labels) in enumerate(_chain(self.first, self._rest)):
-            self._check_range(labels, classes, number)
-            yield self._batch(images, labels, start, normalisation)
-            start += len(images)
+        """Every batch; each only once, since the data may be a generator."""
+        for number, batch in enumerate(chain([self.first], self._batches)):
+            self._check_range(batch.labels, classes, number)
+            yield self._image_batch(batch, normalisation)
 
-    def _batch(self, images: Tensor, labels: Tensor, start: int, normalisation: Normalisation) -> ImageBatch:
-        names = [str(start + i) for i in range(len(images))]
-        classes = [0] * len(labels) if self.label_maps else labels.tolist()
-        levels = _grey_levels(images, normalisation).numpy()
-        maps = labels.cpu().numpy() if self.label_maps else ()
+    def _image_batch(self, batch: TensorBatch, normalisation: Normalisation) -> ImageBatch:
+        classes = [0] * len(batch) if self.label_maps else batch.labels.tolist()
+        levels = _grey_levels(batch.images, normalisation).numpy()
+        maps = batch.labels.cpu().numpy() if self.label_maps else ()
         return ImageBatch(
-            tuple(RunImage(name, (label,)) for name, label in zip(names, classes, strict=True)),
-            {name: np.ascontiguousarray(one) for name, one in zip(names, levels, strict=True)},
-            dict(zip(names, images, strict=True)),
-            dict(zip(names, maps, strict=True)) if self.label_maps else {},
+            tuple(RunImage(name, (label,)) for name, label in zip(batch.names, classes, strict=True)),
+            {name: np.ascontiguousarray(one) for name, one in zip(batch.names, levels, strict=True)},
+            dict(zip(batch.names, batch.images, strict=True)),
+            dict(zip(batch.names, maps, strict=True)) if self.label_maps else {},
         )
 
     def _check_range(self, labels: Tensor, classes: int, number: int) -> None:
@@ -203,50 +206,8 @@ class MemoryData:
             got = f"{int(known.min())}..{int(known.max())}"
             raise BadInput(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
 
-    def _tensors(self, data: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Checked batches, `limit` images at most."""
-        count = 0
-        for number, given in enumerate(data):
-            images, labels = self._checked(given, number)
-            kept = len(images) if self.limit is None else min(len(images), self.limit - count)
-            if kept <= 0:
-                return
-            yield images[:kept], labels[:kept]
-            count += kept
-
-    def _checked(self, given: Any, number: int) -> tuple[Tensor, Tensor]:
-        pair = isinstance(given, (tuple, list)) and len(given) >= 2
-        if not pair or not all(isinstance(x, Tensor) for x in given[:2]):
-            pieces = isinstance(given, (tuple, list))
-            kinds = [type(x).__name__ for x in given] if pieces else type(given).__name__
-            raise BadInput(
-                f"data: expected batches (images, labels) of tensors, got {kinds} as batch {number}"
-            )
-        images, labels = given[0], given[1]
-        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point() or not len(images):
-            raise BadInput(
-                "images: expected (B, 3, H, W), floating point and normalised, got "
-                f"{images.dtype} {tuple(images.shape)}"
-            )
-        wanted = (len(images), *images.shape[2:]) if self.label_maps else (len(images),)
-        if labels.is_floating_point() or labels.dtype == torch.bool or labels.shape != wanted:
-            expected = f"label maps {wanted} of integers" if self.label_maps else f"{len(images)} integers"
-            raise BadInput(
-                f"labels: expected {expected}, got {labels.dtype} of shape {tuple(labels.shape)} in batch {number}"
-            )
-        return images, labels
-
-
-def _chain(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
 
 def _grey_levels(images: Tensor, normalisation: Normalisation) -> Tensor:
     """(B, H, W, 3) uint8, with the normalisation undone."""
     pixels = pixels_of(images, normalisation.mean, normalisation.std)[0]
     return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
-
-
-def images_of(batches: Sequence[ImageBatch]) -> list[RunImage]:
-    return [image for batch in batches for image in batch.images]

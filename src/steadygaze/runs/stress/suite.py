@@ -9,6 +9,7 @@ the scores of the field that follow from the measurements, and its figures and t
 | `conditions`, `image_sets` | once the model is known | main process |
 | `make` | for each image and condition | worker processes |
 | `reference`, `measure` | for each batch | beside the model |
+| `samples` | once, for reports | beside the model |
 | `numbers`, `scores`, `tables`, `figures` | when a run is read | report, command line |
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image
 
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
@@ -29,6 +31,7 @@ from steadygaze.runs.figures import Figure, Table
 from steadygaze.runs.stress.setting import Setting
 
 if TYPE_CHECKING:
+    from steadygaze.runs.compare import Change
     from steadygaze.runs.stress.card import Card
     from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
     from steadygaze.runs.stress.images import ImageView, RunImage
@@ -91,6 +94,15 @@ class ImageSet:
     images: tuple[RunImage, ...]
     conditions: tuple[Condition, ...]
     references: tuple[RunImage, ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleImage:
+    """An image that a report shows. wide: a sheet of several images, shown below the others with its title as text."""
+
+    title: str
+    image: Image.Image
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,10 @@ class Suite:
             for measurement in evaluator.classify(setting, logits[:, view], batch.correct)
         ]
 
+    def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        """An image of the data under the suite's conditions, for reports; stored with the run."""
+        return iter(())
+
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """Numbers of single settings that are no mean over images."""
         return iter(())
@@ -193,6 +209,10 @@ class Suite:
 
     def figures(self, card: Card) -> Iterator[Figure]:
         """Figures of the suite's section in a report."""
+        return iter(())
+
+    def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
+        """Figures of a comparison of two models."""
         return iter(())
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
@@ -25,8 +26,8 @@ from steadygaze.robustness import attention as measures
 from steadygaze.runs.figures import FADED, Figure, Line, LineChart, Table
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.stress.setting import CLEAN, Setting
-from steadygaze.runs.stress.suite import Condition, Score, Suite, register_suite
-from steadygaze.runs.stress.suites.corruptions import CORRUPTION_OPTIONS, corrupted, corruption_setting
+from steadygaze.runs.stress.suite import Condition, SampleImage, Score, Suite, register_suite
+from steadygaze.runs.stress.suites.corruptions import CORRUPTION_OPTIONS, corrupted, sample_settings
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.card import Card
@@ -62,11 +63,6 @@ class Attention(Suite):
     quantities = (*CLEAN_METRICS, STABILITY)
     tiles: ClassVar = {("corruptions", "attention_stability"): "attention stability"}
 
-    def severity(self) -> int:
-        """The severity at which attention is measured: the middle one, 3 of 1..5."""
-        severities = self.values["severities"]
-        return severities[len(severities) // 2]
-
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         vit = evaluator.vit
         if vit is None or not vit.plan.global_attention:
@@ -75,8 +71,7 @@ class Attention(Suite):
                 kind = f"a {vit.plan.kind}, whose attention is not over all tokens"
             raise MethodUnavailable(f"attention: {evaluator.name} is {kind}. Leave the suite attention out.")
         yield Condition(self.name, (CLEAN,), CLEAN_METRICS, unchanged=True)
-        for name in self.values["corruptions"]:
-            setting = corruption_setting(name, self.severity())
+        for setting in sample_settings(self):
             yield Condition(self.name, (setting,), (*CLEAN_METRICS, STABILITY), views=2)
 
     def make(self, image: ImageView, condition: Condition) -> Views:
@@ -112,6 +107,17 @@ class Attention(Suite):
             details = torch.stack(values, 1).float().cpu().numpy()
             measurements.append(Measurement(condition.setting, metric, details.mean(1), details))
         return measurements
+
+    def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        setting = sample_settings(self)[0]
+        views = [image.pixels(), corrupted(image, setting)]
+        clean, under = (
+            evaluator.normalise(torch.from_numpy(view.copy()).permute(2, 0, 1)[None]) for view in views
+        )
+        images = [Image.fromarray(view) for view in views]
+        sheet = measures.attention_picture(evaluator.model, clean, under, cell=160, pictures=images)
+        title = f"Attention of the last layer: clean, and under {setting.words} {setting.level}."
+        yield SampleImage(f"{title} Bright columns: tokens that all others attend to.", sheet, wide=True)
 
     def scores(self, card: Card) -> Iterator[Score]:
         settings = card.measured_settings(None, STABILITY.name)

@@ -19,18 +19,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from PIL import Image
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES, corrupt
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN
-from steadygaze.runs.figures import FADED, BarChart, Figure, Line, LineChart, Table
+from steadygaze.runs.figures import FADED, Bar, BarChart, Figure, Line, LineChart, Table
 from steadygaze.runs.stress.predictions import bar
 from steadygaze.runs.stress.quantities import CONFIDENCE, ECE, TOP1, share
 from steadygaze.runs.stress.setting import CLEAN, Setting
-from steadygaze.runs.stress.suite import Condition, Option, Score, Suite, register_suite
+from steadygaze.runs.stress.suite import Condition, Option, SampleImage, Score, Suite, register_suite
 
 if TYPE_CHECKING:
+    from steadygaze.runs.compare import Change
     from steadygaze.runs.stress.card import Card
     from steadygaze.runs.stress.evaluator import Evaluator
     from steadygaze.runs.stress.images import ImageView
@@ -107,6 +109,17 @@ def corrupted(image: ImageView, setting: Setting) -> np.ndarray:
     return corrupt(image.pixels(), setting.name, setting.level, seed=image.seed)
 
 
+def middle_severity(suite: Suite) -> int:
+    """The middle one of a suite's severities, 3 of 1..5."""
+    severities: tuple[int, ...] = suite.values["severities"]
+    return severities[len(severities) // 2]
+
+
+def sample_settings(suite: Suite) -> list[Setting]:
+    """Each corruption of a suite at its middle severity."""
+    return [corruption_setting(name, middle_severity(suite)) for name in suite.values["corruptions"]]
+
+
 @register_suite
 class Corruptions(Suite):
     """Corruptions of the data, made in memory."""
@@ -132,6 +145,11 @@ class Corruptions(Suite):
     def make(self, image: ImageView, condition: Condition) -> Views:
         return corrupted(image, condition.setting)[None]
 
+    def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        yield SampleImage("clean", Image.fromarray(image.pixels()))
+        for setting in sample_settings(self):
+            yield SampleImage(f"{setting.words} {setting.level}", Image.fromarray(corrupted(image, setting)))
+
     def scores(self, card: Card) -> Iterator[Score]:
         yield from corruption_scores(card, self.name, "", "made in memory, no JPEG")
 
@@ -140,6 +158,20 @@ class Corruptions(Suite):
 
     def figures(self, card: Card) -> Iterator[Figure]:
         yield from corruption_figures(card, self.name, "", "")
+
+    def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
+        """The error by corruption of both models, one bar below the other."""
+        bars = []
+        for change in changes:
+            if change.quantity == ERROR and change.setting.suite == self.name:
+                sides = ((f"{change.setting.words}, before", change.before, 1), ("after", change.after, 0))
+                for words, spread, group in sides:
+                    values = [100 * value for value in (spread.mean, spread.low, spread.high)]
+                    bars.append(Bar(words, *values, group))
+        if bars:
+            caption = "whiskers, if any: from the lowest to the highest seed"
+            x_label = "top-1 error, mean over severities, %"
+            yield BarChart("Error by corruption", bars, x_label, caption, highest=100)
 
 
 def by_corruption(card: Card, suite: str, source: str, quantity: Quantity) -> dict[str, dict[int, Setting]]:

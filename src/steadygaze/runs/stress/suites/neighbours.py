@@ -25,14 +25,13 @@ from torch import Tensor
 from steadygaze.data.benchmarks import Pictures, PictureSet, picture_set
 from steadygaze.data.folders import Item, evenly
 from steadygaze.errors import BadInput
-from steadygaze.quantity import Quantity
 from steadygaze.robustness.neighbours import METRICS, features, knn_predict
 from steadygaze.runs.figures import BarChart, Figure, Table
 from steadygaze.data.content import names_hash
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement, broken_rows
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.predictions import bar
-from steadygaze.runs.stress.quantities import share
+from steadygaze.runs.stress.quantities import Accuracy, accuracy
 from steadygaze.runs.stress.setting import Setting
 from steadygaze.runs.stress.suite import Condition, ImageSet, Option, Suite, register_suite
 from steadygaze.runs.stress.suites.shift import PARTIAL
@@ -45,11 +44,11 @@ KS = (1, 10)  # neighbours that vote
 EXAMPLE = "neighbours:cifar-100=/data/cifar-100-python"
 
 
-def knn_quantity(metric: str, k: int) -> Quantity:
+def knn_quantity(metric: str, k: int) -> Accuracy:
     """The accuracy of k neighbours by a distance."""
     if metric == "cosine":
-        return share(f"knn{k}", f"k = {k}")
-    return share(f"knn{k}_{metric}", f"k = {k}, {metric}")
+        return accuracy(f"knn{k}", f"k = {k}")
+    return accuracy(f"knn{k}_{metric}", f"k = {k}, {metric}")
 
 
 def parse_bank(given: Any) -> int:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.explainer import unavailable
-from steadygaze.method_registry import DEFAULT, parse
+from steadygaze.method_names import parse_method
+from steadygaze.method_registry import DEFAULT
 from steadygaze.robustness.occlusion import SHARES, centre_square, random_drop, salient_drop
 from steadygaze.runs.figures import Figure, Line, LineChart, Table
 from steadygaze.runs.maps import maps_of
@@ -52,7 +53,7 @@ class Occlusion(Suite):
                 "it has no tokens to drop"
             )
             return
-        reason = unavailable(parse(self.values["salient"]), evaluator.vit)
+        reason = unavailable(parse_method(self.values["salient"]), evaluator.vit)
         if reason:
             raise MethodUnavailable(
                 f"salient_drop by {self.values['salient']}: {reason}. Choose another method with the option salient."
@@ -81,7 +82,7 @@ class Occlusion(Suite):
             notes = []
         else:
             predicted = evaluator.logits(images).argmax(1)
-            maps, flags = maps_of(vit, images, predicted, [parse(self.values["salient"])], None)[0]
+            maps, flags = maps_of(vit, images, predicted, [parse_method(self.values["salient"])], None)[0]
             curve = salient_drop(vit, images, labels, maps, shares=SHARES)
             notes = [f"by {self.values['salient']}"]
         if curve.means != "removal":

@@ -16,11 +16,13 @@ in the label map or in the prediction. Data set numbers add these counts over im
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from colorsys import hsv_to_rgb
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.confusion import iou_of
@@ -41,13 +43,14 @@ from steadygaze.runs.table import draws
 from steadygaze.runs.stress.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
 from steadygaze.runs.stress.quantities import share
 from steadygaze.runs.stress.setting import CLEAN, Setting
-from steadygaze.runs.stress.suite import Condition, Score, Suite, register_suite
+from steadygaze.runs.stress.suite import Condition, SampleImage, Score, Suite, register_suite
 from steadygaze.runs.stress.suites.corruptions import (
     CORRUPTION_OPTIONS,
     by_corruption,
     corrupted,
     corruption_setting,
     error_bars,
+    sample_settings,
     severities_of,
     severity_lines,
 )
@@ -120,6 +123,13 @@ class Segmentation(Suite):
         flags = dict.fromkeys(broken, BROKEN_LOGITS)
         return [Measurement(condition.setting, MIOU, values, details, flags)]
 
+    def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        """Coloured by the class that the model predicts for each pixel."""
+        yield SampleImage("clean", _tinted(evaluator, image.pixels()))
+        for setting in sample_settings(self):
+            title = f"{setting.words} {setting.level}"
+            yield SampleImage(title, _tinted(evaluator, corrupted(image, setting)))
+
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """mIoU, pixel accuracy and IoU by class of summed counts."""
         for setting in card.measured_settings(None, MIOU.name):
@@ -169,6 +179,14 @@ class Segmentation(Suite):
             labels = {name: name for name in settings}
             yield error_bars(card, labels, MIOU, "mIoU by corruption", "mIoU")
             yield from severity_lines(card, settings, MIOU, "mIoU by severity", "mIoU, %")
+
+
+def _tinted(evaluator: Evaluator, pixels: np.ndarray) -> Image.Image:
+    """The image, half of it the colour of the predicted class: each class has a hue of its own."""
+    image = evaluator.normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
+    predicted = label_map(evaluator.model, image)[0].cpu().numpy()
+    hues = np.array([hsv_to_rgb((0.62 + 0.618034 * c) % 1, 0.8, 0.9) for c in range(256)])
+    return Image.fromarray((0.5 * pixels + 127.5 * hues[predicted]).astype(np.uint8))
 
 
 def packed(counts: Int[Tensor, "3 c"]) -> np.ndarray:
