@@ -11,8 +11,8 @@ import steadygaze as sg
 from steadygaze.cli import app
 
 PUBLIC = (
-    "adapt ViT load_model explain method Attribution verify stress train Rows Progress "
-    "register_method list_methods "
+    "adapt ViT load_model LoadedModel explain method Attribution verify stress train Rows Progress "
+    "register_method list_methods list_models "
     "SteadygazeError UnsupportedModel MethodUnavailable UnknownName BadInput BadImage BadCheckpoint "
     "BrokenMap RowsNotWritten DegenerateMap PartialMap "
     "errors faithfulness methods models modules robustness training __version__"

@@ -23,8 +23,12 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.errors import UnknownName as UnknownName
     from steadygaze.errors import UnsupportedModel as UnsupportedModel
     from steadygaze.explainer import explain as explain
+    from steadygaze.faithfulness.metric import list_metrics as list_metrics
+    from steadygaze.faithfulness.metric import register_metric as register_metric
     from steadygaze.heatmap import Attribution as Attribution
     from steadygaze.loading.load import load_model as load_model
+    from steadygaze.loading.loaded import LoadedModel as LoadedModel
+    from steadygaze.loading.model_names import list_models as list_models
     from steadygaze.method_registry import register_method as register_method
     from steadygaze.methods import list_methods as list_methods
     from steadygaze.methods import method as method
@@ -33,7 +37,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.runs.stress import list_suites as list_suites
     from steadygaze.runs.stress import register_suite as register_suite
     from steadygaze.runs.stress import stress as stress
-    from steadygaze.runs.verify import verify as verify
+    from steadygaze.runs.verify.api import verify as verify
     from steadygaze.training.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
@@ -45,10 +49,13 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "adapt": "steadygaze.vit",
     "ViT": "steadygaze.vit",
     "load_model": "steadygaze.loading.load",
+    "LoadedModel": "steadygaze.loading.loaded",
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
-    "verify": "steadygaze.runs.verify",
+    "verify": "steadygaze.runs.verify.api",
+    "register_metric": "steadygaze.faithfulness.metric",
+    "list_metrics": "steadygaze.faithfulness.metric",
     "stress": "steadygaze.runs.stress",
     "register_suite": "steadygaze.runs.stress",
     "list_suites": "steadygaze.runs.stress",
@@ -57,6 +64,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "Progress": "steadygaze.progress",
     "register_method": "steadygaze.method_registry",
     "list_methods": "steadygaze.methods",
+    "list_models": "steadygaze.loading.model_names",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
     "MethodUnavailable": "steadygaze.errors",

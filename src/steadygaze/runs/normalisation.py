@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.loading.load import Loaded
+from steadygaze.loading.loaded import LoadedModel
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 USUAL = (
@@ -37,7 +37,7 @@ class Normalisation(NamedTuple):
 
 def normalisation_of(
     model: nn.Module,
-    loaded: Loaded | None = None,
+    loaded: LoadedModel | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Normalisation:

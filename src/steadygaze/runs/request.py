@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadygaze.data.sources import Data, is_folder
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
-from steadygaze.loading.load import Loaded, load_model
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.processes import World
 from steadygaze.vit import ViT
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
-Model = str | nn.Module | ViT | Loaded
-FolderOrData = Path | Iterable[Any] | None
+Model = str | nn.Module | ViT | LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Request:
     """
 
     model: Model
-    data: FolderOrData
+    data: Data | None
     out: Path | None = None
     checkpoint: Path | None = None
     masks: Path | None = None
@@ -53,7 +53,7 @@ class Request:
     @property
     def in_memory(self) -> bool:
         """Whether the data is batches rather than a folder."""
-        return self.data is not None and not isinstance(self.data, (str, Path))
+        return self.data is not None and not is_folder(self.data)
 
     @property
     def folder(self) -> Path:
@@ -68,9 +68,9 @@ class Request:
             raise BadInput(f"data: expected a folder of images, got {path}: {kind}")
         return path
 
-    def load(self, world: World) -> Loaded:
+    def load(self, world: World) -> LoadedModel:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
-        if isinstance(self.model, Loaded):
+        if isinstance(self.model, LoadedModel):
             return self.model
         if not isinstance(self.model, str):
             raise BadInput(
@@ -82,16 +82,16 @@ class Request:
             device = world.device or ("cuda" if torch.cuda.is_available() else "cpu")
         return load_model(self.model, self.checkpoint, num_classes=self.num_classes, device=device)
 
-    def settings(self, loaded: Loaded) -> dict[str, Any]:
+    def settings(self, loaded: LoadedModel) -> dict[str, Any]:
         """What defines the numbers of any run over a folder, for run.json."""
         return {
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
-            "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
+            "preprocessing": loaded.preprocess.describe(),
             "data": "" if self.data is None else self.folder.resolve().name,
             "limit": self.limit,
         }
 
-    def origin(self, loaded: Loaded) -> dict[str, Any]:
+    def origin(self, loaded: LoadedModel) -> dict[str, Any]:
         """Where the model and the data are, for the record in run.json."""
         paths = {"data": self.data, "masks": self.masks, "checkpoint": self.checkpoint}
         return {
@@ -109,7 +109,7 @@ def check_counts(**counts: int | None) -> None:
             raise BadInput(f"{name}: expected a whole number of {least} or more, got {value!r}")
 
 
-def identity_of(model: nn.Module, loaded: Loaded | None) -> dict[str, str]:
+def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:
     """What a row says of the model: its name, and the hash of its weights."""
     return loaded.identity if loaded else {"model": type(model).__name__, "weights": weights_hash(model)}
 
@@ -122,7 +122,7 @@ def about_run(command: str = "") -> dict[str, Any]:
 def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
     """The number of classes of a classifier."""
     parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), undisturbed(model):
+    with torch.no_grad(), evaluation_mode(model):
         output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 2:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from steadygaze.loading.load import Loaded
+from steadygaze.data.sources import Data
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.runs.request import FolderOrData
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, run_verify
@@ -18,8 +18,8 @@ from steadygaze.vit import ViT
 
 
 def verify(
-    model: nn.Module | ViT | Loaded | str,
-    data: FolderOrData | str,
+    model: nn.Module | ViT | LoadedModel | str,
+    data: Data,
     methods: str | Method | Sequence[str | Method] = (DEFAULT,),
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     target: int | str | Sequence[int] | Tensor | None = None,
@@ -43,9 +43,9 @@ def verify(
 
     model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two, which know
         how images are preprocessed
-    data: a folder of labelled images, or batches (images, labels) or (images, labels, masks), tensors or arrays: images
-        (B, 3, H, W) normalised for the model, labels (B,), masks (B, H, W) with 255 object, 128 border, 0 background, or
-        booleans. Images in memory are called "0", "1", ... in order.
+    data: a folder of labelled images; or batches (images, labels) or (images, labels, masks), a `DataLoader` of such
+        batches, or a `Dataset`: images (B, 3, H, W) normalised for the model, labels (B,), masks (B, H, W) with 255
+        object, 128 border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
     methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but searches
     metrics, metric: names of `sg.list_metrics()`
     target: the class that is explained and scored: None is the label, "predicted", one class, or one for each image
@@ -54,7 +54,7 @@ def verify(
     fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or "noise"
     masks: a folder of masks, for a folder of images
     limit: at most this many images; of a folder, spread evenly over the classes
-    batch_size, num_workers: for a folder: images at a time, and threads that read images ahead
+    batch_size: for a folder or a `Dataset`    num_workers: for a folder, threads that read images ahead
     mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm models
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     """

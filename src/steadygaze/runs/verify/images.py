@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.content import file_hash, tensor_hash
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
-from steadygaze.data.masks import BORDER, OBJECT, Labelled, geometry, read_mask
-from steadygaze.errors import BadImage, BadInput
-from steadygaze.faithfulness.metric import Batch
-from steadygaze.loading.load import Loaded
+from steadygaze.data.masks import Labelled, read_mask
+from steadygaze.data.sources import InMemoryData, TensorBatch
+from steadygaze.errors import BadImage
+from steadygaze.faithfulness.inputs import Batch
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.loop import Inputs, Job
 from steadygaze.runs.normalisation import Normalisation
 from steadygaze.runs.rows import RowKey
@@ -65,7 +65,7 @@ class FolderSource:
     """Labelled images of a folder, with masks if they are needed."""
 
     labelled: Labelled
-    loaded: Loaded
+    loaded: LoadedModel
     batch_size: int
 
     @property
@@ -116,14 +116,9 @@ class FolderSource:
 
     def _read(self, item: Item) -> tuple[Tensor, Tensor | None]:
         image = read_image(item.path)
-        decode = self.labelled.decode
-        mask = None if decode is None else self._mask_tensor(read_mask(item, decode, image.size))
-        return self.loaded.preprocess(image), mask
-
-    def _mask_tensor(self, mask: Image.Image) -> Tensor:
-        seen = geometry(self.loaded.source, self.loaded.recipe)(mask)
-        values = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8)
-        return values.view(seen.height, seen.width)
+        preprocess, decode = self.loaded.preprocess, self.labelled.decode
+        mask = None if decode is None else preprocess.mask(read_mask(item, decode, image.size))
+        return preprocess(image), mask
 
     def readable(self, job: FilesJob, image: str) -> bool:
         try:
@@ -142,151 +137,76 @@ class FolderSource:
                 yield batch
 
 
-# -- batches in memory -------------------------------------------------------------------------------------------------
-
-Given = tuple[Tensor, Tensor, Tensor | None]  # images, labels, masks
+# -- batches in memory -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TensorsJob(Job):
     """A batch in memory."""
 
-    tensors: Given | None = field(default=None, repr=False)
+    tensors: TensorBatch | None = field(default=None, repr=False)
 
 
 @dataclass
 class MemorySource:
-    """Batches (images, labels) or (images, labels, masks), read as they come; images are called "0", "1", ..."""
+    """Data in memory, read as it comes."""
 
-    data: Iterable[Any]
+    data: InMemoryData
     normalisation: Normalisation
     dtype: torch.dtype
-    needs_masks: Sequence[str] = ()
-    limit: int | None = None
 
     @property
-    def count(self) -> None:
-        return None
+    def count(self) -> int | None:
+        return self.data.count
 
     @cached_property
-    def _batches(self) -> Iterator[Given]:
-        return checked_batches(self.data, self.needs_masks, self.limit)
+    def _batches(self) -> Iterator[TensorBatch]:
+        return iter(self.data)
 
     @cached_property
-    def first(self) -> Given:
+    def first(self) -> TensorBatch:
         """The first batch, which identifies the data in the settings of a run."""
         return next(self._batches)
 
     def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[TensorsJob]]:
-        before = 0
-        tensors: Given | None = self.first
+        batch: TensorBatch | None = self.first
         del self.first  # each batch is freed when the next one is read
-        while tensors is not None:
-            names = tuple(str(before + i) for i in range(len(tensors[0])))
-            before += len(names)
-            yield [TensorsJob(names, keys, tensors=tensors)]
-            tensors = next(self._batches, None)
+        while batch is not None:
+            yield [TensorsJob(batch.names, keys, tensors=batch)]
+            batch = next(self._batches, None)
 
     def position(self, image: str) -> int:
         return int(image)
 
     def load(self, job: TensorsJob) -> Inputs[Batch]:
         assert job.tensors is not None
-        images, labels, masks = job.tensors
-        mean, std = self.normalisation.mean, self.normalisation.std
-        batch = Batch(
-            images.to(self.dtype) if images.is_floating_point() else images,  # integers are refused further on
-            labels,
-            masks,
-            torch.tensor(mean, dtype=torch.float32),
-            torch.tensor(std, dtype=torch.float32),
-            job.images,
+        hashes = (tensor_hash(image) for image in job.tensors.images)
+        return Inputs(self._batch(job.tensors), dict(zip(job.images, hashes, strict=True)))
+
+    def _batch(self, tensors: TensorBatch) -> Batch:
+        return Batch(
+            tensors.images.to(self.dtype),
+            tensors.labels,
+            tensors.masks,
+            torch.tensor(self.normalisation.mean, dtype=torch.float32),
+            torch.tensor(self.normalisation.std, dtype=torch.float32),
+            tensors.names,
         )
-        return Inputs(batch, {name: tensor_hash(image) for name, image in zip(job.images, images, strict=True)})
 
     def readable(self, job: TensorsJob, image: str) -> bool:
         return True
 
     def content(self, job: TensorsJob, image: str) -> str:
         assert job.tensors is not None
-        return tensor_hash(job.tensors[0][job.images.index(image)])
+        return tensor_hash(job.tensors.images[job.images.index(image)])
 
     def again(self, images: Sequence[str]) -> Iterator[Batch]:
-        if iter(self.data) is self.data:  # an iterator that is used up
+        if not self.data.rereadable:
             return
-        wanted, before, kept = set(map(int, images)), 0, {}
-        for given in checked_batches(self.data, self.needs_masks, self.limit):
-            for i in range(len(given[0])):
-                if before + i in wanted:
-                    parts = tuple(None if x is None else x[i : i + 1] for x in given)
-                    kept[str(before + i)] = TensorsJob((str(before + i),), (), tensors=parts)  # type: ignore[arg-type]
-            before += len(given[0])
-            if len(kept) == len(wanted):
+        kept: dict[str, Batch] = {}
+        for batch in self.data:
+            for i in (i for i, name in enumerate(batch.names) if name in images):
+                kept[batch.names[i]] = self._batch(batch[i : i + 1])
+            if len(kept) == len(images):
                 break
-        for image in images:
-            batch = self.load(kept[image]).data if image in kept else None
-            if batch is not None:
-                yield batch
-
-
-def checked_batches(
-    data: Iterable[Any], needs_masks: Sequence[str] = (), limit: int | None = None
-) -> Iterator[Given]:
-    """The batches of `data`, checked, at most `limit` images; at least one batch, or an error."""
-    before = 0
-    for number, given in enumerate(data):
-        if limit is not None and before >= limit:
-            return
-        images, labels, *rest = _as_tensors(given, number)
-        if images.dim() != 4:
-            raise BadInput(
-                f"images: expected (B, 3, H, W), got {tuple(images.shape)} as batch {number}. A torch DataLoader makes "
-                "batches."
-            )
-        if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(images):
-            raise BadInput(
-                f"labels: expected {len(images)} integers, got {labels.dtype} of shape {tuple(labels.shape)} in batch "
-                f"{number}"
-            )
-        masks = _as_masks(rest[0], images, number) if rest else None
-        if masks is None and needs_masks:
-            raise BadInput(
-                f"{', '.join(needs_masks)}: expected masks, but batch {number} has none. Give (images, labels, masks)."
-            )
-        kept = slice(None if limit is None else limit - before)
-        before += len(images[kept])
-        yield images[kept], labels.long()[kept], None if masks is None else masks[kept]
-    if before == 0:
-        raise BadInput("data: expected at least one batch, got none (an exhausted iterator?)")
-
-
-def _as_tensors(given: Any, number: int) -> list[Tensor]:
-    kinds = [type(x).__name__ for x in given] if isinstance(given, (tuple, list)) else type(given).__name__
-    message = (
-        "data: expected batches (images, labels) or (images, labels, masks) of tensors, got "
-        f"{kinds} as batch {number}."
-    )
-    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-        raise BadInput(f"{message} Put a single batch into a list: [(images, labels)].")
-    try:
-        return [x if isinstance(x, Tensor) else torch.as_tensor(x) for x in given]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(message) from error
-
-
-def _as_masks(masks: Tensor, images: Tensor, number: int) -> Tensor:
-    if masks.dim() == 4 and masks.shape[1] == 1:
-        masks = masks[:, 0]
-    if tuple(masks.shape) != (len(images), *images.shape[-2:]):
-        raise BadInput(
-            f"masks: expected {(len(images), *images.shape[-2:])}, the size of the images, got {tuple(masks.shape)} in "
-            f"batch {number}"
-        )
-    values = set(masks.unique().tolist())
-    if values <= {0, 1}:
-        return masks.to(torch.uint8) * OBJECT
-    if not values <= {0, BORDER, OBJECT}:
-        raise BadInput(
-            f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(values)[:8]} in batch {number}"
-        )
-    return masks.to(torch.uint8)
+        yield from (kept[image] for image in images if image in kept)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.faithfulness.evaluate import evaluate
-from steadygaze.faithfulness.metric import Batch, Values
+from steadygaze.faithfulness.metric import METRICS, Batch, Values
 from steadygaze.runs.maps import BROKEN, maps_of
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.verify.plan import Plan
@@ -72,7 +72,7 @@ class _Numbers:
         self._details: np.ndarray | None = None
         if values.detail is not None:
             self._details = values.detail.detach().cpu().numpy()
-            if name == "agreement":  # one number for each map; a row has one for each column
+            if METRICS[name].detail_by_method:  # a row has one number for each column, not for each map
                 self._details = self._details[..., list(plan.source)]
 
     def value(self, m: int, b: int) -> float | None:

@@ -8,11 +8,13 @@ from functools import cached_property
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
+from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, metric
 from steadygaze.faithfulness.perturbation import FILLS
-from steadygaze.faithfulness.removal import RATIOS, checked
-from steadygaze.methods import listed, parse
-from steadygaze.method_registry import AGGREGATORS, BASES, Method, make
+from steadygaze.faithfulness.removal import checked_ratios
+from steadygaze.method_names import make_method
+from steadygaze.method_registry import AGGREGATORS, Method, base_methods
+from steadygaze.methods import list_methods, parse
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
@@ -85,8 +87,14 @@ class Plan:
         return [column.method for column in self.maps if column.method.base.family == SEARCHES]
 
     @property
+    def painting(self) -> list[str]:
+        """The metrics that paint pixels black, so that the normalisation must be known."""
+        return [name for name in self.metrics if METRICS[name].uses_fill and self.fill == "zero"]
+
+    @property
     def needs_masks(self) -> list[str]:
-        return [name for name in self.metrics if METRICS[name].masks]
+        """The metrics that need masks."""
+        return [name for name in self.metrics if METRICS[name].needs_masks]
 
 
 def make_plan(
@@ -115,7 +123,7 @@ def make_plan(
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, m.score) for m in chosen)
-    return Plan(columns, names, checked(ratios or RATIOS), seed, fill, own_scores=not scores)
+    return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
@@ -146,20 +154,20 @@ def forward_passes(method: Method) -> float:
 
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
-        return [parse(info.name) for info in listed()]
+        return [parse(info.name) for info in list_methods()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     fitting = [
         b.name
-        for b in BASES.values()
-        if b.kind != "whole" and (aggregator != "rollout" or b.kind == "matrix")
+        for b in base_methods()
+        if b.kind != "model" and (aggregator != "rollout" or b.kind == "matrix")
     ]
     return [parse(f"{name}+{aggregator}") for name in fitting]
 
 
 def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS starting at each of these layers."""
-    if method.base.kind == "whole":
+    if method.base.kind == "model":
         raise BadInput(
             f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
         )
@@ -168,7 +176,7 @@ def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
     if method.aggregator != "plus":
         name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
     given = options if "+" in name else _own_options(method, options)
-    return [make(name, **given, start=layer) for layer in layers]
+    return [make_method(name, **given, start=layer) for layer in layers]
 
 
 def _own_options(method: Method, options: dict[str, object]) -> dict[str, object]:

@@ -16,13 +16,15 @@ from steadygaze import __version__
 from steadygaze.data.content import names_hash, tensor_hash
 from steadygaze.data.folders import Classes
 from steadygaze.data.masks import find
+from steadygaze.data.sources import InMemoryData
 from steadygaze.errors import BadInput
-from steadygaze.faithfulness.metric import Batch
+from steadygaze.faithfulness.inputs import Batch
 from steadygaze.heatmap import versions
-from steadygaze.loading.load import Loaded
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.methods.search import manner
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.loop import Job, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
@@ -32,7 +34,7 @@ from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySourc
 from steadygaze.runs.verify.measure import compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import undisturbed
+from steadygaze.vit.view import evaluation_mode
 
 Target = int | str | Sequence[int] | Tensor | None
 BY_NAME = ("label", "predicted")
@@ -70,7 +72,7 @@ class PreparedVerify:
 
     request: VerifyRequest
     vit: ViT
-    loaded: Loaded | None
+    loaded: LoadedModel | None
     plan: Plan
     source: ImageSource
     target_of: Callable[[Batch], Tensor]
@@ -106,9 +108,13 @@ def run_verify(
     world = world or World()
     ready = prepared or prepare_verify(request, world)
     run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
-    with run:
+
+    def report_search(name: str, done: int, total: int) -> None:
+        on_progress(Progress(name, done, total, "forward passes"))
+
+    with run, manner(report_search):
         for jobs in ready.source.jobs(ready.plan.keys):
-            run.total = None if ready.source.count is None else total_work(jobs, world)
+            run.total = total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
             run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
     return run.rows()
 
@@ -131,7 +137,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     loaded = request.load(world)
     vit, classes = adapt(loaded.model), number_of_classes(loaded.model, loaded.size)
     plan = _plan(request, vit)
-    labelled = find(folder, request.masks, Classes(loaded.classes, classes), request.limit)
+    labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
     if plan.needs_masks and labelled.decode is None:
         raise BadInput(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
@@ -175,38 +181,38 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
 
 
 def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
-    loaded = request.model if isinstance(request.model, Loaded) else None
+    loaded = request.model if isinstance(request.model, LoadedModel) else None
     if isinstance(request.model, str):
         loaded = request.load(World())
     vit = adapt(request.model if loaded is None else loaded.model)  # type: ignore[arg-type]
     plan = _plan(request, vit)
     normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
-    painting = _painting_metrics(plan)
-    if painting and not normalisation.known:
+    if plan.painting and not normalisation.known:
         warnings.warn(
-            f"{', '.join(painting)}: pixels are painted black before the normalisation, which the model does not "
+            f"{', '.join(plan.painting)}: pixels are painted black before the normalisation, which the model does not "
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=4,
         )
-    assert not isinstance(request.data, (Path, type(None)))
-    source = MemorySource(
+    data = InMemoryData(
         request.data,
-        normalisation,
-        next(vit.model.parameters()).dtype,
-        plan.needs_masks,
+        request.batch_size,
         request.limit,
+        plan.needs_masks,
+        preprocess=None if loaded is None else loaded.preprocess,
     )
+    source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
     target = _class_target(request.target, loaded, None)
     target_of = _target_function(vit, target, source)
     identity = identity_of(vit.model, loaded)
+    first = source.first
     described: dict[str, Any] = {
         "data": "in memory",
-        "pictures_hash": tensor_hash(*source.first),
+        "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
         "target": _target_text(target),
     }
     if request.limit is not None:
         described["limit"] = request.limit
-    if painting:
+    if plan.painting:
         described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalisation)}
     settings = _settings(plan, identity, described)
     return PreparedVerify(
@@ -216,12 +222,6 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
 
 def _statistics(normalisation: Normalisation) -> list[tuple[str, tuple[float, ...]]]:
     return [("mean", normalisation.mean), ("std", normalisation.std)]
-
-
-def _painting_metrics(plan: Plan) -> list[str]:
-    """The metrics that paint pixels black, so that the normalisation must be known."""
-    painting = ("positive_perturbation", "negative_perturbation")
-    return [name for name in painting if name in plan.metrics and plan.fill == "zero"]
 
 
 def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
 # -- the class that is explained ---------------------------------------------------------------------------------------
 
 
-def _class_target(target: Target, loaded: Loaded | None, classes: int | None) -> str | int | Tensor:
+def _class_target(target: Target, loaded: LoadedModel | None, classes: int | None) -> str | int | Tensor:
     """ "label", "predicted", a class index, or one class for each image."""
     if target is None:
         return "label"
@@ -293,5 +293,5 @@ def _target_function(
 
 
 def _predicted(vit: ViT, images: Tensor) -> Tensor:
-    with torch.no_grad(), undisturbed(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model):
         return vit(images).argmax(-1)
