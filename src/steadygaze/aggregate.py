@@ -1,15 +1,20 @@
-"""From layers to one map: last, rollout, plus, skipplus. They compose with every method that has layers.
+"""Aggregation of the maps of all layers into one; composes with every method that has a map for each layer.
 
-| aggregator | map                                                                                        |
-| first      | the map at layer 0 (what many bare names mean), or at layer `start`                        |
-| last       | the map at the last layer, or at layer `start`                                             |
-| plus       | Σ_{l ≥ start} map_l (PLUS, Mehri et al. 2024); start = 0                                   |
-| skipplus   | the same from start = ⌈L/2⌉ (`cut="ceil"`, the paper) or ⌊L/2⌋ (`cut="floor"`, its code)    |
-| rollout    | product of the layers' matrices in forward order, then the row that feeds the head         |
+| aggregator | map                                                                                     |
+| first      | the map at layer 0 (what many bare names mean), or at layer `start`                     |
+| last       | the map at the last layer, or at layer `start`                                          |
+| plus       | Σ_{l ≥ start} map_l, start = 0 (docs/equations.md#plus)                                 |
+| skipplus   | the same from start = ⌈L/2⌉ (`cut="ceil"`, the paper) or ⌊L/2⌋ (`cut="floor"`, its code) |
+|            | (docs/equations.md#skipplus)                                                            |
+| rollout    | product of the layers' matrices in forward order, then the row that feeds the head      |
+|            | (docs/equations.md#rollout)                                                             |
 
-Layers of a hierarchical model have other grids: their maps are resized to the last one (bilinear) with their sum kept.
+Layers of a hierarchical model have different grids: their maps are resized to the grid of the last stage,
+keeping their sum (docs/equations.md#resize-maps).
 """
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,19 +28,20 @@ from steadygaze.trace.capture import Trace
 
 
 def first_layer(method: Method, depth: int) -> int:
-    """The lowest layer whose map enters."""
+    """The lowest layer whose map is used."""
     start = method.option("start")
     if start is not None:
         if start >= depth:
             raise BadInput(f"{method.name}: start={start}, but the model has layers 0..{depth - 1}")
         return start
     if method.aggregator == "skipplus":
-        return min(depth // 2 if method.option("cut") == "floor" else -(-depth // 2), depth - 1)
+        half = depth // 2 if method.option("cut") == "floor" else -(-depth // 2)
+        return min(half, depth - 1)
     return depth - 1 if method.aggregator == "last" else 0
 
 
 def layers(method: Method, depth: int) -> range:
-    """The layers whose maps are added (or multiplied)."""
+    """The layers whose maps are added or multiplied."""
     first = first_layer(method, depth)
     return range(first, first + 1) if method.aggregator in ("first", "last") else range(first, depth)
 
@@ -48,34 +54,37 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     if base.kind == "matrix":
         row = _matrix_rows(trace, method, span, own)
         return row[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
-    pieces = [piece for l in span if (piece := base.function(trace, l, **own)) is not None]
-    if not pieces:
+    maps = [base.function(trace, l, **own) for l in span]
+    maps = [m for m in maps if m is not None]
+    if not maps:
         raise BadInput(
-            f"{method.name}: nothing is left to add up from layer {span[0]} of 0..{trace.depth - 1} on. Begin at a lower layer."
+            f"{method.name}: no map to add from layer {span[0]} on (layers 0..{trace.depth - 1}). "
+            "Start at a lower layer."
         )
-    total: Any = sum(fit(piece, trace.run.layout.grid) for piece in pieces)
+    total = _resized_sum(maps, trace.run.layout.grid)
     if base.added_once is not None:
-        total = total + sum(
-            fit(piece, trace.run.layout.grid) for piece in base.added_once(trace, span[0], **own)
-        )
+        total = total + _resized_sum(base.added_once(trace, span[0], **own), trace.run.layout.grid)
     return total
 
 
-def fit(image: Float[Tensor, "b h w"], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:
-    """Resize a map to `grid` (bilinear), its sum kept."""
-    if tuple(image.shape[-2:]) == tuple(grid):
-        return image
-    wide = image.float() if image.dtype.itemsize < 4 else image  # no half precision on a CPU
-    small = F.interpolate(wide[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)[
-        :, 0
-    ]
-    small = small * (image.shape[-2] * image.shape[-1] / (grid[0] * grid[1]))
-    lost = wide.sum((-2, -1), keepdim=True) - small.sum((-2, -1), keepdim=True)
-    return (small + lost / (grid[0] * grid[1])).to(image.dtype)
+def _resized_sum(maps: Sequence[Float[Tensor, "b _h _w"]], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:
+    return reduce(torch.add, (resize_map(m, grid) for m in maps))
+
+
+def resize_map(maps: Float[Tensor, "b h w"], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:
+    """Resize maps to `grid` (bilinear), keeping the sum of each."""
+    if tuple(maps.shape[-2:]) == tuple(grid):
+        return maps
+    cells = grid[0] * grid[1]
+    full = maps.float() if maps.dtype.itemsize < 4 else maps  # the CPU kernel has no half precision
+    resized = F.interpolate(full[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)
+    resized = resized[:, 0] * (maps.shape[-2] * maps.shape[-1] / cells)
+    missing = full.sum((-2, -1), keepdim=True) - resized.sum((-2, -1), keepdim=True)
+    return (resized + missing / cells).to(maps.dtype)
 
 
 def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any]) -> Float[Tensor, "b n"]:
-    """The aggregated row that feeds the head, over all tokens."""
+    """The aggregated row that feeds the head, one value per token."""
     function = method.base.function
     pooled = trace.vit.readout == "pool" and len(trace.pooling) > 0
     if method.aggregator == "rollout":
@@ -106,17 +115,15 @@ def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
 
 
 def _pool_attentions(trace: Trace, method: Method) -> list[tuple[Tensor, Tensor]]:
-    """(self weight, row over the tokens) of each attention of the head, fused over heads as the method does."""
+    """(weight of the query itself, row over the tokens) of each attention of the head, fused over heads."""
     n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
     fuse = method.base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
-        m = fuse(
-            trace.seen(attention), trace.grad(attention.a), **method.function_options
-        )  # (B, queries, keys)
-        row = m.mean(1)
+        weights, gradient = trace.seen(attention), trace.grad(attention.a)
+        row = fuse(weights, gradient, **method.function_options).mean(1)  # mean over the queries
         own_weight = row.new_zeros(row.shape[0], 1)
-        if row.shape[1] == n + 1:  # class-attention: the query's own token comes first
+        if row.shape[1] == n + 1:  # class attention: the query's own token comes first
             own_weight, row = row[:, :1], row[:, 1:]
         elif row.shape[1] == n - prefix:
             row = F.pad(row, (prefix, 0))
@@ -125,15 +132,15 @@ def _pool_attentions(trace: Trace, method: Method) -> list[tuple[Tensor, Tensor]
 
 
 def _pool_row(trace: Trace, method: Method) -> Float[Tensor, "b n"]:
-    """What the pooling reads of each token, in one row."""
+    """How much the pooling reads of each token, summed over its attentions."""
     return torch.stack([row for _, row in _pool_attentions(trace, method)]).sum(0)
 
 
 def _pool_rollout(trace: Trace, method: Method, product: Tensor) -> Float[Tensor, "b n"]:
-    """The pooling as one more layer of the rollout: the query starts empty and takes from the tokens (and from itself)."""
-    residual = method.base.pool_residual
+    """The pooling as one more layer of the rollout; its query starts at zero."""
+    keep, add = method.base.pool_residual
     query = torch.zeros_like(product[:, 0])
     for self_weight, row in _pool_attentions(trace, method):
-        taken = self_weight * query + torch.einsum("bi,bij->bj", row, product)
-        query = residual[0] * query + residual[1] * taken
+        attended = self_weight * query + torch.einsum("bi,bij->bj", row, product)
+        query = keep * query + add * attended
     return query

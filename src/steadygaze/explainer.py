@@ -10,7 +10,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from steadygaze.aggregate import aggregate, fit, layers
+from steadygaze.aggregate import aggregate, layers, resize_map
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
@@ -132,10 +132,10 @@ class Ask:
     def per_patch(self, x: Tensor, space: str) -> Tensor:
         """Sum what belongs to each patch: channels of its token, or its pixels."""
         if space == "tokens":
-            return fit(self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1), self.grid)
+            return resize_map(self.vit.blocks[0].patches(x, self.vit.layout(self.tokens)).sum(-1), self.grid)
         pixels, (height, width) = x.sum(1), self.grid
         if pixels.shape[1] % height or pixels.shape[2] % width:
-            return fit(pixels, self.grid)
+            return resize_map(pixels, self.grid)
         return pixels.unflatten(2, (width, -1)).unflatten(1, (height, -1)).sum((2, 4))
 
 

@@ -1,4 +1,4 @@
-"""Tasks whose truth is known: what is drawn, what is learnt, how maps are scored."""
+"""Tasks with known relevance: their images, the models trained on them, and the scores of maps."""
 
 import pytest
 import torch
@@ -6,15 +6,15 @@ from sklearn.metrics import roc_auc_score
 
 import steadygaze as sg
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.ground_truth import COLOURS, counting, subset_accuracy, score, shortcut, train
+from steadygaze.faithfulness.ground_truth import COLOURS, counting, score, shortcut, subset_accuracy, train
 
 SMALL = {"width": 32, "depth": 2, "steps": 500, "batch_size": 64}
 
 
 def cells(task, batch):
     """(n, cells, 3) colour of the top left pixel of each cell, 0..1."""
-    picture = batch.images * 0.5 + 0.5
-    return picture[:, :, :: task.cell, :: task.cell].flatten(2).transpose(1, 2)
+    pixels = batch.images * 0.5 + 0.5
+    return pixels[:, :, :: task.cell, :: task.cell].flatten(2).transpose(1, 2)
 
 
 def test_counting_counts_red_cells():
@@ -63,9 +63,9 @@ def trained():
 
 def test_a_model_provably_uses_the_shortcut(trained):
     task, model, accuracy = trained
-    found = subset_accuracy(model, task)
-    assert accuracy >= 0.995 and found["whole"] >= 0.995 and found["only"] >= 0.99
-    assert found["without"] == pytest.approx(found["chance"], abs=0.05)
+    results = subset_accuracy(model, task)
+    assert accuracy >= 0.995 and results["whole"] >= 0.995 and results["only"] >= 0.99
+    assert results["without"] == pytest.approx(results["chance"], abs=0.05)
     assert not model.training and all(p.grad is None for p in model.parameters())
 
 
@@ -75,14 +75,14 @@ def test_gaze_finds_the_shortcut_and_removal_agrees(trained):
     truth = (batch.masks[:, ::4, ::4] == 255).float()
     gaze = sg.explain(model, batch.images, target=batch.labels).scores
     maps = torch.stack([gaze, truth, -truth])
-    found, _ = evaluate(
+    results, _ = evaluate(
         model, batch, maps, ["truth_auroc", "truth_precision", "deletion_aopc", "insertion_aopc"]
     )
-    assert float(found["truth_auroc"].value[0].mean()) > 0.9
-    assert found["truth_auroc"].value[1:].mean(1).tolist() == [1.0, 0.0]
-    assert found["truth_precision"].value[1:].mean(1).tolist() == [100.0, 0.0]
+    assert float(results["truth_auroc"].value[0].mean()) > 0.9
+    assert results["truth_auroc"].value[1:].mean(1).tolist() == [1.0, 0.0]
+    assert results["truth_precision"].value[1:].mean(1).tolist() == [100.0, 0.0]
     for name in ("deletion_aopc", "insertion_aopc"):
-        assert float(found[name].value[1].mean()) > float(found[name].value[2].mean()) + 10
+        assert float(results[name].value[1].mean()) > float(results[name].value[2].mean()) + 10
 
 
 def test_counting_is_learnt_and_scored_against_the_better_side():
@@ -117,11 +117,13 @@ def test_truth_by_scikit_learn_with_border_left_out():
         .repeat_interleave(4, 2)
     )
     batch = Batch(torch.randn(2, 3, 16, 16, generator=generator), torch.tensor([0, 1]), masks)
-    found, _ = evaluate(model, batch, maps, ["truth_auroc", "truth_precision"])
+    results, _ = evaluate(model, batch, maps, ["truth_auroc", "truth_precision"])
     for b in range(2):
         there = ~border[b].flatten()
         yes, scores = relevant[b].flatten()[there], maps[0, b].flatten()[there]
-        assert found["truth_auroc"].value[0, b] == pytest.approx(roc_auc_score(yes, scores))
+        assert results["truth_auroc"].value[0, b] == pytest.approx(roc_auc_score(yes, scores))
         n = int(yes.sum())
         top = sorted(range(len(yes)), key=lambda i: (-float(scores[i]), i))[:n]
-        assert found["truth_precision"].value[0, b] == pytest.approx(100 * sum(bool(yes[i]) for i in top) / n)
+        assert results["truth_precision"].value[0, b] == pytest.approx(
+            100 * sum(bool(yes[i]) for i in top) / n
+        )
