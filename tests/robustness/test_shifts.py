@@ -15,7 +15,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions.corrupt import COMMON
-from steadygaze.robustness.shifts import READERS, Shift, read_shift, shift_scores, any_correct
+from steadygaze.robustness.shifts import READERS, Shift, any_correct, read_shift, shift_scores
 
 INFO = ImageNetInfo()
 SYNSETS = INFO.label_names()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steadygaze.cli.running import guarded, print_line, progress_bar, wide
-from steadygaze.cli.verify import print_masking
+from steadygaze.cli.verify import print_masked_models
 from steadygaze.report.card import write_card
 from steadygaze.report.changes import short_list
 from steadygaze.runs.card import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
@@ -42,9 +42,7 @@ def run(before: str, after: str, request: CardRequest, show: int, pictures: bool
     return guarded(request.out, work)
 
 
-def _close(
-    folders: Sequence[Path], request: CardRequest, show: int, pictures: bool, console: Console
-) -> int:
+def _close(folders: Sequence[Path], request: CardRequest, show: int, pictures: bool, console: Console) -> int:
     comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
     faithfulness = faithfulness_changes(folders[0] / "verify", folders[1] / "verify")
     console.print(_changes_table(short_list(comparison.changes)))
@@ -54,7 +52,7 @@ def _close(
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
     sections = [Rows.read(folder / "verify").table().sections for folder in folders]
-    print_masking([section for side in sections for section in side], console)
+    print_masked_models([section for side in sections for section in side], console)
     files = write_card(
         comparison,
         faithfulness,

@@ -59,7 +59,8 @@ def run(request: StressRequest, console: Console | None = None) -> int:
         if pace.model:
             workers = plural(ready.num_workers, "worker")
             print_line(
-                notes, f"the model was busy {100 * pace.share:.0f} % of the time, otherwise waiting for images ({workers})"
+                notes,
+                f"the model was busy {100 * pace.share:.0f} % of the time, otherwise waiting for images ({workers})",
             )
         return _close(request, rows, console or wide(Console()))
 

@@ -10,7 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, BrokenMap
-from steadygaze.faithfulness.inputs import RATIOS, Batch, Explain, MetricInput, CachedForward, at_least_float32
+from steadygaze.faithfulness.inputs import (
+    RATIOS,
+    Batch,
+    CachedForward,
+    Explain,
+    MetricInput,
+    at_least_float32,
+)
 from steadygaze.faithfulness.metric import Compute, Metric, Values, check_values, metric
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode

@@ -130,12 +130,13 @@ def _spread(comparison: Comparison, show: int) -> list[str]:
     if len(names) <= show:
         return names
     chosen = [names[i * len(names) // show] for i in range(show)]
-    return [*chosen, *(name for name in names if name not in chosen)]  # the runs may not have stored all of them
+    return [
+        *chosen,
+        *(name for name in names if name not in chosen),
+    ]  # the runs may not have stored all of them
 
 
-def _tiles(
-    comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]
-) -> list[tuple[str, str, str]]:
+def _tiles(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]) -> list[tuple[str, str, str]]:
     """(title, numbers, difference)."""
     changes = {change.key: change for change in comparison.changes}
     tiles = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steadygaze.report.changes import CLASS_HEADS, HEADS, class_rows, change_figures, row
+from steadygaze.report.changes import CLASS_HEADS, HEADS, change_figures, class_rows, row
 from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Part

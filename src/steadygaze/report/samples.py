@@ -31,11 +31,13 @@ def condition_images(run: Path) -> tuple[Titled, Titled, str]:
         return [], [], NOT_STORED
     small = [(one.title, _address(run, one.file)) for one in samples.conditions if not one.wide]
     sheets = [(one.title, _address(run, one.file)) for one in samples.conditions if one.wide]
-    text = f"{samples.image} as the model sees it, and under conditions of the run."
+    text = f"{samples.image} as the model sees it, and under conditions of the run{samples.note}."
     return small, sheets, text if small or sheets else ""
 
 
-def shots_of(comparison: Comparison, names: dict[str, Sequence[str]], show: int) -> tuple[dict[str, list[Shot]], str]:
+def shots_of(
+    comparison: Comparison, names: dict[str, Sequence[str]], show: int
+) -> tuple[dict[str, list[Shot]], str]:
     """The first images of each group of names that both runs stored, with the maps of both models, and what they are."""
     folders = [card.folder for card in (comparison.before[0], comparison.after[0])]
     stored = [None if folder is None else read_samples(folder) for folder in folders]
@@ -47,7 +49,8 @@ def shots_of(comparison: Comparison, names: dict[str, Sequence[str]], show: int)
     for group, wanted in names.items():
         both = [name for name in wanted if name in by_name[0] and name in by_name[1]][:show]
         shots[group] = [
-            _shot((folders[0], before, by_name[0][name]), (folders[1], after, by_name[1][name])) for name in both
+            _shot((folders[0], before, by_name[0][name]), (folders[1], after, by_name[1][name]))
+            for name in both
         ]
     methods = " and ".join(dict.fromkeys((before.method, after.method)))
     count = min(len(before.images), len(after.images))

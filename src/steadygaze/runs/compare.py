@@ -138,7 +138,9 @@ def compare(
         return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)  # segmenters
     if (setting, TOP1.name) not in shared:
         known = [label for label, metric in shared if metric == TOP1.name]
-        raise UnknownName("setting", setting, known, "Both models must have been run under it.", option="setting")
+        raise UnknownName(
+            "setting", setting, known, "Both models must have been run under it.", option="setting"
+        )
     images, correct, labels = _predictions(one, two, setting)
     changed = turned(images, *correct)
     known_names = {**_class_names(one), **_class_names(two)}

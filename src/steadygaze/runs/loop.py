@@ -26,7 +26,6 @@ from steadygaze.runs.maps import ZERO as ZERO
 from steadygaze.runs.processes import World as World
 from steadygaze.runs.processes import world as world
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
-from steadygaze.runs.rows import json_number as short
 from steadygaze.runs.store import Done, Store, prepare
 
 T = TypeVar("T")

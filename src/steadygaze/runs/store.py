@@ -19,15 +19,19 @@ from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.files import write_atomic
 from steadygaze.runs.rows import (
     Key as Key,
+)
+from steadygaze.runs.rows import (
     Row,
     RowKey,
-    key_of as key_of,
     read_run,
     replaced_file,
     replacements,
     row_files,
     row_key,
     valid_lines,
+)
+from steadygaze.runs.rows import (
+    key_of as key_of,
 )
 
 try:

@@ -12,7 +12,7 @@ import warnings
 from array import array as packed
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Float

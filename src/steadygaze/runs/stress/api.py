@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from steadygaze.data.sources import Data
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.runs.request import FolderOrData
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.request import StressRequest, run_stress
 from steadygaze.vit import ViT
@@ -18,7 +18,7 @@ from steadygaze.vit import ViT
 
 def stress(
     model: nn.Module | ViT | LoadedModel | str,
-    data: FolderOrData | str,
+    data: Data | None,
     suites: str | Sequence[str] = ("corruptions",),
     *,
     suite: str | Sequence[str] | None = None,

@@ -15,12 +15,12 @@ import numpy as np
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
-from steadygaze.runs.table import bootstrap, interval
 from steadygaze.runs.stress import first_version
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import TOP1
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES, Score, Suite
+from steadygaze.runs.table import bootstrap, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,7 +226,9 @@ class Card:
         order = {label: i for i, label in enumerate(self._planned)}
         return sorted(self._columns, key=lambda key: order.get(key[0], len(order)))
 
-    def measured_settings(self, suite: str | None = None, metric: str = "", source: str = "") -> list[Setting]:
+    def measured_settings(
+        self, suite: str | None = None, metric: str = "", source: str = ""
+    ) -> list[Setting]:
         """The settings of a suite (None: of all) that have this metric, in the order of the run."""
         labels = dict.fromkeys(label for label, name in self.keys if not metric or name == metric)
         settings = [self.settings[label] for label in labels]

@@ -24,7 +24,7 @@ from steadygaze.runs.stress.quantities import CONFIDENCE, TOP1, TOP5, restricted
 from steadygaze.runs.stress.setting import Setting
 from steadygaze.seeding import image_seed
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import logits_of, evaluation_mode
+from steadygaze.vit.view import evaluation_mode, logits_of
 
 BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
 

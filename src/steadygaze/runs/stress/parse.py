@@ -30,7 +30,8 @@ def parse_suites(texts: str | Sequence[str], options: Mapping[str, Any] | None =
     alone = next((suite.name for suite in suites if suite.label_maps), None)
     if alone and len(suites) > 1:
         raise BadInput(
-            f"{alone}: is measured on a segmenter, every other suite on a classifier. Run it alone.", option="suites"
+            f"{alone}: is measured on a segmenter, every other suite on a classifier. Run it alone.",
+            option="suites",
         )
     _check_served(values, suites)
     return suites
@@ -73,5 +74,6 @@ def _check_served(values: Mapping[str, Any], suites: Sequence[Suite]) -> None:
         if name not in used and known[name].must_serve:
             owners = [suite.name for suite in SUITES.values() if known[name] in suite.options]
             raise BadInput(
-                f"{name}: an option of the suite {', '.join(owners)}, which is not among the suites", option=name
+                f"{name}: an option of the suite {', '.join(owners)}, which is not among the suites",
+                option=name,
             )

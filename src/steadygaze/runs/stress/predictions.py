@@ -10,10 +10,10 @@ import numpy as np
 
 from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.figures import Bar, BarChart, Figure, Table
-from steadygaze.runs.table import draws
 from steadygaze.runs.stress.quantities import CONFIDENCE, ECE, TOP1, TOP5
 from steadygaze.runs.stress.setting import CLEAN
 from steadygaze.runs.stress.suite import Condition, Score, Suite
+from steadygaze.runs.table import draws
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.card import Card, Number

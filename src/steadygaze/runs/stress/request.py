@@ -178,6 +178,8 @@ def run_stress(
 def _prepare_folder(
     request: StressRequest, suites: list[Suite], label_maps: bool, world: World
 ) -> PreparedStress:
+    if not isinstance(request.model, (str, LoadedModel)):
+        request.load(world)  # raises: the preprocessing of the model is not known
     needs_data = request.data is not None or not all(suite.own_images for suite in suites)
     folder = request.folder if needs_data else None
     for suite in suites:  # before the model is loaded, which takes longer
@@ -205,7 +207,8 @@ def _prepare_folder(
     needy = next((suite.name for suite in suites if suite.needs_masks), None)
     if needy and data.labelled.decode is None:
         raise BadInput(
-            f"{needy}: expected masks. Give masks=FOLDER, or a column mask in {folder}/index.csv", option="masks"
+            f"{needy}: expected masks. Give masks=FOLDER, or a column mask in {folder}/index.csv",
+            option="masks",
         )
     decode = data.labelled.decode if label_maps or needy else None
     measured = [Predictions(), *suites] if folder is not None and not label_maps else list(suites)
@@ -224,6 +227,7 @@ def _prepare_folder(
         request,
         evaluator,
         measured,
+        _conditions(measured, evaluator),
         data,
         Normalisation(tuple(loaded.mean), tuple(loaded.std)),
         image_sets,
@@ -280,6 +284,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         request,
         evaluator,
         measured,
+        _conditions(measured, evaluator),
         data,
         normalisation,
         (),
@@ -293,10 +298,16 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     )
 
 
+def _conditions(suites: Sequence[Suite], evaluator: Evaluator) -> tuple[Condition, ...]:
+    """What every image of the data goes through."""
+    return tuple(condition for suite in suites for condition in suite.conditions(evaluator))
+
+
 def _prepared(
     request: StressRequest,
     evaluator: Evaluator,
     suites: list[Suite],
+    conditions: tuple[Condition, ...],
     data: FolderData | MemoryData,
     normalisation: Normalisation,
     image_sets: tuple[ImageSet, ...],
@@ -308,7 +319,6 @@ def _prepared(
     num_workers: int,
     class_names: Sequence[str] | None,
 ) -> PreparedStress:
-    conditions = tuple(condition for suite in suites for condition in suite.conditions(evaluator))
     notes = [*(note for suite in suites for note in suite.notes), *data_notes]
     settings = _settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes)
     return PreparedStress(

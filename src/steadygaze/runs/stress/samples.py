@@ -59,6 +59,7 @@ class Samples:
     conditions: Sequence[ConditionSample] = ()
     images: Sequence[ImageSample] = ()
     class_names: dict[int, str] = field(default_factory=dict)
+    note: str = ""
 
 
 def read_samples(run: Path) -> Samples | None:
@@ -73,6 +74,7 @@ def read_samples(run: Path) -> Samples | None:
         [ConditionSample(**one) for one in record["conditions"]],
         [ImageSample(**one) for one in record["images"]],
         {int(label): name for label, name in record["class_names"].items()},
+        record["note"],
     )
 
 
@@ -86,7 +88,9 @@ def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -
     folder = out / FOLDER
     folder.mkdir(exist_ok=True)
     try:
-        shown = min(images, key=lambda image: image.name)
+        shown = _first_readable(ready, images)
+        if shown is None:
+            return
         image_samples = _image_samples(folder, ready, images[:MOST])
         record = {
             "image": shown.name,
@@ -94,10 +98,22 @@ def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -
             "conditions": [asdict(one) for one in _condition_samples(folder, ready, shown)],
             "images": [asdict(one) for one in image_samples],
             "class_names": _names_of(ready, image_samples),
+            "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
         }
         write_atomic(folder / INDEX, json.dumps(record, ensure_ascii=False))
     except (SteadygazeError, OSError) as error:  # the rows are what counts
         warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
+
+
+def _first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
+    """The first image by name that can be read."""
+    for image in sorted(images, key=lambda one: one.name):
+        try:
+            ready.loader.pixels(image)
+        except SteadygazeError:
+            continue
+        return image
+    return None
 
 
 def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int, str]:
@@ -118,7 +134,9 @@ def _condition_samples(folder: Path, ready: PreparedStress, image: RunImage) -> 
     stored = []
     for number, sample in enumerate(samples):
         picture = sample.image if sample.wide else thumbnail(sample.image)
-        stored.append(ConditionSample(sample.title, _save(folder, f"condition{number}", picture), sample.wide))
+        stored.append(
+            ConditionSample(sample.title, _save(folder, f"condition{number}", picture), sample.wide)
+        )
     return stored
 
 

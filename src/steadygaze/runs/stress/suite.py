@@ -128,6 +128,7 @@ class Suite:
     argument: what stands after a colon, such as "NAME=FOLDER"; empty if nothing may
     own_images: has images of its own, so that a run of such suites needs no data
     needs_masks: every image of the data needs a mask
+    samples_note: what a report says below its sample images
     label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
     quantities: the metrics and scores it knows by name
     tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
@@ -143,6 +144,7 @@ class Suite:
     own_images: ClassVar[bool] = False
     needs_masks: ClassVar[bool] = False
     label_maps: ClassVar[bool] = False
+    samples_note: ClassVar[str] = ""
     quantities: ClassVar[tuple[Quantity, ...]] = ()
     tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
     compared: ClassVar[tuple[str, ...]] = ()
@@ -227,7 +229,9 @@ class SuiteInfo:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-SUITES: Registry[type[Suite]] = Registry("suite", hint="Suites that take an argument are written SUITE:ARGUMENT.")
+SUITES: Registry[type[Suite]] = Registry(
+    "suite", hint="Suites that take an argument are written SUITE:ARGUMENT."
+)
 Registered = TypeVar("Registered", bound=type[Suite])
 
 

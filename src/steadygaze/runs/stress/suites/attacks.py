@@ -98,7 +98,10 @@ class Attacks(Suite):
         return evaluator.classify(condition.setting, evaluator.logits(attacked), batch.correct)
 
     def figures(self, card: Card) -> Iterator[Figure]:
-        clean, settings = card.numbers.get((CLEAN.label, TOP1.name)), card.measured_settings(self.name, TOP1.name)
+        clean, settings = (
+            card.numbers.get((CLEAN.label, TOP1.name)),
+            card.measured_settings(self.name, TOP1.name),
+        )
         lines = []
         for group, name in enumerate(ATTACKS):
             points = [

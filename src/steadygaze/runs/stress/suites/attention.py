@@ -58,7 +58,9 @@ class Attention(Suite):
 
     name = "attention"
     title = "Attention"
-    summary = "Entropy, overfocus and other measures of attention by layer, and its stability under corruption."
+    summary = (
+        "Entropy, overfocus and other measures of attention by layer, and its stability under corruption."
+    )
     options = CORRUPTION_OPTIONS
     quantities = (*CLEAN_METRICS, STABILITY)
     tiles: ClassVar = {("corruptions", "attention_stability"): "attention stability"}

@@ -92,7 +92,10 @@ def split_words(given: str | float | Iterable[Any]) -> list[Any]:
 
 CORRUPTION_OPTIONS = (
     Option(
-        "corruptions", parse_corruptions, COMMON, "all15 (the default), all19, or names; also for shift:imagenet-c."
+        "corruptions",
+        parse_corruptions,
+        COMMON,
+        "all15 (the default), all19, or names; also for shift:imagenet-c.",
     ),
     Option("severities", parse_severities, SEVERITIES, "Severities of the corruptions. Default: 1,2,3,4,5."),
 )
@@ -227,7 +230,8 @@ def corruption_scores(card: Card, suite: str, source: str, origin: str) -> Itera
     clean = card.samples(CLEAN.label, TOP1)
     if clean is not None:
         increases = [
-            (_total(errors[name]) - 5 * (1 - clean)) / (sum(ALEXNET[name]) - 5 * ALEXNET_CLEAN) for name in COMMON
+            (_total(errors[name]) - 5 * (1 - clean)) / (sum(ALEXNET[name]) - 5 * ALEXNET_CLEAN)
+            for name in COMMON
         ]
         yield Score(whole_set, RELATIVE_MCE, 100 * np.mean(increases, axis=0), images, note, headline=True)
 
@@ -256,14 +260,21 @@ def corruption_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
     scores = [ERROR, CE] if has_ce else [ERROR]
     rows = []
     for name, levels in settings.items():
-        cells = [card.text(levels[s].label, TOP1.name, spread=False) if s in levels else "" for s in severities]
+        cells = [
+            card.text(levels[s].label, TOP1.name, spread=False) if s in levels else "" for s in severities
+        ]
         cells += [card.text(score_labels[name], score.name) for score in scores]
         for quantity in (CONFIDENCE, ECE):
             numbers = [card.numbers.get((setting.label, quantity.name)) for setting in levels.values()]
             values = [number.value for number in numbers if number]
             cells.append(f"{100 * np.mean(values):.1f}" if values else "")
         rows.append([name, *cells])
-    heads = [f"top-1 at {s}" for s in severities] + ["mean error", *(["CE"] if has_ce else []), "confidence", "ECE"]
+    heads = [f"top-1 at {s}" for s in severities] + [
+        "mean error",
+        *(["CE"] if has_ce else []),
+        "confidence",
+        "ECE",
+    ]
     yield Table(f"{source or suite}, %", ["corruption", *heads], rows)
 
 
@@ -315,7 +326,9 @@ def severity_lines(
 def calibration_lines(card: Card, settings: dict[str, dict[int, Setting]], title: str) -> Iterator[LineChart]:
     """Accuracy, confidence and ECE by severity, mean over corruptions."""
     severities, lines = severities_of(settings), []
-    for index, (name, quantity) in enumerate({"accuracy": TOP1, "confidence": CONFIDENCE, "ECE": ECE}.items()):
+    for index, (name, quantity) in enumerate(
+        {"accuracy": TOP1, "confidence": CONFIDENCE, "ECE": ECE}.items()
+    ):
         means = []
         for severity in severities:
             labels = [levels[severity].label for levels in settings.values() if severity in levels]

@@ -23,11 +23,11 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.benchmarks import Pictures, PictureSet, picture_set
+from steadygaze.data.content import names_hash
 from steadygaze.data.folders import Item, evenly
 from steadygaze.errors import BadInput
 from steadygaze.robustness.neighbours import METRICS, features, knn_predict
 from steadygaze.runs.figures import BarChart, Figure, Table
-from steadygaze.data.content import names_hash
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement, broken_rows
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.predictions import bar
@@ -132,7 +132,9 @@ class Neighbours(Suite):
     summary = "k-nearest-neighbour accuracy in the model's features, on classes it was not trained on."
     argument = "NAME=FOLDER (with train/ and test/, or a published set) or NAME=TRAIN=TEST"
     options = (
-        Option("bank", parse_bank, None, "Training images at most, spread evenly over the classes. Default: all."),
+        Option(
+            "bank", parse_bank, None, "Training images at most, spread evenly over the classes. Default: all."
+        ),
         PARTIAL,
     )
     own_images = True
@@ -163,7 +165,9 @@ class Neighbours(Suite):
         source = picture_set(name, *folders, partial=self.values["partial"])
         reader = SetReader(source)
         sides = []
-        for side, images, most in zip(SIDES, (source.train, source.test), (self.values["bank"], limit), strict=True):
+        for side, images, most in zip(
+            SIDES, (source.train, source.test), (self.values["bank"], limit), strict=True
+        ):
             groups = [_entries(name, side, images, label) for label in range(len(source.classes))]
             chosen = evenly([group for group in groups if group])[:most]
             sides.append(tuple(RunImage(e.name, (int(e.label or 0),), e, reader) for e in chosen))
@@ -178,7 +182,9 @@ class Neighbours(Suite):
         for name, one in self.sets.items():
             metrics = tuple(knn_quantity(m, k) for m, k in product(METRICS, KS) if k <= len(one.bank))
             setting = Setting(self.name, name, source=name, label=f"neighbours/{name}")
-            yield ImageSet(name, one.images, (Condition(self.name, (setting,), metrics),), references=one.bank)
+            yield ImageSet(
+                name, one.images, (Condition(self.name, (setting,), metrics),), references=one.bank
+            )
 
     def reference(self, evaluator: Evaluator, image_set: str, batch: Batch) -> None:
         encoded = features(evaluator.model, batch.first)

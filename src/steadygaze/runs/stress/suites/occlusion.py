@@ -91,9 +91,7 @@ class Occlusion(Suite):
         for metric, points in ((DROP_ACCURACY, curve.right), (DROP_PROBABILITY, curve.probability)):
             details = points.float().cpu().numpy()
             note = ", ".join(notes)
-            measurements.append(
-                Measurement(condition.setting, metric, details.mean(1), details, flags, note)
-            )
+            measurements.append(Measurement(condition.setting, metric, details.mean(1), details, flags, note))
         return measurements
 
     def tables(self, card: Card) -> Iterator[Table]:

@@ -39,7 +39,6 @@ from steadygaze.robustness.segmentation import (
 )
 from steadygaze.runs.figures import Figure, Table
 from steadygaze.runs.messages import plural
-from steadygaze.runs.table import draws
 from steadygaze.runs.stress.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
 from steadygaze.runs.stress.quantities import share
 from steadygaze.runs.stress.setting import CLEAN, Setting
@@ -54,6 +53,7 @@ from steadygaze.runs.stress.suites.corruptions import (
     severities_of,
     severity_lines,
 )
+from steadygaze.runs.table import draws
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.card import Card
@@ -84,6 +84,7 @@ class Segmentation(Suite):
     summary = "mIoU of a segmenter on clean and corrupted images; run alone, needs label maps."
     options = CORRUPTION_OPTIONS
     label_maps = True
+    samples_note = "coloured by the class that the model predicts for each pixel"
     quantities = (
         MIOU,
         PIXEL_ACCURACY,
@@ -168,7 +169,9 @@ class Segmentation(Suite):
             return
         severities, rows = severities_of(settings), []
         for name, levels in settings.items():
-            cells = [card.text(levels[s].label, MIOU.name, spread=False) if s in levels else "" for s in severities]
+            cells = [
+                card.text(levels[s].label, MIOU.name, spread=False) if s in levels else "" for s in severities
+            ]
             rows.append([name, *cells, card.text(name, MIOU.name)])
         columns = ["corruption", *(f"mIoU at {s}" for s in severities), "mean"]
         yield Table("segmentation, %", columns, rows)

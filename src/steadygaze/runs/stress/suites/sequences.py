@@ -50,7 +50,9 @@ class Sequences(Suite):
 
     name = "sequences"
     title = "Perturbation sequences"
-    summary = "The ten perturbation sequences of ImageNet-P: how often the prediction flips from frame to frame."
+    summary = (
+        "The ten perturbation sequences of ImageNet-P: how often the prediction flips from frame to frame."
+    )
     quantities = (FLIPS, TOP5_DISTANCE, MFR)
     tiles: ClassVar = {("sequences", "mfr"): "mean flip rate"}
 

@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.data.benchmarks import some
+from steadygaze.data.content import names_hash
 from steadygaze.data.folders import Item
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.clips import read_clip
 from steadygaze.robustness.shifts import READERS, Shift, Shifted, read_shift
 from steadygaze.runs.figures import BarChart, Figure, Table
-from steadygaze.data.content import names_hash
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.predictions import bar
@@ -104,11 +104,14 @@ class ShiftSuite(Suite):
         self.limit, self.shifts = limit, {}
         for name, folder in self.folders.items():
             parts = {key: self.values[key] for key in ("corruptions", "severities")}
-            shift = read_shift(name, folder, partial=self.values["partial"], **(parts if name == CORRUPTED else {}))
+            shift = read_shift(
+                name, folder, partial=self.values["partial"], **(parts if name == CORRUPTED else {})
+            )
             self.shifts[name] = shift
             self.notes += [f"{name}: {note}" for note in shift.notes]
             self.notes += [
-                f"{name}: {len(which)} left out: {reason} ({some(which)})" for reason, which in shift.left_out.items()
+                f"{name}: {len(which)} left out: {reason} ({some(which)})"
+                for reason, which in shift.left_out.items()
             ]
 
     def facts(self) -> dict[str, Any]:

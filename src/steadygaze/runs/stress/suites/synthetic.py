@@ -20,7 +20,14 @@ from PIL import Image
 from steadygaze.data.folders import Item, pictures_in
 from steadygaze.data.images import read_image
 from steadygaze.errors import BadImage
-from steadygaze.robustness.synthetic import FACTORS, POSITIONS, remove_background, square, swap_background, vary
+from steadygaze.robustness.synthetic import (
+    FACTORS,
+    POSITIONS,
+    remove_background,
+    square,
+    swap_background,
+    vary,
+)
 from steadygaze.runs.figures import Figure, Heatmap, Line, LineChart, Table
 from steadygaze.runs.stress.quantities import TOP1
 from steadygaze.runs.stress.setting import Setting, level_text
@@ -45,9 +52,7 @@ class Synthetic(Suite):
     name = "synthetic"
     title = "Synthetic images"
     summary = "The object of each image moved, rotated, resized, and on other backgrounds; needs masks."
-    options = (
-        Option("backgrounds", Path, None, "Folder of background images.", must_serve=True),
-    )
+    options = (Option("backgrounds", Path, None, "Folder of background images.", must_serve=True),)
     needs_masks = True
     compared = ("backgrounds",)
 
