@@ -70,8 +70,10 @@ def search_cost(prepared: PreparedVerify) -> str:
         return ""
     time = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.0f} minutes"
     return (
-        f"{', '.join(searches)}: about {passes:,.0f} forward passes per image (the other methods: {others:,.0f}), up to "
-        f"{time} on this machine. --methods quick is all methods without such searches; NAME:budget=100 is a cheaper search"
+        f"{', '.join(searches)}: about {passes:,.0f} forward passes per image (the other methods: "
+        f"{others:,.0f}), up to "
+        f"{time} on this machine. --methods quick is all methods without such searches; NAME:budget=100 is a "
+        "cheaper search"
     )
 
 
@@ -109,7 +111,8 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
     for model in masked_models(sections):
         print_line(
             console,
-            f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention masking)",
+            f"note: patches of {model} cannot be removed: they were hidden from attention instead (attention "
+            "masking)",
             "yellow",
         )
 

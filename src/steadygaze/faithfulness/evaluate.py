@@ -47,7 +47,8 @@ def evaluate(
     target: the class that the maps explain; None is the label
     ratios: of token removal
     fill: "zero" (black), "mean", "blur" or "noise", for positive_perturbation and negative_perturbation
-    explain: (model, images, target) -> maps (M, B, gh, gw), the M methods in the same order; needed by sanity metrics
+    explain: (model, images, target) -> maps (M, B, gh, gw), the M methods in the same order; needed by sanity
+        metrics
 
     Random numbers depend on `seed` and the image's name only. The model is left as it was.
     """
@@ -59,7 +60,9 @@ def evaluate(
         _check_maps(forward, maps)
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
         _check_target(target, batch, forward if any(m.uses_model for m in chosen.values()) else None)
-    given = MetricInput(view, batch, at_least_float32(maps), target, forward, seed, tuple(ratios), fill, explain)
+    given = MetricInput(
+        view, batch, at_least_float32(maps), target, forward, seed, tuple(ratios), fill, explain
+    )
     values: dict[str, Values] = {}
     for compute, names in _by_compute(chosen.values()).items():
         if any(chosen[name].needs_explain for name in names):
@@ -83,7 +86,8 @@ def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | Non
     without_masks = [m.name for m in metrics if m.needs_masks and batch.masks is None]
     if without_masks:
         raise BadInput(
-            f"{', '.join(without_masks)}: expected a batch with masks, got none. Give masks, or leave these metrics out."
+            f"{', '.join(without_masks)}: expected a batch with masks, got none. Give masks, or leave these "
+            "metrics out."
         )
     without_explain = [m.name for m in metrics if m.needs_explain and explain is None]
     if without_explain:
@@ -97,16 +101,20 @@ def _check_maps(forward: CachedForward, maps: Tensor) -> None:
     expected = (forward.images.shape[0], *forward.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
         raise BadInput(
-            f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got {tuple(maps.shape)}"
+            f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got "
+            f"{tuple(maps.shape)}"
         )
     if not torch.isfinite(maps).all():
-        raise BrokenMap("maps: a map has NaN or infinite values. Leave it out, or check the method that made it.")
+        raise BrokenMap(
+            "maps: a map has NaN or infinite values. Leave it out, or check the method that made it."
+        )
 
 
 def _check_target(target: Tensor, batch: Batch, forward: CachedForward | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
         raise BadInput(
-            f"target: expected one class for each of {len(batch.labels)} images, got shape {tuple(target.shape)}"
+            f"target: expected one class for each of {len(batch.labels)} images, got shape "
+            f"{tuple(target.shape)}"
         )
     if forward is not None:
         classes = forward.logits.shape[1]

@@ -1,4 +1,6 @@
-"""What a metric is given: images with labels and masks, the model's run on whole images, and the maps to be measured."""
+"""What a metric is given: images with labels and masks, the model's run on whole images, and the maps to be
+measured.
+"""
 
 from __future__ import annotations
 
@@ -121,11 +123,13 @@ class MetricInput:
 
     maps: (M, B, grid rows, grid columns), one for each method, unnormalised, at least float32
     target: (B,) the class that the maps explain
-    forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all metrics
+    forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all
+        metrics
     seed: random seed of the run; combine it with the image's name, `batch.name(i)`
     ratios: shares of patches that are kept or removed
     fill: what hidden pixels become: "zero", "mean", "blur" or "noise"
-    explain: (model, images, target) -> maps (M, B, grid rows, grid columns), for metrics that declare needs_explain
+    explain: (model, images, target) -> maps (M, B, grid rows, grid columns), for metrics that declare
+        needs_explain
     """
 
     vit: ViT

@@ -119,7 +119,8 @@ def _first_maximum(x: Float[Tensor, " n"]) -> Int[Tensor, ""]:
     return (x == x.max()).nonzero()[0, 0]
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
+# -- registration
+# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

@@ -1,8 +1,8 @@
 """The registry of faithfulness metrics: what a metric declares, and how to add one.
 
-A metric gives one number for each map of each image. `combine` makes the number of a data set from many of them; where
-that is not the mean, rows carry what it needs as `detail`. A value that is undefined for an image (a mask without
-object) is NaN and is left out.
+A metric gives one number for each map of each image. `combine` makes the number of a data set from many of
+them; where that is not the mean, rows carry what it needs as `detail`. A value that is undefined for an image
+(a mask without object) is NaN and is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ __all__ = [
     "register_metric",
 ]
 
-FAMILIES = ("removal", "perturbation", "localisation", "sanity", "truth")  # the order of tables; others follow
+FAMILIES = (
+    "removal",
+    "perturbation",
+    "localisation",
+    "sanity",
+    "truth",
+)  # the order of tables; others follow
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ Compute = Callable[[MetricInput, Sequence[str]], Mapping[str, Values]]
 
 @dataclass(frozen=True)
 class Metric(Quantity):
-    """One entry of the registry. `register_metric` documents the fields; metrics with one `compute` run together.
+    """One entry of the registry. `register_metric` documents the fields; metrics with one `compute` run
+    together.
 
     uses_model: false for metrics that look at maps and masks only
     uses_fill: whether it paints pixels with the option `fill`
@@ -136,10 +143,11 @@ def register_metric(
     (2, True)
     >>> METRICS.remove("sparseness")  # forget it again
 
-    The function is given a `MetricInput` (maps, target, images, masks, the model and its logits) and returns a tensor
-    (M, B), one number for each map and image, or `Values` with details. It runs without gradients unless the metric
-    declares needs_explain, and the model is left as it was. From then on the metric works as ours do: in `verify` and
-    `steadygaze verify --metrics`, in runs that are resumed, in tables and in the report.
+    The function is given a `MetricInput` (maps, target, images, masks, the model and its logits) and returns
+    a tensor (M, B), one number for each map and image, or `Values` with details. It runs without gradients
+    unless the metric declares needs_explain, and the model is left as it was. From then on the metric works
+    as ours do: in `verify` and `steadygaze verify --metrics`, in runs that are resumed, in tables and in the
+    report.
 
     unit: "%", "nats", ... or nothing
     better: "higher", "lower", or "neither" for descriptive numbers
@@ -153,7 +161,9 @@ def register_metric(
     replace: replace a metric that has this name already, instead of raising an error
     """
 
-    def decorate(function: Callable[[MetricInput], Tensor | Values]) -> Callable[[MetricInput], Tensor | Values]:
+    def decorate(
+        function: Callable[[MetricInput], Tensor | Values],
+    ) -> Callable[[MetricInput], Tensor | Values]:
         def compute(given: MetricInput, names: Sequence[str]) -> Mapping[str, Values]:
             values = function(given)
             return {name: values if isinstance(values, Values) else Values(values)}
@@ -194,7 +204,16 @@ def list_metrics() -> list[MetricInfo]:
     """All metrics, by family."""
     return [
         MetricInfo(
-            m.name, m.family, m.unit, m.better, m.low, m.high, m.title, m.summary, m.needs_masks, m.needs_explain
+            m.name,
+            m.family,
+            m.unit,
+            m.better,
+            m.low,
+            m.high,
+            m.title,
+            m.summary,
+            m.needs_masks,
+            m.needs_explain,
         )
         for m in map(metric, in_table_order(METRICS))
     ]
@@ -214,6 +233,7 @@ def check_values(entry: Metric, values: Values, maps: Float[Tensor, "m b gh gw"]
     if not isinstance(values.value, Tensor) or values.value.shape != maps.shape[:2]:
         shape = tuple(getattr(values.value, "shape", ()))
         raise BadInput(
-            f"metric {entry.name!r}: expected one number for each map and image, {tuple(maps.shape[:2])}, got {shape}"
+            f"metric {entry.name!r}: expected one number for each map and image, {tuple(maps.shape[:2])}, "
+            f"got {shape}"
         )
     return values

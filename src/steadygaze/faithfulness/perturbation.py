@@ -155,13 +155,22 @@ def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h
     return gaussian_blur(gaussian_blur(images, [1, height], [sigma, sigma]), [width, 1], [sigma, sigma])
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
+# -- registration
+# ------------------------------------------------------------------------------------------------------
 
 
 def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> Metric:
     uses_fill = name.endswith("_perturbation")
     return Metric(
-        name, unit, better, 0, high, summary=summary, family="perturbation", compute=compute, uses_fill=uses_fill
+        name,
+        unit,
+        better,
+        0,
+        high,
+        summary=summary,
+        family="perturbation",
+        compute=compute,
+        uses_fill=uses_fill,
     )
 
 

@@ -112,7 +112,8 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     return values
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
+# -- registration
+# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

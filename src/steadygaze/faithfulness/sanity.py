@@ -137,13 +137,16 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
     return maps.detach()
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
+# -- registration
+# ------------------------------------------------------------------------------------------------------
 
 
 def _randomisation(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     assert given.explain is not None
     images, target = given.batch.images, given.target
-    return {"randomisation": randomisation(given.explain, given.vit, images, given.maps, target, seed=given.seed)}
+    return {
+        "randomisation": randomisation(given.explain, given.vit, images, given.maps, target, seed=given.seed)
+    }
 
 
 def _class_sensitivity(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

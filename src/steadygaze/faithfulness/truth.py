@@ -53,7 +53,8 @@ def relevant_patches(
     return object_share > background_share, (object_share + background_share) > 0
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
+# -- registration
+# ------------------------------------------------------------------------------------------------------
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:

@@ -20,7 +20,9 @@ ZERO, BROKEN = "zero map", "broken map"
 def maps_of(
     model: nn.Module | ViT, images: Tensor, target: Tensor, methods: Sequence[Method], score: str | None
 ) -> list[tuple[Tensor, dict[int, str]]]:
-    """For each method its maps (B, gh, gw), and image index -> flag where a map is zero or broken (then zero here)."""
+    """For each method its maps (B, gh, gw), and image index -> flag where a map is zero or broken (then zero
+    here).
+    """
     made = _maps_and_broken(model, images, target, list(methods), score)
     return [(maps, _flags(maps, broken)) for maps, broken in made]
 

@@ -21,6 +21,7 @@ def small_sample_note(images: int) -> str:
     if images == 1:
         return "A single image says nothing about others: its intervals have no width."
     return (
-        f"{images} images are few: their intervals come out too narrow. Use {ENOUGH} or more before you trust a "
+        f"{images} images are few: their intervals come out too narrow. Use {ENOUGH} or more before you "
+        "trust a "
         "difference."
     )

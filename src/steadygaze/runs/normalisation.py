@@ -1,7 +1,8 @@
 """The normalisation of images that are given in memory: given, known of the model, or ImageNet's.
 
-Images have whole grey levels of 0..255. Undone with another mean and standard deviation than they were normalised with,
-they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find few of them.
+Images have whole grey levels of 0..255. Undone with another mean and standard deviation than they were
+normalised with, they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find
+few of them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def has_whole_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -
 
 
 def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
-    """True: the images bear this normalisation out. False: unknown (resized as floating point, half precision).
+    """True: the images bear this normalisation out. False: unknown (resized as floating point, half
+    precision).
 
     Raises `BadInput` if the images have whole grey levels under another of the usual normalisations.
     """
@@ -82,8 +84,10 @@ def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bo
             expected_mean, expected_std = (list(v) for v in statistics)
             mean, std = (list(v) for v in usual)
             raise BadInput(
-                f"images: expected normalisation with mean {expected_mean} and std {expected_std}, but the images have "
-                f"whole grey levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is how they "
+                f"images: expected normalisation with mean {expected_mean} and std {expected_std}, but the "
+                "images have "
+                f"whole grey levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
+                "how they "
                 "were made, or normalise them as expected"
             )
     return False

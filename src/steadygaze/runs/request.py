@@ -74,7 +74,8 @@ class Request:
             return self.model
         if not isinstance(self.model, str):
             raise BadInput(
-                f"data: reading a folder needs a model whose preprocessing is known, got {type(self.model).__name__}. "
+                "data: reading a folder needs a model whose preprocessing is known, got "
+                f"{type(self.model).__name__}. "
                 "Load it with sg.load_model(name_or_module, ...)."
             )
         device: Any = self.device

@@ -1,9 +1,9 @@
 """Tables of images x columns, and confidence by bootstrap over images.
 
-`verify` and `stress` both collect values of images under columns (a method, score and metric; a setting and metric), and
-summarise them by percentile intervals. Images are drawn with replacement, with a seed, the same draws for every column
-of a data set, so that differences between two columns are paired. A draw is kept as how often each image was taken: one
-matrix product gives the resampled means of all columns at once.
+`verify` and `stress` both collect values of images under columns (a method, score and metric; a setting and
+metric), and summarise them by percentile intervals. Images are drawn with replacement, with a seed, the same
+draws for every column of a data set, so that differences between two columns are paired. A draw is kept as
+how often each image was taken: one matrix product gives the resampled means of all columns at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Cell:
 
 
 class ImageTable(Generic[Column]):
-    """Values, and the numbers behind them, by image and column. A column is any key, such as (setting, metric).
+    """Values, and the numbers behind them, by image and column. A column is any key, such as (setting,
+    metric).
 
     >>> table = ImageTable[str]()
     >>> table.add("top1", "b.png", 1.0), table.add("top1", "a.png", 0.0), table.add("top5", "b.png", 1.0)
@@ -100,7 +101,9 @@ class ImageTable(Generic[Column]):
         return out[self._positions(names)]
 
     def detail(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray | None:
-        """(images, numbers) behind the values, NaN where there are none; None if the column has no details."""
+        """(images, numbers) behind the values, NaN where there are none; None if the column has no
+        details.
+        """
         details = self._details.get(column)
         if not details:
             return None

@@ -41,21 +41,26 @@ def verify(
 ) -> Rows:
     """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
 
-    model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two, which know
-        how images are preprocessed
-    data: a folder of labelled images; or batches (images, labels) or (images, labels, masks), a `DataLoader` of such
-        batches, or a `Dataset`: images (B, 3, H, W) normalised for the model, labels (B,), masks (B, H, W) with 255
-        object, 128 border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
-    methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but searches
+    model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
+        which know how images are preprocessed
+    data: a folder of labelled images; or batches (images, labels) or (images, labels, masks), a `DataLoader`
+        of such batches, or a `Dataset`: images (B, 3, H, W) normalised for the model, labels (B,), masks (B,
+        H, W) with 255 object, 128 border, 0 background, or booleans. Images in memory are called "0", "1",
+        ... in order
+    methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
+        searches
     metrics, metric: names of `sg.list_metrics()`
-    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each image
+    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each
+        image
     score: the quantity that is explained, or several of them; None is each method's own
     ratios: shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9
-    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or "noise"
+    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or
+        "noise"
     masks: a folder of masks, for a folder of images
     limit: at most this many images; of a folder, spread evenly over the classes
     batch_size: for a folder or a `Dataset`    num_workers: for a folder, threads that read images ahead
-    mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm models
+    mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
+        models
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     """
     chosen = method if method is not None else methods

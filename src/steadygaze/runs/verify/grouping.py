@@ -1,8 +1,8 @@
 """Which runs can share a table: those measured with the same settings, on the same images.
 
-Runs may differ in methods, scores, metrics and in how many images of one data set were used. Numbers for another class,
-at other ratios, with another fill, seed or preprocessing, or of other images in a folder of the same name are another
-table.
+Runs may differ in methods, scores, metrics and in how many images of one data set were used. Numbers for
+another class, at other ratios, with another fill, seed or preprocessing, or of other images in a folder of
+the same name are another table.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ def _comparable(rows: Rows, one: int, two: int, contents: Callable[[int], Conten
 
 
 def _same_images(one: Contents, two: Contents, same_list: bool) -> bool:
-    """Whether two samples of a data set fit: one contains the other's images, and shared images have one content."""
+    """Whether two samples of a data set fit: one contains the other's images, and shared images have one
+    content.
+    """
     nested = same_list or one.keys() <= two.keys() or two.keys() <= one.keys()
-    return nested and all(not one[name] or not two[name] or one[name] == two[name] for name in one.keys() & two.keys())
+    return nested and all(
+        not one[name] or not two[name] or one[name] == two[name] for name in one.keys() & two.keys()
+    )
 
 
 def _contents(rows: Rows, number: int) -> Contents:
@@ -57,7 +61,9 @@ def _contents(rows: Rows, number: int) -> Contents:
 
 
 def distinction(rows: Rows, group: Sequence[int], groups: Sequence[Sequence[int]]) -> str:
-    """What distinguishes a group of runs from others with the same model and data; "" if there is no such group."""
+    """What distinguishes a group of runs from others with the same model and data; "" if there is no such
+    group.
+    """
     own = rows.runs[group[0]]["settings"]
     others = [rows.runs[other[0]]["settings"] for other in groups if other is not group]
     others = [s for s in others if all(s.get(key) == own.get(key) for key in ("model", "data"))]

@@ -1,4 +1,6 @@
-"""What a run computes: columns (a method with the score it explains) and the maps behind them, each computed once."""
+"""What a run computes: columns (a method with the score it explains) and the maps behind them, each computed
+once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Column:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for columns with equal maps: aliases, and several scores of a method that does not depend on it."""
+        """Equal for columns with equal maps: aliases, and several scores of a method that does not depend on
+        it.
+        """
         m = self.method
         return m.base.name, m.aggregator, m.options, rules_of(m), self.score if m.class_specific else None
 
@@ -43,7 +47,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns x metrics. `maps` are the columns that are computed, `source[i]` is the one that serves column i.
+    """Columns x metrics. `maps` are the columns that are computed, `source[i]` is the one that serves column
+    i.
 
     fill: what positive_perturbation and negative_perturbation fill pixels with
     own_scores: every method explains its own default score, so that one call serves all
@@ -127,7 +132,8 @@ def make_plan(
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
-    """The methods of these names. "all" is every method that supports the model, "quick" all but the searches, "all+plus"
+    """The methods of these names. "all" is every method that supports the model, "quick" all but the
+    searches, "all+plus"
     every one with layers, aggregated by plus."""
     chosen: dict[str, Method] = {}
     for entry in methods:
@@ -169,7 +175,8 @@ def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS starting at each of these layers."""
     if method.base.kind == "model":
         raise BadInput(
-            f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
+            f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as "
+            "ixg+plus."
         )
     options = {k: v for k, v in method.options if k != "start"}
     name = method.name.partition(":")[0]

@@ -44,8 +44,8 @@ BY_NAME = ("label", "predicted")
 class VerifyRequest(Request):
     """What `verify` is given.
 
-    target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or one class
-        for each image
+    target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or
+        one class for each image
     start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
     mean, std: the normalisation of images in memory
     diffmask: trained gates, for the method diffmask
@@ -114,7 +114,9 @@ def run_verify(
 
     with run, manner(report_search):
         for jobs in ready.source.jobs(ready.plan.keys):
-            run.total = total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
+            run.total = (
+                total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
+            )
             run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
     return run.rows()
 
@@ -146,7 +148,8 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     unlabelled = next((item.name for item in labelled.items if item.label is None), None)
     if target == "label" and unlabelled is not None:
         raise BadInput(
-            f"{unlabelled}: its class is not one of the model's. Explain the predicted class instead: target='predicted'"
+            f"{unlabelled}: its class is not one of the model's. Explain the predicted class instead: "
+            "target='predicted'"
         )
     source = FolderSource(labelled, loaded, request.batch_size)
     described = {
@@ -184,14 +187,15 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     loaded = request.model if isinstance(request.model, LoadedModel) else None
     if isinstance(request.model, str):
         loaded = request.load(World())
-    vit = adapt(request.model if loaded is None else loaded.model)  # type: ignore[arg-type]
+    vit = adapt(request.model if loaded is None else loaded.model)
     plan = _plan(request, vit)
     normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
     if plan.painting and not normalisation.known:
         warnings.warn(
-            f"{', '.join(plan.painting)}: pixels are painted black before the normalisation, which the model does not "
+            f"{', '.join(plan.painting)}: pixels are painted black before the normalisation, which the model "
+            "does not "
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
-            stacklevel=4,
+            stacklevel=5,  # the caller of `verify`
         )
     data = InMemoryData(
         request.data,
@@ -238,7 +242,8 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
     }
 
 
-# -- the class that is explained ---------------------------------------------------------------------------------------
+# -- the class that is explained
+# ---------------------------------------------------------------------------------------
 
 
 def _class_target(target: Target, loaded: LoadedModel | None, classes: int | None) -> str | int | Tensor:
@@ -269,9 +274,7 @@ def _target_text(target: str | int | Tensor) -> str:
     return str(target)
 
 
-def _target_function(
-    vit: ViT, target: str | int | Tensor, source: ImageSource
-) -> Callable[[Batch], Tensor]:
+def _target_function(vit: ViT, target: str | int | Tensor, source: ImageSource) -> Callable[[Batch], Tensor]:
     """From a batch to the classes that are explained, (B,)."""
     if target == "label":
         return lambda batch: batch.labels
@@ -285,7 +288,8 @@ def _target_function(
         positions = [source.position(name) for name in batch.names]
         if max(positions) >= len(target):
             raise BadInput(
-                f"target: expected one class for each image, got {len(target)} for more than {max(positions)} images"
+                f"target: expected one class for each image, got {len(target)} for more than "
+                f"{max(positions)} images"
             )
         return target[positions].to(batch.labels.device)
 

@@ -1,4 +1,6 @@
-"""From rows to a ranking: one section for each model and data set, one line for each method and score, one cell a metric."""
+"""From rows to a ranking: one section for each model and data set, one line for each method and score, one
+cell a metric.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,9 @@ class Section:
         return max(defined, key=lambda line: sign * values[line]) if defined else self.lines[0]
 
     def versus(self, baseline: Line | str, metric: str | None = None) -> dict[Line, Cell]:
-        """Each line minus the baseline over the images that both have, paired: an interval without 0 is a difference."""
+        """Each line minus the baseline over the images that both have, paired: an interval without 0 is a
+        difference.
+        """
         metric = metric or self.shown[0]
         base = self.line(baseline) if isinstance(baseline, str) else baseline
         if (metric, base) not in self.cells:
@@ -294,7 +298,9 @@ class Table:
                 f"| --- | --- |{' ---: |' * len(shown)}",
             ]
             for line in section.lines:
-                cells = [_cell_text(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown]
+                cells = [
+                    _cell_text(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown
+                ]
                 lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
             note = small_sample_note(len(section.table))
             lines += ["", note] if note else []
