@@ -81,7 +81,7 @@ def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4
 
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-FEW = dict(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 
 
 def thousand() -> LoadedModel:

@@ -255,7 +255,7 @@ def test_other_settings_are_refused(data, tmp_path):
     run_stress(ask(data, tmp_path / "run"))
     with pytest.raises(sg.BadInput, match="severities was"):
         run_stress(
-            ask(data, tmp_path / "run", options=dict(corruptions="fog,jpeg_compression", severities="2"))
+            ask(data, tmp_path / "run", options={"corruptions": "fog,jpeg_compression", "severities": "2"})
         )
 
 
@@ -413,7 +413,7 @@ def test_a_cnn_in_memory(tmp_path):
         kept = sg.stress(model, batches(), **how, out=tmp_path / "run")
         assert sorted(map(str, kept)) == sorted(map(str, rows))
     assert len(rows_of(tmp_path / "run")) == len(rows)
-    with pytest.raises(sg.BadInput, match="other images|other pictures"):
+    with pytest.raises(sg.BadInput, match="other images"):
         sg.stress(
             model, [(images.flip(-1), labels) for images, labels in batches()], **how, out=tmp_path / "run"
         )

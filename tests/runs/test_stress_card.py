@@ -15,7 +15,7 @@ from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.request import StressRequest, run_stress
 
-FEW = dict(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from steadygaze.runs.maps import BROKEN as BROKEN
 from steadygaze.runs.maps import ZERO as ZERO
 from steadygaze.runs.processes import World as World
 from steadygaze.runs.processes import world as world
-from steadygaze.runs.rows import Row, RowKey, Rows, key_of
+from steadygaze.runs.rows import Row, RowKey, Rows, json_number, key_of
 from steadygaze.runs.store import Done, Store, prepare
 
 T = TypeVar("T")
@@ -302,9 +302,11 @@ class Run:
             )
 
 
-# -- names of the first version, until `stress` uses the loop above ----------------------------------------------------
+# -- names of the first version, until `stress` uses the loop above
+# ----------------------------------------------------
 
 Told = Callable[[int, int], None]
+short = json_number
 
 
 def maps_of(*arguments: Any) -> list[tuple[Any, list[int]]]:
