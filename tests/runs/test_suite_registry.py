@@ -1,4 +1,5 @@
-"""A suite from outside the package: through Python and the command line, resumed after a kill, in the report."""
+"""A suite from outside the package: through Python and the command line, resumed after a kill, in the
+report."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""`steadygaze card`: two models in, one page out: accuracy, robustness, attention, faithfulness, maps and classes before
-and after."""
+"""`steadygaze card`: two models in, one page out: accuracy, robustness, attention, faithfulness, maps and
+classes before and after."""
 
 from __future__ import annotations
 

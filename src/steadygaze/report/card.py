@@ -1,5 +1,5 @@
-"""The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes gained and
-lost."""
+"""The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes
+gained and lost."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write_card(
     pictures: bool = True,
     masked: Sequence[bool] = (False, False),
 ) -> list[Path]:
-    """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were hidden from
-    attention rather than removed; before, and after."""
+    """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were
+    hidden from attention rather than removed; before, and after."""
     first = short_list(comparison.changes)
     attention = [row(c, titles=True) for c in first if _is_attention(c.quantity.name)]
     rest = [row(c, titles=True) for c in first if not _is_attention(c.quantity.name)]

@@ -1,4 +1,5 @@
-"""The page of a comparison: every number before and after, classes gained and lost, changed images with their maps."""
+"""The page of a comparison: every number before and after, classes gained and lost, changed images with their
+maps."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def classes_part(comparison: Comparison) -> Part:
 
 
 def turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
-    """The images that are newly wrong and newly correct: how many, their names, and maps of those the runs stored."""
+    """The images that are newly wrong and newly correct: how many, their names, and maps of those the runs
+    stored."""
     shots, text = shots_of(comparison, comparison.turned, shown) if shown else ({}, "")
     parts = []
     for way, names in comparison.turned.items():

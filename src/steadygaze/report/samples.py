@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,10 @@ def condition_images(run: Path) -> tuple[Titled, Titled, str]:
 
 
 def shots_of(
-    comparison: Comparison, names: dict[str, Sequence[str]], show: int
+    comparison: Comparison, names: Mapping[str, Sequence[str]], show: int
 ) -> tuple[dict[str, list[Shot]], str]:
-    """The first images of each group of names that both runs stored, with the maps of both models, and what they are."""
+    """The first images of each group of names that both runs stored, with the maps of both models, and what
+    they are."""
     folders = [card.folder for card in (comparison.before[0], comparison.after[0])]
     stored = [None if folder is None else read_samples(folder) for folder in folders]
     before, after = stored

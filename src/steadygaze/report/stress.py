@@ -1,5 +1,5 @@
-"""The report of stress runs: the scores, a section for each suite, sample images, all numbers, how it was run; one HTML
-file, table.csv, table.md."""
+"""The report of stress runs: the scores, a section for each suite, sample images, all numbers, how it was
+run; one HTML file, table.csv, table.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Before and after on one page: `stress` and `verify` of two models on the same images, and what differs in
 faithfulness.
 
-A side is a model (a name for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train` wrote), which is
-measured into OUT/before or OUT/after; or the folder OUT/before of an earlier card, with stress/ and verify/ in it, which
-is read.
+A side is a model (a name for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train`
+wrote), which is measured into OUT/before or OUT/after; or the folder OUT/before of an earlier card, with
+stress/ and verify/ in it, which is read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.table import difference
+from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Line, Section, quantity
 
@@ -31,7 +32,8 @@ SUITES = ("corruptions", "attacks", "occlusion", "attention")
 
 @dataclass(frozen=True)
 class FaithfulnessChange:
-    """One faithfulness number of a method, before and after: after minus before with its paired 95 % interval."""
+    """One faithfulness number of a method, before and after: after minus before with its paired 95 %
+    interval."""
 
     method: str
     metric: str
@@ -75,7 +77,8 @@ class CardRequest:
 def measure_side(
     side: str, name: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
 ) -> Path:
-    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or after."""
+    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or
+    after."""
     folder = Path(side)
     if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
         return folder
@@ -111,7 +114,7 @@ def measure_side(
         **common,
         out=out / "verify",
         methods=list(request.methods),
-        **({"metrics": list(request.metrics)} if request.metrics else {}),
+        metrics=list(request.metrics) or DEFAULT_METRICS,
     )
     run_verify(verify, world, on_progress, prepare_verify(verify, world))
     return out

@@ -1,8 +1,9 @@
 """Before and after: two models on the same images under the same settings.
 
-Every number is after minus before, over the images and settings that both have: means over corruptions and the like too.
-The interval is paired (the same draws for both), so an interval without zero is a significant difference. With several
-seeds a side, each image counts with its mean over them, and each side's own spread over seeds is given.
+Every number is after minus before, over the images and settings that both have: means over corruptions and
+the like too. The interval is paired (the same draws for both), so an interval without zero is a significant
+difference. With several seeds a side, each image counts with its mean over them, and each side's own spread
+over seeds is given.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ NO_SPREAD = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
 
 @dataclass(frozen=True)
 class Change:
-    """One number before and after; difference with its paired 95 % interval; p: McNemar's test of correct and wrong
-    predictions, for one seed a side."""
+    """One number before and after; difference with its paired 95 % interval; p: McNemar's test of correct and
+    wrong predictions, for one seed a side."""
 
     setting: Setting
     quantity: Quantity
@@ -66,8 +67,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed. classes and turned (wrong, right: image names) are of `setting`, between the first run of each
-    side; empty for segmenters."""
+    """What changed. classes and turned (wrong, right: image names) are of `setting`, between the first run of
+    each side; empty for segmenters."""
 
     before: list[Card]
     after: list[Card]
@@ -141,8 +142,8 @@ def compare(
         raise UnknownName(
             "setting", setting, known, "Both models must have been run under it.", option="setting"
         )
-    images, correct, labels = _predictions(one, two, setting)
-    changed = turned(images, *correct)
+    classified, correct, labels = _predictions(one, two, setting)
+    changed = turned(classified, *correct)
     known_names = {**_class_names(one), **_class_names(two)}
     return Comparison(
         cards[0],
@@ -194,7 +195,8 @@ def _images(rows: Rows) -> list[set[str]]:
 def _paired(
     sides: Sequence[Rows], common: set[str], repeats: int, seed: int
 ) -> tuple[list[list[Card]], list[str]]:
-    """The cards of both sides, restricted to what every run has measured of every image, and notes on what is left out."""
+    """The cards of both sides, restricted to what every run has measured of every image, and notes on what is
+    left out."""
     cards = [
         Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides
     ]
@@ -295,7 +297,8 @@ def _change(cards: list[list[Card]], key: Key) -> Change:
 
 
 def _significance(cards: list[list[Card]], key: Key) -> float | None:
-    """McNemar's p of a metric that is 0 or 1 for each image, such as top1; None for others, and for several seeds."""
+    """McNemar's p of a metric that is 0 or 1 for each image, such as top1; None for others, and for several
+    seeds."""
     one_seed = all(len(side) == 1 and key in side[0].measured for side in cards)
     if not one_seed or not isinstance(cards[0][0].quantity(key[1]), Accuracy):
         return None

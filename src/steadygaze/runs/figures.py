@@ -10,7 +10,8 @@ FADED = 8  # groups from here on are thin and grey, without a name in the legend
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its 95 % interval, as it is shown (in percent, where it is a share); bars of a group share a colour."""
+    """A value with its 95 % interval, as it is shown (in percent, where it is a share); bars of a group share
+    a colour."""
 
     label: str
     value: float

@@ -1,4 +1,5 @@
-"""`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention do?"""
+"""`stress`: how robust is a model to corruption, shift, attack and occlusion, and what does its attention
+do?"""
 
 from __future__ import annotations
 
@@ -35,24 +36,25 @@ def stress(
 ) -> Rows:
     """Measure the robustness of a classifier or a segmenter. `.cards()` of the result has the scores.
 
-    model: any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the suite segmentation a
-        segmenter: its output is (B, C, h, w), an output of transformers with `.logits`, or torchvision's dict with "out"
+    model: any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the suite
+        segmentation a segmenter: its output is (B, C, h, w), an output of transformers with `.logits`, or
+        torchvision's dict with "out"
     data: a folder of labelled images, or batches (images, labels): a list, a Dataset or a DataLoader; images
-        (B, 3, H, W) normalised for the model, labels (B,), or of a segmenter label maps (B, H, W) with 255 where
-        nothing counts. A folder needs the result of `load_model`, or a name for it. None: for suites with images of
-        their own
+        (B, 3, H, W) normalised for the model, labels (B,), or of a segmenter label maps (B, H, W) with 255
+        where nothing counts. A folder needs the result of `load_model`, or a name for it. None: for suites
+        with images of their own
     suites, suite: names of `sg.list_suites()`; such as corruptions, attacks, shift:NAME=FOLDER
     masks: a folder of masks or label maps, for suites that need them
     limit: at most this many images of each set, spread evenly over the classes
     batch_size: images at a time            num_workers: processes that make images ahead
-    mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's is assumed,
-        with a warning if the images do not confirm it
+    mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's
+        is assumed, with a warning if the images do not confirm it
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
-    options: of the suites, as `sg.list_suites()` describes them:
-        corruptions ("all15", "all19" or names), severities (some of 1..5): of corruptions, attention, segmentation and
-        shift:imagenet-c; epsilons (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion;
-        backgrounds (a folder): of synthetic; bank (number of training images): of neighbours; partial (accept
-        incomplete downloads): of shift and neighbours
+    options: of the suites, as `sg.list_suites()` describes them: corruptions ("all15", "all19" or names),
+        severities (some of 1..5): of corruptions, attention, segmentation and shift:imagenet-c; epsilons
+        (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion; backgrounds (a folder): of
+        synthetic; bank (number of training images): of neighbours; partial (accept incomplete downloads): of
+        shift and neighbours
     """
     if "batch" in options:
         batch_size = options.pop("batch")

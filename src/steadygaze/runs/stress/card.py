@@ -1,5 +1,5 @@
-"""From the rows of a stress run to its card: every setting and metric with its 95 % interval, and the scores that the
-suites derive from them. Intervals: bootstrap over images, the same draws for every number."""
+"""From the rows of a stress run to its card: every setting and metric with its 95 % interval, and the scores
+that the suites derive from them. Intervals: bootstrap over images, the same draws for every number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Key = tuple[str, str]  # label of the setting, name of the metric
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A number of the card with its 95 % interval. samples: its value, then that of every resampled data set."""
+    """A number of the card with its 95 % interval. samples: its value, then that of every resampled data
+    set."""
 
     setting: Setting
     quantity: Quantity
@@ -61,7 +62,8 @@ class Number:
 
 @dataclass
 class _Column:
-    """One metric of one setting: the value of each image by its index, and sums of the details behind them."""
+    """One metric of one setting: the value of each image by its index, and sums of the details behind
+    them."""
 
     keep_details: bool = False
     indices: array[int] = field(default_factory=lambda: array("l"))
@@ -124,7 +126,7 @@ class Card:
             raise BadInput(
                 "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
             )
-        folders = rows.folders or [None] * len(rows.runs)
+        folders: Sequence[Path | None] = rows.folders or [None] * len(rows.runs)
         cards = [
             cls(run, repeats=repeats, seed=seed, folder=folder)
             for run, folder in zip(rows.runs, folders, strict=True)
@@ -149,7 +151,7 @@ class Card:
         if metric == TOP1.name and row.get("detail") and (label == CLEAN.label or self.population(label)):
             self.answers[row["image"]] = tuple(row["detail"])
 
-    # -- what was measured --------------------------------------------------------------------------------------
+    # -- what was measured -------------------------------------------------------------------------
 
     def population(self, label: str) -> str:
         """Which images a setting was measured on: "" the data of the run, otherwise a set of its own."""
@@ -197,7 +199,8 @@ class Card:
         return values
 
     def details(self, label: str, metric: str) -> tuple[np.ndarray, list[array[int]], int]:
-        """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of images."""
+        """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of
+        images."""
         order, column = self._orders[self.population(label)], self._columns[label, metric]
         return order[np.asarray(column.indices)], column.details, int(order.max() + 1)
 
@@ -240,7 +243,8 @@ class Card:
         return [self.quantity(name) for name in dict.fromkeys(m for label, m in self.keys if label in wanted)]
 
     def curve(self, label: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is none."""
+        """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is
+        none."""
         column = self._columns.get((label, metric))
         if column is None or column.sums is None:
             return None
@@ -250,7 +254,7 @@ class Card:
             variance = np.maximum(squares / counts - mean**2, 0)
             return mean, 1.96 * np.sqrt(variance / counts)
 
-    # -- numbers ------------------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     @cached_property
     def measured(self) -> dict[Key, Number]:
@@ -319,8 +323,8 @@ class Card:
         return unfinished
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images, better,
-        note."""
+        """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images,
+        better, note."""
         facts = {
             "model": self.model,
             "weights": self.weights,

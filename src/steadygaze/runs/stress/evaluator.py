@@ -47,7 +47,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images under one condition: views (B, V, 3, H, W), normalised. label_maps: (B, H, W), of a segmenter."""
+    """Images under one condition: views (B, V, 3, H, W), normalised. label_maps: (B, H, W), of a
+    segmenter."""
 
     images: Sequence[RunImage]
     views: Float[Tensor, "b v c h w"]
@@ -127,8 +128,8 @@ class Evaluator:
         correct: Sequence[tuple[int, ...]],
         classes: Sequence[int] | None = None,
     ) -> list[Measurement]:
-        """top1 with [label, predicted class], top5, confidence; restricted to `classes` if given (then without
-        confidence)."""
+        """top1 with [label, predicted class], top5, confidence; restricted to `classes` if given (then
+        without confidence)."""
         broken = broken_rows(logits)
         logits = logits.nan_to_num(0.0, 0.0, 0.0) if broken else logits
         measurements = []

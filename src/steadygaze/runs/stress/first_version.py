@@ -1,5 +1,5 @@
-"""Reading run.json, of this version and of the first: there, settings were strings and metrics had no description.
-Only this file takes such strings apart."""
+"""Reading run.json, of this version and of the first: there, settings were strings and metrics had no
+description. Only this file takes such strings apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import accuracy, quantity_of_record, restricted, share
 from steadygaze.runs.stress.setting import CLEAN, Setting
-from steadygaze.runs.stress.suite import SUITES
+from steadygaze.runs.stress.suite import SUITES, Suite
 
 Facts = Mapping[str, Any]  # run["settings"]
 ATTACKS = ("fgsm", "pgd")
@@ -29,15 +29,15 @@ def settings_of_run(facts: Facts) -> list[Setting]:
 
 def quantities_of_run(facts: Facts) -> dict[str, Quantity]:
     """What is known of the run's metrics: from run.json, and from the suites."""
-    suites = [Predictions, *SUITES.values()]
+    suites: list[type[Suite]] = [Predictions, *SUITES.values()]
     known = {quantity.name: quantity for suite in suites for quantity in suite.quantities}
     recorded = {record["name"]: quantity_of_record(record) for record in facts.get("quantities", ())}
     return {**recorded, **known}
 
 
 def images_of_sets(facts: Facts, settings: Sequence[Setting]) -> dict[str, int]:
-    """Number of images of each setting with images of its own. The first version did not keep it for sets with
-    several settings: at least one."""
+    """Number of images of each setting with images of its own. The first version did not keep it for sets
+    with several settings: at least one."""
     if "set_images" in facts:
         return dict(facts["set_images"])
     sets = [*facts.get("shifts", ()), *facts.get("neighbours", ())]

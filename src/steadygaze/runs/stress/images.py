@@ -30,7 +30,8 @@ REMEMBERED = 2  # batches of images that a worker keeps for the next condition
 
 
 class Reader(Protocol):
-    """Reads the images of a suite's own set. ready: they have the model's size and are shown without resizing."""
+    """Reads the images of a suite's own set. ready: they have the model's size and are shown without
+    resizing."""
 
     @property
     def ready(self) -> bool: ...
@@ -40,8 +41,8 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class RunImage:
-    """One image of the run: its name in the rows, every correct class, its file, and who reads it (None: it is of
-    the data). group: a part of a set, noted in its rows."""
+    """One image of the run: its name in the rows, every correct class, its file, and who reads it (None: it
+    is of the data). group: a part of a set, noted in its rows."""
 
     name: str
     labels: tuple[int, ...]
@@ -65,8 +66,8 @@ class StressJob(Job):
 
 @dataclass(frozen=True)
 class MadeImages:
-    """What a worker gives back: the images that could be read, their views (B, V, 3, H, W), and label maps where they
-    are used."""
+    """What a worker gives back: the images that could be read, their views (B, V, 3, H, W), and label maps
+    where they are used."""
 
     images: tuple[RunImage, ...]
     views: UInt8[Tensor, "b v 3 h w"]
@@ -222,7 +223,8 @@ class ImageView:
         return read_image(self.image.item.path)
 
     def mask(self, size: tuple[int, int]) -> Image.Image:
-        """Its mask, 255 object, 128 border, 0 rest. size: (width, height) of the image, which the mask must have."""
+        """Its mask, 255 object, 128 border, 0 rest. size: (width, height) of the image, which the mask must
+        have."""
         assert self.image.item is not None and self.loader.decode is not None
         return read_mask(self.image.item, self.loader.decode, size)
 

@@ -1,5 +1,5 @@
-"""The clean images, which every run over data measures, and what all predictions have: calibration, and the table and
-chart of every setting that is part of no series."""
+"""The clean images, which every run over data measures, and what all predictions have: calibration, and the
+table and chart of every setting that is part of no series."""
 
 from __future__ import annotations
 

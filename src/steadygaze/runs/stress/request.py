@@ -389,7 +389,7 @@ def _class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> i
     return scores_of(output).shape[1]
 
 
-# -- jobs ---------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def _batch_jobs(
@@ -398,7 +398,8 @@ def _batch_jobs(
     number: int,
     references: tuple[StressJob, ...] = (),
 ) -> Iterator[StressJob]:
-    """A batch under every condition; conditions that make many views of an image take a few images at a time."""
+    """A batch under every condition; conditions that make many views of an image take a few images at a
+    time."""
     for condition in conditions:
         step = len(images) if condition.views <= 2 else max(1, VIEWS_PER_JOB // condition.views)
         for some in _split(images, 1 if condition.single else step):

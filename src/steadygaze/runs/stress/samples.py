@@ -1,7 +1,8 @@
 """Images that reports show, stored with the run so that a report needs neither the model nor the data.
 
-RUN/samples/ holds `samples.json` and JPEG files: one image under the conditions of each suite, and a thumbnail with
-the attribution map of the predicted class for up to 64 images of the data, spread evenly over its classes.
+RUN/samples/ holds `samples.json` and JPEG files: one image under the conditions of each suite, and a
+thumbnail with the attribution map of the predicted class for up to 64 images of the data, spread evenly over
+its classes.
 """
 
 from __future__ import annotations

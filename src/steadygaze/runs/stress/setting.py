@@ -38,7 +38,8 @@ class Setting:
 
     @property
     def population(self) -> str:
-        """Which images it is measured on: empty for the data of the run, otherwise this setting's own images."""
+        """Which images it is measured on: empty for the data of the run, otherwise this setting's own
+        images."""
         return self.label if self.source else ""
 
     @property

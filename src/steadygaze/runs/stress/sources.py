@@ -34,7 +34,8 @@ from steadygaze.runs.stress.images import Pixels, RunImage
 class ImageBatch:
     """Images that go through all conditions together.
 
-    pixels, given, label_maps: by name, for data in memory: 8-bit pixels, the images as they were given, and label maps
+    pixels, given, label_maps: by name, for data in memory: 8-bit pixels, the images as they were given, and
+        label maps
     """
 
     images: tuple[RunImage, ...]
@@ -43,7 +44,7 @@ class ImageBatch:
     label_maps: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-# -- folders ------------------------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _check_labels(labelled: Labelled, model: str) -> None:
         )
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 class MemoryData:

@@ -1,7 +1,8 @@
 """The protocol of a suite, and the registry of all suites. Nothing outside `suites/` knows a suite by name.
 
-A suite owns everything about its subject: its conditions, how an image is made under a condition, what is measured,
-the scores of the field that follow from the measurements, and its figures and tables. A run asks it in this order:
+A suite owns everything about its subject: its conditions, how an image is made under a condition, what is
+measured, the scores of the field that follow from the measurements, and its figures and tables. A run asks it
+in this order:
 
 | method | when | where |
 | --- | --- | --- |
@@ -87,8 +88,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of a suite's own, with their conditions; their names are SET:NAME. references: labelled images that are
-    shown to the suite first."""
+    """Images of a suite's own, with their conditions; their names are SET:NAME. references: labelled images
+    that are shown to the suite first."""
 
     name: str
     images: tuple[RunImage, ...]
@@ -98,7 +99,8 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class SampleImage:
-    """An image that a report shows. wide: a sheet of several images, shown below the others with its title as text."""
+    """An image that a report shows. wide: a sheet of several images, shown below the others with its title as
+    text."""
 
     title: str
     image: Image.Image
@@ -122,7 +124,8 @@ class Score:
 
 
 class Suite:
-    """Base of all suites; the defaults measure the model's predictions. `register_suite` shows a whole example.
+    """Base of all suites; the defaults measure the model's predictions. `register_suite` shows a whole
+    example.
 
     name: its name in `suites=` and on the command line         title: heading of its section in a report
     argument: what stands after a colon, such as "NAME=FOLDER"; empty if nothing may
@@ -151,7 +154,8 @@ class Suite:
     kept_details: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arguments: Sequence[str] = (), **options: Any) -> None:
-        """arguments: what stood after the colon, once for each time the suite was named; options: checked values."""
+        """arguments: what stood after the colon, once for each time the suite was named; options: checked
+        values."""
         self.arguments = tuple(arguments)
         self.values = {option.name: options.get(option.name, option.default) for option in self.options}
         self.notes: list[str] = []
@@ -162,11 +166,12 @@ class Suite:
             raise BadInput(f"{self.name} takes nothing after a colon, got {self.name}:{self.arguments[0]}")
 
     def open(self, limit: int | None) -> None:
-        """Read what the suite needs beside the data; before the model is loaded. limit: images of each set at most."""
+        """Read what the suite needs beside the data; before the model is loaded. limit: images of each set at
+        most."""
 
     def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
-        """What is done to every image of the data; raises if the model does not serve; `self.notes` says what is
-        left out."""
+        """What is done to every image of the data; raises if the model does not serve; `self.notes` says what
+        is left out."""
         return ()
 
     def image_sets(self, evaluator: Evaluator) -> Iterable[ImageSet]:
@@ -174,7 +179,8 @@ class Suite:
         return ()
 
     def facts(self) -> dict[str, Any]:
-        """What defines its numbers, for run.json: a run resumes only with the same facts. Default: its options."""
+        """What defines its numbers, for run.json: a run resumes only with the same facts. Default: its
+        options."""
         return dict(self.values)
 
     def make(self, image: ImageView, condition: Condition) -> Views:
@@ -259,9 +265,9 @@ def register_suite(suite: Registered, *, replace: bool = False) -> Registered:
 
         rows = sg.stress(model, "photos/", suites=["mirror"], axes="x,y")
 
-    On the command line: `steadygaze stress --suite mirror --axes x,y`. It resumes after a kill, and its accuracy
-    stands in tables and reports. A suite that measures something else overrides `measure`; `scores`, `tables` and
-    `figures` add what follows from the rows.
+    On the command line: `steadygaze stress --suite mirror --axes x,y`. It resumes after a kill, and its
+    accuracy stands in tables and reports. A suite that measures something else overrides `measure`; `scores`,
+    `tables` and `figures` add what follows from the rows.
     """
     SUITES.add(suite.name, suite, replace=replace)
     return suite

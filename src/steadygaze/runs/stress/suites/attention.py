@@ -6,8 +6,8 @@ docs/equations.md#attention-stability).
 | `clean` | attention_entropy, _overfocus, _gini, _peak, _distance, _diversity |
 | each corruption at one severity, such as `fog/3` | the same, and attention_stability |
 
-A row's value is the mean over layers, its detail the mean over heads of each layer. Score: attention_stability of
-`corruptions`, the mean over corruptions.
+A row's value is the mean over layers, its detail the mean over heads of each layer. Score:
+attention_stability of `corruptions`, the mean over corruptions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Corruptions: 15 (or 19) corruptions at severities 1 to 5, after ImageNet-C (docs/equations.md#corruption-error).
+"""Corruptions: 15 (or 19) corruptions at severities 1 to 5, after ImageNet-C
+(docs/equations.md#corruption-error).
 
 | setting | metrics |
 | --- | --- |
@@ -9,8 +10,8 @@
 | error, ce | `fog` | mean top-1 error over severities; the same in percent of AlexNet's |
 | mean_error, mce, relative_mce | `corruptions` | over the 15 common corruptions; `mean_error_all`: over all that were run |
 
-mCE and its relatives compare with AlexNet's errors on ImageNet, so they are given for models of 1,000 classes alone,
-and only if all 15 corruptions were run at all 5 severities.
+mCE and its relatives compare with AlexNet's errors on ImageNet, so they are given for models of 1,000 classes
+alone, and only if all 15 corruptions were run at all 5 severities.
 """
 
 from __future__ import annotations
@@ -169,8 +170,7 @@ class Corruptions(Suite):
             if change.quantity == ERROR and change.setting.suite == self.name:
                 sides = ((f"{change.setting.words}, before", change.before, 1), ("after", change.after, 0))
                 for words, spread, group in sides:
-                    values = [100 * value for value in (spread.mean, spread.low, spread.high)]
-                    bars.append(Bar(words, *values, group))
+                    bars.append(Bar(words, 100 * spread.mean, 100 * spread.low, 100 * spread.high, group))
         if bars:
             caption = "whiskers, if any: from the lowest to the highest seed"
             x_label = "top-1 error, mean over severities, %"
@@ -199,8 +199,8 @@ def corruption_scores(card: Card, suite: str, source: str, origin: str) -> Itera
         return
     errors: dict[str, dict[int, np.ndarray]] = {}
     images = 0
-    for name, levels in settings.items():
-        numbers = {severity: card.measured[s.label, TOP1.name] for severity, s in levels.items()}
+    for name, by_severity in settings.items():
+        numbers = {severity: card.measured[s.label, TOP1.name] for severity, s in by_severity.items()}
         errors[name] = {severity: 1 - number.samples for severity, number in numbers.items()}
         images = max(images, *(number.images for number in numbers.values()))
     imagenet = card.run["settings"].get("classes") == 1000
@@ -279,7 +279,8 @@ def corruption_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
 
 
 def corruption_figures(card: Card, suite: str, source: str, words: str) -> Iterator[Figure]:
-    """Bars by corruption, accuracy by severity, calibration by severity. words: what is added to the titles."""
+    """Bars by corruption, accuracy by severity, calibration by severity. words: what is added to the
+    titles."""
     settings = by_corruption(card, suite, source, TOP1)
     if not settings:
         return

@@ -1,11 +1,12 @@
-"""Neighbours: k-nearest-neighbour classification of classes the model was not trained on (docs/equations.md#knn).
+"""Neighbours: k-nearest-neighbour classification of classes the model was not trained on
+(docs/equations.md#knn).
 
 | setting | metrics |
 | --- | --- |
 | `neighbours/cifar-100`, ... | knn1, knn10 (cosine); knn1_euclidean, knn10_euclidean |
 
-A bank of labelled training images is encoded first; its features are never written, so a resumed run and each of
-several processes encodes it again.
+A bank of labelled training images is encoded first; its features are never written, so a resumed run and each
+of several processes encodes it again.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class Neighbours(Suite):
             self.notes += [f"{name}: {note}" for note in one.source.notes]
 
     def _opened(self, name: str, folders: tuple[Path, ...], limit: int | None) -> OpenedSet:
-        """The set in these folders, at most `bank` and `limit` images of its sides, spread evenly over the classes."""
+        """The set in these folders, at most `bank` and `limit` images of its sides, spread evenly over the
+        classes."""
         source = picture_set(name, *folders, partial=self.values["partial"])
         reader = SetReader(source)
         sides = []

@@ -1,4 +1,5 @@
-"""Occlusion: a centre square painted over, and tokens dropped at random or by salience (docs/equations.md#occlusion).
+"""Occlusion: a centre square painted over, and tokens dropped at random or by salience
+(docs/equations.md#occlusion).
 
 | setting | metrics |
 | --- | --- |

@@ -4,8 +4,9 @@
 | --- | --- |
 | `clean`, `fog/3`, ... | miou |
 
-A row's value is the image's own mIoU, its detail [class, correct, predicted, true, ...]: pixels of each class that is
-in the label map or in the prediction. Data set numbers add these counts over images before they divide.
+A row's value is the image's own mIoU, its detail [class, correct, predicted, true, ...]: pixels of each class
+that is in the label map or in the prediction. Data set numbers add these counts over images before they
+divide.
 
 | score | setting | what |
 | --- | --- | --- |
@@ -217,7 +218,8 @@ def resampled(counts: Float[np.ndarray, "n 3 c"], repeats: int, seed: int) -> Fl
 
 
 def set_numbers(sums: Float[np.ndarray, "r 3 c"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """mIoU (r,), share of correct pixels (r,) and IoU by class (r, c), NaN where there is none, of summed counts."""
+    """mIoU (r,), share of correct pixels (r,) and IoU by class (r, c), NaN where there is none, of summed
+    counts."""
     by_class = iou_of(*np.moveaxis(sums, 1, 0))
     present = ~np.isnan(by_class)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -229,8 +231,8 @@ def set_numbers(sums: Float[np.ndarray, "r 3 c"]) -> tuple[np.ndarray, np.ndarra
 def segmentation_scores(
     samples: dict[str, dict[int, np.ndarray]], clean: np.ndarray | None, images: int
 ) -> Iterator[Score]:
-    """From mIoU by corruption and severity: the mean of each corruption, the mean over them by both protocols, and
-    the share of the clean mIoU that is retained."""
+    """From mIoU by corruption and severity: the mean of each corruption, the mean over them by both
+    protocols, and the share of the clean mIoU that is retained."""
     for name, levels in samples.items():
         note = f"severities {', '.join(map(str, levels))}"
         mean = np.mean(list(levels.values()), axis=0)

@@ -1,10 +1,12 @@
-"""Sequences: the ten perturbations of ImageNet-P, as short videos of each image (docs/equations.md#flip-rate).
+"""Sequences: the ten perturbations of ImageNet-P, as short videos of each image
+(docs/equations.md#flip-rate).
 
 | setting | metrics |
 | --- | --- |
 | `sequence/tilt`, ... | flips: share of frames whose prediction changes; top5_distance |
 
-Scores of `sequences`: the means over perturbations, and mfr, in percent of AlexNet's flips, if all ten were run.
+Scores of `sequences`: the means over perturbations, and mfr, in percent of AlexNet's flips, if all ten were
+run.
 """
 
 from __future__ import annotations
