@@ -77,6 +77,7 @@ app.add_typer(diffmask_commands, name="diffmask")
 app.command()(explaining.demo)
 app.command("app")(explaining.serve)
 app.command()(listing.methods)
+app.command()(listing.metrics)
 app.command()(listing.models)
 
 

@@ -57,7 +57,8 @@ class Occlusion(Suite):
         reason = unavailable(parse_method(self.values["salient"]), evaluator.vit)
         if reason:
             raise MethodUnavailable(
-                f"salient_drop by {self.values['salient']}: {reason}. Choose another method with the option salient."
+                f"salient_drop by {self.values['salient']}: {reason}. Choose another method.",
+                option="salient",
             )
         for name in DROPS:
             metrics = (DROP_ACCURACY, DROP_PROBABILITY)
