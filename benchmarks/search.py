@@ -31,7 +31,7 @@ from steadygaze.data.images import find_images, read_image
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.loading.load import Loaded, load_model
 from steadygaze.methods.perturbation import cells, sides
-from steadygaze.methods.sufficient import Sufficient, subsets
+from steadygaze.methods.sufficient import SufficientSubsets, subsets
 
 BUDGETED = ("rise", "lime", "kernel_shap", "hsic")
 QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
@@ -162,7 +162,7 @@ def overinterpretation(
     for i, c in enumerate(target.tolist()):
         mark = "" if found.reached[i] else " (most that was reached)"
         print(f"| {files[i // (others + 1)].stem} | {named[c]} | {100 * p[i // (others + 1), c]:.3f} % | {share[i]:.1f} % "
-              f"| {100 * found.sure[i]:.1f} %{mark} |")  # fmt: skip
+              f"| {100 * found.subset_confidence[i]:.1f} %{mark} |")  # fmt: skip
     reached = found.reached
     print(
         f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average"
@@ -172,7 +172,7 @@ def overinterpretation(
 
 
 def drawn(
-    loaded: Loaded, images: Tensor, found: Sufficient, target: Tensor, named: Any, others: int
+    loaded: Loaded, images: Tensor, found: SufficientSubsets, target: Tensor, named: Any, others: int
 ) -> Image.Image:
     """One row a picture: itself, then only the pixels of each subset, on grey."""
     rows = []
@@ -185,7 +185,7 @@ def drawn(
             share = 100 * float(found.subset[i].float().mean())
             parts.append(Image.fromarray(seen))
             texts.append(
-                f"{named[int(target[i])].split(',')[0]}: {100 * found.sure[i]:.0f} % from {share:.1f} %"
+                f"{named[int(target[i])].split(',')[0]}: {100 * found.subset_confidence[i]:.0f} % from {share:.1f} %"
             )
         rows.append((parts, texts))
     return sheet_of(rows)

@@ -239,16 +239,16 @@ def test_sufficient_patches(kind: str, threshold: float, minimal: bool, steps: i
         assert found.subset[b].flatten().nonzero()[:, 0].tolist() == sorted(subset)
         assert found.left.tolist() == [len(left) for left in history]
         close(
-            found.sure[b],
+            found.subset_confidence[b],
             torch.tensor(search.f(model, images[b], subset, int(TARGET[b])), dtype=torch.float64),
             "sure",
         )
-        assert bool(found.reached[b]) == (float(found.sure[b]) >= threshold)
+        assert bool(found.reached[b]) == (float(found.subset_confidence[b]) >= threshold)
         for i, left in enumerate(history):
             assert (found.step[b].flatten() >= i).nonzero()[:, 0].tolist() == left
         if minimal and len(subset) > 1:
             assert all(
-                search.f(model, images[b], [i for i in subset if i != j], int(TARGET[b])) < found.sure[b]
+                search.f(model, images[b], [i for i in subset if i != j], int(TARGET[b])) < found.subset_confidence[b]
                 for j in subset
             )
 
@@ -285,7 +285,7 @@ def test_sufficient_pixels_by_gradients_added_up(threshold: float) -> None:
         for i, left in enumerate(history):
             assert (found.step[b].flatten() >= i).nonzero()[:, 0].tolist() == left
         alone = model((images[b] * found.subset[b])[None]).softmax(1)[0, TARGET[b]].detach()
-        close(found.sure[b], alone, "sure")
+        close(found.subset_confidence[b], alone, "sure")
     maps = explained("class", f"sufficient:space=pixels,summed=true,budget=24,threshold={threshold}")
     assert maps.shape == (2, 16) and maps.isfinite().all()
     plain = subsets(model, images, TARGET, threshold=threshold, space="pixels", budget=24)

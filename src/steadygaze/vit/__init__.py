@@ -41,9 +41,12 @@ def adapt(model: Any) -> ViT:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Without the wrappers of torch.compile and of parallel training, in any order: they run the same modules."""
+    """The module inside `load_model`'s result, torch.compile and parallel training, in any order."""
     while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = getattr(model, "model", None)
+        if isinstance(inner, nn.Module) and not isinstance(model, nn.Module):
+            model = inner
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
             model = model._orig_mod
