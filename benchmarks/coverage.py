@@ -87,7 +87,7 @@ def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
     if row.adapted:
         vit = sg.adapt(model)
         images = zoo.image_of(model, vit.plan.input_size)
-        for info in sg.methods():
+        for info in sg.list_methods():
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -123,7 +123,7 @@ def worst(rows: list[Row], check: str) -> str:
 def served(rows: list[Row]) -> str:
     """How many methods serve a model of this family."""
     counts = sorted({len(r.served) for r in rows if r.adapted})
-    total = len(sg.methods())
+    total = len(sg.list_methods())
     return (
         f"{counts[0]} of {total}"
         if len(counts) == 1

@@ -28,7 +28,7 @@ REMAINDER = {"choose": 0, "report": 4}
 def table(runs: list[Path], method: str, half: str | None) -> None:
     rows = sg.Rows.read(*runs).to_pandas()
     names = [name for name in (*REMOVAL, *LOCAL) if name in set(rows.metric)]
-    own = {info.name: info.score for info in sg.methods()}
+    own = {info.name: info.score for info in sg.list_methods()}
     scores = rows.method.map(lambda name: sg.method(name).score if name not in own else own[name])
     rows = rows[rows.metric.isin(names) & (rows.score == scores)].drop_duplicates(
         ["image", "method", "metric"]

@@ -86,7 +86,7 @@ def counted(out: Path, steps: int, seed: int) -> None:
     data = task.draw(TESTED, torch.Generator().manual_seed(seed + 99))
     assert data.masks is not None
     vit = sg.adapt(model)
-    names = [m.name for m in sg.methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
+    names = [m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
     methods = [
         sg.method("diffmask", file=str(file)),
         sg.method("diffmask", file=str(file), read="probability"),
@@ -125,7 +125,7 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
             return model.eval(), float(
                 (model.eval()(unseen.images).argmax(1) == unseen.labels).double().mean()
             )
-    model, accuracy = train(task, seed=seed, enough=1.0)
+    model, accuracy = train(task, seed=seed, target_accuracy=1.0)
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, file)
     return model, accuracy
 

@@ -27,7 +27,7 @@ MEMORY = ("decompx+skipplus", "gaze", "gae", "globenc", "alti")
 
 def lists() -> dict[str, list[str]]:
     """Every gradient, attention and CAM method of one pass; and the same with those under two other settings of rules."""
-    plain = [m.name for m in sg.methods() if m.family in ("gradient", "attention", "cam") and m.cost <= 2]
+    plain = [m.name for m in sg.list_methods() if m.family in ("gradient", "attention", "cam") and m.cost <= 2]
     return dict(zip(LISTS, (plain, [*plain, "decompx", "decompx+plus", "gaze"]), strict=True))
 
 

@@ -119,7 +119,7 @@ def regions(height: int, width: int) -> int:
 
 def names(loaded: Loaded, images: Tensor, budget: int) -> None:
     """Mean over the pictures of the correlation of any two maps."""
-    chosen = {i.name: i.name for i in sg.methods() if i.family == "black box"}
+    chosen = {i.name: i.name for i in sg.list_methods() if i.family == "black box"}
     chosen |= {name: f"{name}:budget={budget}" for name in BUDGETED}
     chosen |= {name: name for name in ("gaze", "gae", "cat", "decompx", "rollout", "gradcam")}
     maps = {}

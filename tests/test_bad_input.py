@@ -11,10 +11,10 @@ from torch import nn
 
 import steadygaze as sg
 from helpers import tiny_models
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 
 MODEL = tiny()
-IMAGES = pictures(MODEL)
+IMAGES = random_images(MODEL)
 
 
 def refuse(error: type, message: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -119,8 +119,8 @@ def test_images(images: Any, message: str) -> None:
         ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention held constant, got freeze=0.5"),
         ("gaze:bias=norm", sg.BadInput, "attention held constant, got freeze=0.75"),
         ("ixg+plus:start=3", sg.BadInput, r"start=3, but the model has layers 0\.\.2"),
-        ("attixg+last:pairing=next", sg.BadInput, "nothing is left to add up from layer 2 of 0..2 on"),
-        ("attixg+plus:pairing=next,start=2", sg.BadInput, "nothing is left to add up"),
+        ("attixg+last:pairing=next", sg.BadInput, r"no map to add from layer 2 on \(layers 0..2\)"),
+        ("attixg+plus:pairing=next,start=2", sg.BadInput, "no map to add"),
         ("ixg+plus:start=-1", sg.BadInput, "an integer >= 0, got -1"),
         ("ixg+plus:start=1.5", sg.BadInput, "an integer >= 0, got 1.5"),
         ("attin:form=m", sg.UnknownName, "unknown form 'm'"),
@@ -202,7 +202,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     for method in ATTENTION:
         refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
                sg.explain, model, images, method=method)  # fmt: skip
-    assert set(tiny_models.served(model)) == {info.name for info in sg.methods()} - {
+    assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
         "diffmask",
     }  # diffmask: no file

@@ -1,20 +1,16 @@
-"""Dependencies point one way (DESIGN.md). Every import is counted, also those inside functions and for type checkers.
+"""Dependencies point one way. Every import is counted: at the top of a file, inside a function, for type
+checkers only, and by the name in a string.
 
-    errors, types <- registry, target, drawing <- heatmap, data <- models <- vit <- trace <- methods, aggregate <- explainer
-    <- faithfulness, robustness, modules, train <- runs <- report <- app <- cli
+    errors <- registry, progress, files, seeding <- target, drawing <- heatmap, data <- models <- vit <- trace
+    <- method_registry <- method_names <- methods, aggregate <- explainer <- modules <- loading
+    <- faithfulness, robustness, training <- runs <- report <- app <- cli
 
-Where the files stand that DESIGN.md's arrow does not name:
-    target      which class and which quantity: tensors and errors, no model
-    drawing     colours and pictures from arrays; heatmap is the result that draws itself with it. Neither knows a model
-    data        files to tensors; knows no model either
-    explainer   joins a view, traces, methods and aggregators into `explain`: above all of them, below all that use it
-    models      architectures that timm lacks: code of models as timm's own, which views are made of
-    modules     what is built into a model: upon views, beside the verbs, and for train to use. `load_model` rebuilds what a
-                checkpoint names through vit.trained, by name
-A part may import parts of lower levels and itself; parts of one level leave each other alone, except as ALSO says.
+A part may import itself and parts of lower levels. Parts of one level do not import one another.
+One exception: trace/intercept.py imports torch only, so vit may use it.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -44,40 +40,36 @@ LEVELS = (
     ("__main__",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-ALSO: set[tuple[str, str]] = set()
-TORCH_ONLY = ("trace.intercept",)  # imports nothing of this package, so that every part may use it
+EXCEPTIONS = {("vit", "trace.intercept")}  # part, module that it may import though its level is not lower
 
-MODEL_CODE = ("timm", "transformers", "torchvision", "torchattacks", "gradio")
-NO_MODELS = (  # pictures and lists of classes; optimisers, schedules and averages
-    "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "torchvision.transforms", "torchvision.tv_tensors", "torchvision.io",
-)  # fmt: skip
-WHERE = {
-    "timm": (
-        "vit.adapters.timm",
-        "vit.adapters.timm_hierarchical",
-        "loading.build",
-        "loading.embedded",
-        "loading.model_names",
-        "loading.timm_models",
-        "models",
-        "models.",
-        "training.build",
-    ),
-    "transformers": ("vit.adapters.transformers", "loading.transformers_models", "models."),
-    "torchvision": ("vit.adapters.torchvision", "loading.torchvision_models", "models."),
+MODEL_ROOMS = ("vit.adapters", "models", "loading")  # the only rooms that know the model code of libraries
+ALLOWED = {
+    "timm": (*MODEL_ROOMS, "training.build", "training.model"),
+    "transformers": MODEL_ROOMS,
+    "torchvision": MODEL_ROOMS,
+    "open_clip": MODEL_ROOMS,
     "torchattacks": ("robustness.attacks",),
-    "gradio": ("app", "app."),
+    "gradio": ("app",),
 }
+NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and averages
+    "timm.data",
+    "timm.optim",
+    "timm.scheduler",
+    "timm.utils",
+    "torchvision.transforms",
+    "torchvision.tv_tensors",
+    "torchvision.io",
+)
 
 
 def sources() -> dict[str, str]:
     """Module name below steadygaze -> its source."""
-    found = {}
+    modules = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name or "__init__"] = path.read_text(encoding="utf-8")
-    return found
+        modules[name or "__init__"] = path.read_text(encoding="utf-8")
+    return modules
 
 
 def imports(source: str, *, top_only: bool = False) -> Iterator[str]:
@@ -87,11 +79,27 @@ def imports(source: str, *, top_only: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where an arrow points"
+            assert node.level == 0, "relative imports hide what is imported"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from imported_by_string(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            # other packages; names of this package are found as strings, wherever they stand
+            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (name for name in names if isinstance(name, str) and not name.startswith("steadygaze"))
 
 
-def wrong_arrows(modules: dict[str, str]) -> list[str]:
+def imported_by_string(text: str) -> list[str]:
+    """A string that names a module of this package, or begins such a name, counts as an import of it.
+
+    >>> imported_by_string("steadygaze.training.loop"), imported_by_string("steadygaze.robustness.")
+    (['steadygaze.training.loop'], ['steadygaze.robustness'])
+    """
+    named = re.fullmatch(r"steadygaze\.(\w+)(\.\w+)*\.?", text)
+    return [text.rstrip(".")] if named and named[1] in LEVEL else []
+
+
+def wrong_imports(modules: dict[str, str]) -> list[str]:
     """Imports of a part of the same or a higher level."""
     wrong = []
     for module, source in sorted(modules.items()):
@@ -102,62 +110,65 @@ def wrong_arrows(modules: dict[str, str]) -> list[str]:
             root, _, rest = name.partition(".")
             if root != "steadygaze" or rest == "__version__":
                 continue
-            if any(f"{rest}.".startswith(f"{free}.") for free in TORCH_ONLY) and module not in TORCH_ONLY:
-                continue
-            if module in TORCH_ONLY:
-                wrong.append(f"{module} -> {name}: it may import torch only")
-                continue
             other = rest.partition(".")[0]
-            if part not in LEVEL or other not in LEVEL:
-                wrong.append(
-                    f"{module} -> {name}: {part if part not in LEVEL else other or 'steadygaze'} has no place here"
-                )
-            elif other != part and LEVEL[other] >= LEVEL[part] and (part, other) not in ALSO:
+            unknown = part if part not in LEVEL else other if other not in LEVEL else None
+            if unknown is not None:
+                wrong.append(f"{module} -> {name}: {unknown or 'steadygaze'} has no level")
+            elif other != part and LEVEL[other] >= LEVEL[part] and not excepted(part, rest):
                 wrong.append(f"{module} -> {name}")
     return wrong
 
 
+def excepted(part: str, name: str) -> bool:
+    return any(part == given and f"{name}.".startswith(f"{module}.") for given, module in EXCEPTIONS)
+
+
 def misplaced_libraries(modules: dict[str, str]) -> list[str]:
-    """Imports of model code (and of gradio) outside the files that may have them."""
+    """Imports of model code, and of gradio, outside the rooms that may have them."""
     wrong = []
     for module, source in sorted(modules.items()):
         for name in imports(source):
             library = name.partition(".")[0]
-            if library not in MODEL_CODE or name.startswith(NO_MODELS):
+            if library not in ALLOWED or f"{name}.".startswith(tuple(f"{free}." for free in NO_MODEL_CODE)):
                 continue
-            if not any(module == w or (w.endswith(".") and module.startswith(w)) for w in WHERE[library]):
+            if not any(f"{module}.".startswith(f"{room}.") for room in ALLOWED[library]):
                 wrong.append(f"{module} imports {name}")
     return wrong
 
 
-def test_arrows_point_one_way() -> None:
-    assert wrong_arrows(sources()) == []
+def test_dependencies_point_one_way() -> None:
+    assert wrong_imports(sources()) == []
 
 
-def test_model_code_is_imported_only_by_adapters() -> None:
+def test_model_code_stays_in_its_rooms() -> None:
     assert misplaced_libraries(sources()) == []
 
 
-def test_no_circles_between_modules() -> None:
-    """Among the imports at the top of files, where a circle would depend on who comes first."""
+def test_interception_needs_torch_only() -> None:
+    source = sources()["trace.intercept"]
+    assert not [name for name in imports(source) if name.startswith("steadygaze")]
+
+
+def test_no_import_cycles() -> None:
+    """Among the imports at the top of files, where a cycle would depend on which file is imported first."""
     modules = sources()
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
         names = [
-            n.removeprefix("steadygaze.")
-            for n in imports(source, top_only=True)
-            if n.startswith("steadygaze.")
+            name.removeprefix("steadygaze.")
+            for name in imports(source, top_only=True)
+            if name.startswith("steadygaze.")
         ]
-        found = {n if n in modules else n.rpartition(".")[0] for n in names}
-        graph[module] = {n for n in found if n in modules and n != module}
+        imported = {name if name in modules else name.rpartition(".")[0] for name in names}
+        graph[module] = {name for name in imported if name in modules and name != module}
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        pytest.fail(f"a circle of imports: {error.args[1]}")
+        pytest.fail(f"import cycle: {error.args[1]}")
     assert len(order) == len(modules) > 50
 
 
-def test_every_part_has_its_place() -> None:
+def test_every_part_has_a_level() -> None:
     parts = {name.partition(".")[0] for name in sources()} - {"__init__"}
     assert parts <= set(LEVEL)
     assert {"vit", "trace", "methods", "aggregate", "explainer", "cli"} <= parts
@@ -175,27 +186,46 @@ def test_every_part_has_its_place() -> None:
             "training.loop -> steadygaze.faithfulness.evaluate",
         ),
         ("runs.loop", "from steadygaze.cli import main", "runs.loop -> steadygaze.cli.main"),
+        ("runs.loop", 'import_module("steadygaze.cli")', "runs.loop -> steadygaze.cli"),
+        ("vit.view", '__import__("steadygaze.modules")', "vit.view -> steadygaze.modules"),
         (
-            "trace.intercept",
-            "from steadygaze.errors import BadInput",
-            "trace.intercept -> steadygaze.errors.BadInput: it may import torch only",
+            "vit.view",
+            'HOME = {"insert": "steadygaze.modules.insert"}',
+            "vit.view -> steadygaze.modules.insert",
         ),
-        ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no place here"),
+        ("vit.view", 'import_module(f"steadygaze.modules.{name}")', "vit.view -> steadygaze.modules"),
         (
-            "new.part",
-            "from steadygaze.vit import ViT",
-            "new.part -> steadygaze.vit.ViT: new has no place here",
+            "vit.view",
+            "if TYPE_CHECKING:\n    from steadygaze.modules import base",
+            "vit.view -> steadygaze.modules.base",
         ),
+        ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no level"),
+        ("new.part", "from steadygaze.vit import ViT", "new.part -> steadygaze.vit.ViT: new has no level"),
     ],
 )
-def test_a_turned_arrow_is_found(module: str, source: str, message: str) -> None:
-    assert wrong_arrows({module: source}) == [message]
+def test_a_wrong_import_is_found(module: str, source: str, message: str) -> None:
+    assert wrong_imports({module: source}) == [message]
+
+
+def test_a_right_import_is_left_alone() -> None:
+    modules = {
+        "vit.view": "from steadygaze.trace.intercept import Interception",
+        "runs.loop": "from steadygaze.faithfulness import evaluate",
+        "registry": 'GROUP = "steadygaze.plugins"',
+    }
+    assert wrong_imports(modules) == []
 
 
 def test_a_misplaced_library_is_found() -> None:
-    made_up = {
+    modules = {
         "methods.cam": "def f():\n    import timm",
+        "methods.gradient": 'importlib.import_module("open_clip")',
         "runs.loop": "import gradio as gr",
         "data.masks": "import timm.data",
+        "vit.adapters.timm": "import timm.models",
     }
-    assert misplaced_libraries(made_up) == ["methods.cam imports timm", "runs.loop imports gradio"]
+    assert misplaced_libraries(modules) == [
+        "methods.cam imports timm",
+        "methods.gradient imports open_clip",
+        "runs.loop imports gradio",
+    ]

@@ -10,15 +10,17 @@ import typer.main
 import steadygaze as sg
 from steadygaze.cli import app
 
-PUBLIC = {
-    "adapt", "ViT", "load_model", "explain", "method", "methods", "Attribution", "SteadygazeError", "UnsupportedModel",
-    "MethodUnavailable", "UnknownName", "BadInput", "BadImage", "BadCheckpoint", "BrokenMap", "DegenerateMap", "__version__",
-    "verify", "Rows", "robustness", "faithfulness", "stress", "modules", "models", "train",
-}  # fmt: skip
+PUBLIC = (
+    "adapt ViT load_model LoadedModel explain method Attribution verify stress train Rows Progress "
+    "register_method list_methods list_models "
+    "SteadygazeError UnsupportedModel MethodUnavailable UnknownName BadInput BadImage BadCheckpoint "
+    "BrokenMap RowsNotWritten DegenerateMap PartialMap "
+    "errors faithfulness methods models modules robustness training __version__"
+)
 
 
 def test_the_list_of_public_names():
-    assert set(sg.__all__) >= PUBLIC
+    assert set(sg.__all__) == set(PUBLIC.split())
     assert len(sg.__all__) == len(set(sg.__all__))
     assert dir(sg) == sorted(sg.__all__)
 
@@ -30,9 +32,17 @@ def test_each_name_resolves(name):
     assert value.__name__.rpartition(".")[2] == name
 
 
-def test_the_folder_of_methods_lists_them_when_called():
-    importlib.import_module("steadygaze.methods")  # would hide a function of that name
-    assert {"gaze", "gae", "decompx"} <= {info.name for info in sg.methods()}
+def test_verbs_are_functions_and_packages_are_packages():
+    for name in ("explain", "verify", "stress", "train", "adapt", "load_model", "list_methods"):
+        importlib.import_module("steadygaze.training")  # no package may hide a function
+        assert inspect.isfunction(getattr(sg, name)), name
+    for name in ("faithfulness", "methods", "models", "modules", "robustness", "training"):
+        assert inspect.ismodule(getattr(sg, name)), name
+
+
+def test_the_old_name_of_list_methods_warns():
+    with pytest.warns(DeprecationWarning, match=r"sg\.list_methods\(\)"):
+        assert sg.methods() == sg.list_methods()
 
 
 def test_other_names_raise():

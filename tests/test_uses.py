@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import zoo
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 
 READERS = [
     "gaze_removal",
@@ -29,7 +29,7 @@ READERS = [
 
 
 def agree(model: nn.Module, expected: nn.Module, methods: list[str], tolerance: float = 1e-9) -> None:
-    images = pictures(expected)  # type: ignore[arg-type]
+    images = random_images(expected)  # type: ignore[arg-type]
     for method in methods:
         one, other = (sg.explain(m, images, target=1, method=method).scores for m in (model, expected))
         assert float((one - other).abs().max()) <= tolerance * float(other.abs().max()), method
@@ -122,14 +122,14 @@ def test_what_stands_for_a_linear_map_and_is_none() -> None:
     model = tiny("class")
     model.blocks[1].attn.proj = Bent(24, 24).double()
     with pytest.raises(sg.MethodUnavailable, match="a Bent stands where attention has a linear map"):
-        sg.explain(model, pictures(model), method="alti")
-    assert sg.explain(model, pictures(model), method="gae").scores.isfinite().all()
+        sg.explain(model, random_images(model), method="alti")
+    assert sg.explain(model, random_images(model), method="gae").scores.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_quantised_models_are_explained_without_gradients_or_not_at_all() -> None:
     model = tiny("class").float()
-    images = pictures(model).float()
+    images = random_images(model).float()
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     for method in ("gaze_removal", "gae", "cat", "integrated_gradients", "gaze_twice"):
         with pytest.raises(
@@ -160,16 +160,16 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
     attn.forward = forward  # type: ignore[method-assign]
     for method in ("gae", "rollout", "decompx", "gaze_removal"):
         with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be seen into"):
-            sg.explain(model, pictures(model), method=method)
-    assert sg.explain(model, pictures(model), method="cat").scores.any()
+            sg.explain(model, random_images(model), method=method)
+    assert sg.explain(model, random_images(model), method="cat").scores.any()
 
 
 def test_a_block_that_does_nothing_has_no_attention_to_read() -> None:
     model = tiny("class")
     model.blocks[1] = nn.Identity()
     with pytest.raises(sg.MethodUnavailable, match="block 1 of this timm VisionTransformer has no attention"):
-        sg.explain(model, pictures(model), method="gae")
-    assert sg.explain(model, pictures(model), method="gaze").scores.any()
+        sg.explain(model, random_images(model), method="gae")
+    assert sg.explain(model, random_images(model), method="gaze").scores.any()
 
 
 def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
@@ -192,7 +192,7 @@ def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
 
 def test_autocast_is_left_outside() -> None:
     model = tiny("class").float()
-    images = pictures(model).float()
+    images = random_images(model).float()
     expected = sg.explain(model, images)
     with torch.autocast("cpu", torch.float16):
         found = sg.explain(copy.deepcopy(model), images)
@@ -203,14 +203,14 @@ def test_weights_of_inference_mode() -> None:
     with torch.inference_mode():
         model = tiny("class")
     with pytest.raises(sg.UnsupportedModel, match=r"torch.inference_mode.*copy.deepcopy"):
-        sg.explain(model, pictures(model))
-    assert sg.explain(copy.deepcopy(model), pictures(model)).scores.shape == (2, 4, 4)
+        sg.explain(model, random_images(model))
+    assert sg.explain(copy.deepcopy(model), random_images(model)).scores.shape == (2, 4, 4)
 
 
 def test_threads_share_a_model_and_leave_it_as_it_was() -> None:
     model = tiny("class", proj_drop_rate=0.5).train()
     model.blocks[0].eval()
-    images = pictures(model)
+    images = random_images(model)
     before = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
     expected, found, gate = sg.explain(model, images, method="cat").scores, [], Barrier(4)
 
@@ -231,7 +231,7 @@ def test_threads_share_a_model_and_leave_it_as_it_was() -> None:
 )
 def test_a_copied_view_is_of_the_copied_model(again: Callable[[sg.ViT], sg.ViT]) -> None:
     model = tiny("class")
-    view, images = sg.adapt(model), pictures(model)
+    view, images = sg.adapt(model), random_images(model)
     copied = again(view)
     assert copied.model is not model and torch.equal(copied(images), view(images))
     with torch.no_grad():
@@ -289,7 +289,7 @@ def test_one_logit_says_yes_or_no() -> None:
     one, two = tiny("class", num_classes=1), tiny("class", num_classes=2)
     heads = {f"head.{name}": torch.cat([t, torch.zeros_like(t)]) for name, t in one.head.state_dict().items()}
     two.load_state_dict(one.state_dict() | heads)
-    images = pictures(one)
+    images = random_images(one)
     for score in ("log_odds", "log_prob", "prob", "contrast"):
         for method in ("cat", "occlusion:budget=20", "gaze_removal"):
             found, expected = (

@@ -23,7 +23,7 @@ def main() -> None:
     images = ready.preprocess(read_image(chosen.picture))[None]
     seen = ready.picture(images[0])
     vit = sg.adapt(ready.model)
-    names = [m.name for m in sg.methods() if not unavailable(sg.method(m.name), vit)]
+    names = [m.name for m in sg.list_methods() if not unavailable(sg.method(m.name), vit)]
     maps = sg.explain(vit, images, method=names)
     tiles: dict[str, Image.Image] = {"picture": seen}
     tiles |= {name: att.overlay(seen) for name, att in maps.items()}

@@ -1,13 +1,16 @@
-"""steadygaze: see what a vision transformer looks at, test whether that explanation is true, and steady its gaze."""
+"""steadygaze: explain vision transformers, verify the explanations, measure robustness and improve it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imported on first use
+if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what runs
+    from steadygaze import errors as errors
     from steadygaze import faithfulness as faithfulness
+    from steadygaze import methods as methods
     from steadygaze import models as models
     from steadygaze import modules as modules
     from steadygaze import robustness as robustness
+    from steadygaze import training as training
     from steadygaze.errors import BadCheckpoint as BadCheckpoint
     from steadygaze.errors import BadImage as BadImage
     from steadygaze.errors import BadInput as BadInput
@@ -22,8 +25,12 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.explainer import explain as explain
     from steadygaze.heatmap import Attribution as Attribution
     from steadygaze.loading.load import load_model as load_model
-    from steadygaze.methods import listed as methods  # noqa: F401
+    from steadygaze.loading.loaded import LoadedModel as LoadedModel
+    from steadygaze.loading.model_names import list_models as list_models
+    from steadygaze.method_registry import register_method as register_method
+    from steadygaze.methods import list_methods as list_methods
     from steadygaze.methods import method as method
+    from steadygaze.progress import Progress as Progress
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import stress as stress
     from steadygaze.runs.verify import verify as verify
@@ -31,12 +38,14 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time each name is imp
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-_HOME = {  # public name -> module that holds it; imported on first use, so that `import steadygaze` stays quick
+_PACKAGES = ("errors", "faithfulness", "methods", "models", "modules", "robustness", "training")
+_HOME = {  # public name -> the module that defines it, imported on first use: `import steadygaze` stays quick
     "adapt": "steadygaze.vit",
     "ViT": "steadygaze.vit",
     "load_model": "steadygaze.loading.load",
+    "LoadedModel": "steadygaze.loading.loaded",
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
@@ -44,6 +53,10 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "stress": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "train": "steadygaze.training.loop",
+    "Progress": "steadygaze.progress",
+    "register_method": "steadygaze.method_registry",
+    "list_methods": "steadygaze.methods",
+    "list_models": "steadygaze.loading.model_names",
     "SteadygazeError": "steadygaze.errors",
     "UnsupportedModel": "steadygaze.errors",
     "MethodUnavailable": "steadygaze.errors",
@@ -56,17 +69,17 @@ _HOME = {  # public name -> module that holds it; imported on first use, so that
     "DegenerateMap": "steadygaze.errors",
     "PartialMap": "steadygaze.errors",
 }
-# sg.methods, called, lists the methods; sg.robustness.corrupt and its like
-_PACKAGES = ("faithfulness", "methods", "models", "modules", "robustness", "training")
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"steadygaze.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'steadygaze' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"steadygaze.{name}")
+        if name not in _HOME:
+            raise AttributeError(f"module 'steadygaze' has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -104,7 +104,7 @@ def test_index_csv(tmp_path):
     with pytest.raises(sg.BadInput, match="columns"):
         from_index(tmp_path / "index.csv", THOUSAND)
     (tmp_path / "index.csv").write_text("image,label\n")
-    with pytest.raises(sg.BadInput, match="no picture"):
+    with pytest.raises(sg.BadInput, match="no images"):
         from_index(tmp_path / "index.csv", THOUSAND)
 
 
@@ -114,7 +114,7 @@ def test_pairs(tmp_path):
     with pytest.raises(sg.BadInput, match="no such folder"):
         find(tmp_path / "pictures", tmp_path / "masks", TEN)
     (tmp_path / "masks").mkdir()
-    with pytest.raises(sg.BadInput, match="no picture has a mask"):
+    with pytest.raises(sg.BadInput, match="no image has a mask"):
         find(tmp_path / "pictures", tmp_path / "masks", TEN)
     pixels = np.zeros((10, 12))
     pixels[:5], pixels[5] = 255, 128

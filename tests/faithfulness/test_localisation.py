@@ -1,4 +1,4 @@
-"""Localisation against scikit-learn, torchmetrics and naive bilinear upsampling; border left out; data set numbers."""
+"""Localisation against scikit-learn, torchmetrics and naive upsampling; borders; values of a data set."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def problem(seed: int, ties: bool = False, size: tuple[int, int] = (20, 15)):
 @pytest.mark.parametrize("seed", range(3))
 def test_by_the_libraries(seed, ties):
     maps, masks = problem(seed, ties)
-    found = localisation(maps, masks)
+    results = localisation(maps, masks)
     for m in range(2):
         for b in range(3):
             labelled = (masks[b] != 128).flatten()
             inside = (masks[b] == 255).flatten()[labelled]
             nearest = maps[m, b].repeat_interleave(5, 0).repeat_interleave(3, 1).flatten()[labelled]
-            got = {name: float(found[name].value[m, b]) for name in NAMES}
+            got = {name: float(results[name].value[m, b]) for name in NAMES}
             assert got["average_precision"] == pytest.approx(
                 100 * average_precision_score(inside, nearest), abs=1e-9
             )
@@ -65,7 +65,7 @@ def test_by_the_libraries(seed, ties):
 
 def test_the_data_sets_numbers_have_summed_counts():
     maps, masks = problem(7)
-    found = localisation(maps, masks, ["miou", "pixel_accuracy"])
+    results = localisation(maps, masks, ["miou", "pixel_accuracy"])
     chosen, truth = [], []
     for b in range(3):
         smooth = torch.tensor(oracle.bilinear(maps[0, b], 20, 15), dtype=torch.float64)
@@ -73,29 +73,29 @@ def test_the_data_sets_numbers_have_summed_counts():
         chosen.append((smooth > smooth.mean())[labelled].long())
         truth.append((masks[b] == 255)[labelled].long())
     chosen, truth = torch.cat(chosen), torch.cat(truth)
-    details = {name: found[name].detail[0].tolist() for name in found}
-    miou = METRICS["miou"].combine(found["miou"].value[0].tolist(), details["miou"])
+    details = {name: results[name].detail[0].tolist() for name in results}
+    miou = METRICS["miou"].combine(results["miou"].value[0].tolist(), details["miou"])
     assert miou == pytest.approx(
         100 * float(jaccard_index(chosen, truth, task="multiclass", num_classes=2)), abs=1e-3
     )
     accuracy = METRICS["pixel_accuracy"].combine(
-        found["pixel_accuracy"].value[0].tolist(), details["pixel_accuracy"]
+        results["pixel_accuracy"].value[0].tolist(), details["pixel_accuracy"]
     )
     assert accuracy == pytest.approx(100 * float(binary_accuracy(chosen, truth)), abs=1e-3)
-    assert set(found) == {"miou", "pixel_accuracy"}
+    assert set(results) == {"miou", "pixel_accuracy"}
 
 
 def test_border_pixels_do_not_matter():
     maps, masks = problem(2)
     maps[:, :, 0, :] = 50.0  # the whole top row of cells is border, and has the maximum
     masks[:, :8] = 128
-    found = localisation(maps, masks)
+    results = localisation(maps, masks)
     object_there = localisation(maps, masks.clone().index_fill(1, torch.arange(8), 255))
     assert float(object_there["pointing_game"].value.min()) == 100
     for b in range(3):
         below = torch.tensor(oracle.bilinear(maps[0, b], 20, 15)).double()
         below[masks[b] == 128] = -1e9
-        assert found["pointing_game"].value[0, b] == 100.0 * bool(
+        assert results["pointing_game"].value[0, b] == 100.0 * bool(
             masks[b].flatten()[int(below.argmax())] == 255
         )
 
@@ -105,12 +105,12 @@ def test_a_perfect_map_and_undefined_ones():
     mask[0, 4:8, 8:12] = 255
     maps = torch.zeros(2, 1, 4, 4)
     maps[0, 0, 1, 2] = 1.0
-    found = localisation(maps, mask)
-    assert found["average_precision"].value[0, 0] == 100 and found["pointing_game"].value[0, 0] == 100
-    assert found["average_precision"].value[1, 0] == pytest.approx(
+    results = localisation(maps, mask)
+    assert results["average_precision"].value[0, 0] == 100 and results["pointing_game"].value[0, 0] == 100
+    assert results["average_precision"].value[1, 0] == pytest.approx(
         100 * 16 / 256
     )  # a constant map: the object's share
-    assert found["mask_share"].value[1, 0].isnan() and found["miou"].value[1, 0] == pytest.approx(
+    assert results["mask_share"].value[1, 0].isnan() and results["miou"].value[1, 0] == pytest.approx(
         100 * (240 / 256) / 2
     )
     empty = localisation(maps, torch.zeros(1, 16, 16, dtype=torch.uint8))

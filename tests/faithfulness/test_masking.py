@@ -1,4 +1,4 @@
-"""Attention masking: where it can be checked exactly, it is; nothing of a hidden patch gets through anywhere."""
+"""Attention masking: exact where it can be compared, and hidden patches have no influence on the output."""
 
 import pytest
 import timm
@@ -7,15 +7,23 @@ import torch
 import benchmarks.zoo as zoo
 import steadygaze as sg
 from oracles import faithfulness as oracle
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.faithfulness import Batch, evaluate, removal
 from steadygaze.vit.masking import at, masked_logits
 from steadygaze.vit.view import remember
 
-HIERARCHICAL = [("swin_transformer", "swin_tiny_patch4_window7_224"), ("swin_transformer_v2", "swinv2_tiny_window8_256"),
-                ("swin_transformer_v2_cr", "swinv2_cr_tiny_224"), ("pvt_v2", "pvt_v2_b0"), ("pvt_v2", "pvt_v2_b2_li"),
-                ("pit", "pit_ti_distilled_224"), ("mvitv2", "mvitv2_tiny"), ("hiera", "hiera_tiny_224"),
-                ("twins", "twins_svt_small"), ("xcit", "xcit_nano_12_p16_224")]  # fmt: skip
+HIERARCHICAL = [
+    ("swin_transformer", "swin_tiny_patch4_window7_224"),
+    ("swin_transformer_v2", "swinv2_tiny_window8_256"),
+    ("swin_transformer_v2_cr", "swinv2_cr_tiny_224"),
+    ("pvt_v2", "pvt_v2_b0"),
+    ("pvt_v2", "pvt_v2_b2_li"),
+    ("pit", "pit_ti_distilled_224"),
+    ("mvitv2", "mvitv2_tiny"),
+    ("hiera", "hiera_tiny_224"),
+    ("twins", "twins_svt_small"),
+    ("xcit", "xcit_nano_12_p16_224"),
+]
 
 
 def keeps(grid, seed: int, share: float = 0.5) -> torch.Tensor:
@@ -27,20 +35,28 @@ def keeps(grid, seed: int, share: float = 0.5) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["class", "registers", "average", "pre_norm"])
 def test_on_a_plain_vit_masking_is_removal(kind):
     model = tiny(kind)
-    vit, images = sg.adapt(model), pictures(model)
+    vit, images = sg.adapt(model), random_images(model)
     keep = keeps(vit.grid, 3)
     with torch.no_grad():
-        found = masked_logits(vit, vit.embed(images), keep)
+        results = masked_logits(vit, vit.embed(images), keep)
         for b in range(2):
             expected = oracle.kept_logits(model, images[b], keep[b].flatten().nonzero()[:, 0].tolist())
-            torch.testing.assert_close(found[b], expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(results[b], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("window", [2, 4])
 def test_a_swin_of_one_stage_token_by_token(window, fused):
-    model = timm.models.swin_transformer.SwinTransformer(img_size=16, patch_size=4, window_size=window, embed_dim=8, depths=(2,),
-                                                         num_heads=(2,), num_classes=5, mlp_ratio=2)  # fmt: skip
+    model = timm.models.swin_transformer.SwinTransformer(
+        img_size=16,
+        patch_size=4,
+        window_size=window,
+        embed_dim=8,
+        depths=(2,),
+        num_heads=(2,),
+        num_classes=5,
+        mlp_ratio=2,
+    )
     model = zoo.randomise(model).double().eval()
     for block in model.layers[0].blocks:
         block.attn.fused_attn = fused
@@ -51,10 +67,10 @@ def test_a_swin_of_one_stage_token_by_token(window, fused):
     for share in (1.1, 0.6, 0.2):
         keep = keeps(vit.grid, 1, share)
         with torch.no_grad():
-            found = masked_logits(vit, vit.embed(images), keep)
+            results = masked_logits(vit, vit.embed(images), keep)
             for b in range(2):
                 torch.testing.assert_close(
-                    found[b], oracle.swin_masked(model, images[b], keep[b]), rtol=0, atol=1e-9
+                    results[b], oracle.swin_masked(model, images[b], keep[b]), rtol=0, atol=1e-9
                 )
 
 
@@ -67,18 +83,18 @@ def test_hierarchical_models(module, name):
         tokens = vit.embed(images)
         everything = masked_logits(vit, tokens, torch.ones(2, *vit.grid, dtype=torch.bool))
         torch.testing.assert_close(everything, vit.logits(tokens), rtol=0, atol=1e-9)
-        place = torch.arange(tokens.shape[1], dtype=torch.float64)[None, :, None]
-        where = vit.blocks[0].patches(place, vit.layout(tokens))[0, :, :, 0].long()
+        index = torch.arange(tokens.shape[1], dtype=torch.float64)[None, :, None]
+        where = vit.blocks[0].patches(index, vit.layout(tokens))[0, :, :, 0].long()
         for seed, share in enumerate((0.7, 0.2)):
             keep = keeps(vit.grid, seed, share)
             hidden = ~at(keep, tuple(where.shape))
             other = tokens.clone()
             for b in range(2):
                 other[b, where[hidden[b]]] = 100.0
-            found = masked_logits(vit, tokens, keep)
-            assert torch.isfinite(found).all()
-            assert torch.equal(found, masked_logits(vit, remember(other, vit.layout(tokens)), keep))
-            assert hidden.any() and not torch.allclose(found, everything, atol=1e-6)
+            results = masked_logits(vit, tokens, keep)
+            assert torch.isfinite(results).all()
+            assert torch.equal(results, masked_logits(vit, remember(other, vit.layout(tokens)), keep))
+            assert hidden.any() and not torch.allclose(results, everything, atol=1e-6)
 
 
 def test_scores_of_a_swin_say_attention_masking():
@@ -86,7 +102,7 @@ def test_scores_of_a_swin_say_attention_masking():
     vit = sg.adapt(model)
     images = zoo.image_of(model, vit.plan.input_size, 2)
     maps = torch.randn(2, 2, *vit.grid, dtype=torch.float64)
-    found, notes = evaluate(
+    results, notes = evaluate(
         model, Batch(images, torch.tensor([1, 2])), maps, list(removal.NAMES), ratios=[0.2, 0.7]
     )
     assert set(notes.values()) == {"attention masking"}
@@ -99,4 +115,4 @@ def test_scores_of_a_swin_say_attention_masking():
     with torch.no_grad():
         expected = oracle.removal(logits, images[1], maps[1, 1], 2, [0.2, 0.7])
     for name, (value, _) in expected.items():
-        assert found[name].value[1, 1] == pytest.approx(value, abs=1e-8)
+        assert results[name].value[1, 1] == pytest.approx(value, abs=1e-8)

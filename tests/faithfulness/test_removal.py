@@ -6,7 +6,7 @@ import torch
 import benchmarks.zoo as zoo
 import steadygaze as sg
 from oracles import faithfulness as oracle
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.faithfulness import METRICS, Batch, evaluate, metric, removal
 from steadygaze.vit import packing, subsets
 
@@ -15,7 +15,7 @@ FOUR = list(removal.NAMES)
 
 def problem(kind: str, seed: int, methods: int = 2, batch: int = 2, ties: bool = False):
     model = tiny(kind, seed)
-    images = pictures(model, batch, seed + 1)
+    images = random_images(model, batch, seed + 1)
     generator = torch.Generator().manual_seed(seed)
     maps = torch.randn(methods, batch, *model.patch_embed.grid_size, generator=generator, dtype=torch.float64)
     labels = torch.randint(5, (batch,), generator=generator)
@@ -27,29 +27,42 @@ def problem(kind: str, seed: int, methods: int = 2, batch: int = 2, ties: bool =
 def test_the_four_scores_are_those_of_naive_loops(kind, ties):
     model, batch, maps = problem(kind, seed=3, ties=ties)
     ratios = [0.0, 0.1, 0.37, 0.5, 0.9, 1.0] if ties else list(removal.RATIOS)
-    found, notes = evaluate(model, batch, maps, FOUR, ratios=ratios)
+    results, notes = evaluate(model, batch, maps, FOUR, ratios=ratios)
     assert set(notes.values()) == {"removal"}
     with torch.no_grad():
         for m in range(2):
             for b in range(2):
                 expected = oracle.removal(
                     lambda image, keep: oracle.kept_logits(model, image, keep),
-                    batch.images[b], maps[m, b], int(batch.labels[b]), ratios, empty="average" not in kind,
-                )  # fmt: skip
+                    batch.images[b],
+                    maps[m, b],
+                    int(batch.labels[b]),
+                    ratios,
+                    empty="average" not in kind,
+                )
                 for name, (value, curve) in expected.items():
-                    assert found[name].value[m, b] == pytest.approx(value, abs=1e-9), name
-                    assert found[name].detail[m, b].tolist() == pytest.approx(curve, abs=1e-9), name
+                    assert results[name].value[m, b] == pytest.approx(value, abs=1e-9), name
+                    assert results[name].detail[m, b].tolist() == pytest.approx(curve, abs=1e-9), name
 
 
-@pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224", "beit_base_patch16_224", "cait_xxs24_224",
-                                  "vit_base_patch16_siglip_224", "deit_tiny_distilled_patch16_224"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eva02_tiny_patch14_224",
+        "vit_small_patch16_rope_mixed_224",
+        "beit_base_patch16_224",
+        "cait_xxs24_224",
+        "vit_base_patch16_siglip_224",
+        "deit_tiny_distilled_patch16_224",
+    ],
+)
 def test_other_models_by_one_subset_at_a_time(name):
     model, _ = zoo.plain(name)
     vit = sg.adapt(model)
     images = zoo.image_of(model, vit.plan.input_size, 2)
     maps = torch.randn(2, 2, *vit.grid, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = Batch(images, torch.tensor([0, 3]))
-    found, _ = evaluate(vit, batch, maps, FOUR, ratios=[0.3, 0.6])
+    results, _ = evaluate(vit, batch, maps, FOUR, ratios=[0.3, 0.6])
 
     def logits(image, keep):
         return vit.logits(vit.select(vit.embed(image[None]), torch.tensor([keep])))[0]
@@ -58,7 +71,7 @@ def test_other_models_by_one_subset_at_a_time(name):
         for m, b in ((0, 0), (1, 1)):
             expected = oracle.removal(logits, images[b], maps[m, b], int(batch.labels[b]), [0.3, 0.6])
             for four, (value, _) in expected.items():
-                assert found[four].value[m, b] == pytest.approx(value, abs=1e-8)
+                assert results[four].value[m, b] == pytest.approx(value, abs=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["class", "average", "registers"])
@@ -84,7 +97,7 @@ def test_a_model_that_stops_being_packable_is_noticed():
 
 def test_one_image_and_method_costs_less_than_ten_and_a_half_forwards_and_chunks_are_bounded():
     model = tiny("class", img_size=42)  # 14 x 14 patches
-    images, lengths, embeds = pictures(model, 1), [], []
+    images, lengths, embeds = random_images(model, 1), [], []
     hooks = [
         model.blocks[1].register_forward_hook(
             lambda _, args, __: lengths.append(args[0].shape[0] * args[0].shape[1])
@@ -109,21 +122,21 @@ def test_one_image_and_method_costs_less_than_ten_and_a_half_forwards_and_chunks
 
 def test_scaling_a_map_changes_nothing_and_batches_equal_single_images():
     model, batch, maps = problem("class", seed=8, batch=3)
-    found, _ = evaluate(model, batch, maps, FOUR)
+    results, _ = evaluate(model, batch, maps, FOUR)
     scaled, _ = evaluate(model, batch, 3 * maps + 7, FOUR)
     for name in FOUR:
-        assert torch.equal(found[name].value, scaled[name].value)
+        assert torch.equal(results[name].value, scaled[name].value)
         for b in range(3):
             alone, _ = evaluate(
                 model, Batch(batch.images[b : b + 1], batch.labels[b : b + 1]), maps[:, b : b + 1], [name]
             )
-            torch.testing.assert_close(alone[name].value[:, 0], found[name].value[:, b], rtol=0, atol=1e-10)
+            torch.testing.assert_close(alone[name].value[:, 0], results[name].value[:, b], rtol=0, atol=1e-10)
 
 
 def test_values_stay_in_their_range_and_a_target_may_be_given():
     model, batch, maps = problem("class", seed=9, methods=4, batch=4)
-    found, _ = evaluate(model, batch, maps, FOUR)
-    for name, values in found.items():
+    results, _ = evaluate(model, batch, maps, FOUR)
+    for name, values in results.items():
         assert (
             METRICS[name].low <= float(values.value.min()) and float(values.value.max()) <= METRICS[name].high
         )
@@ -131,7 +144,7 @@ def test_values_stay_in_their_range_and_a_target_may_be_given():
     other, _ = evaluate(model, batch, maps, FOUR, target=target)
     again, _ = evaluate(model, Batch(batch.images, target), maps, FOUR)
     assert all(torch.equal(other[n].value, again[n].value) for n in FOUR)
-    assert any(not torch.equal(other[n].value, found[n].value) for n in FOUR)
+    assert any(not torch.equal(other[n].value, results[n].value) for n in FOUR)
 
 
 def test_the_model_is_left_as_it_was():
@@ -151,7 +164,7 @@ def test_the_model_is_left_as_it_was():
         ({"metrics": ["insertion_acuracy"]}, "insertion_accuracy"),
         ({"metrics": ["miou"]}, "masks"),
         ({"metrics": ["randomisation"]}, "explain"),
-        ({"ratios": [0.5, 0.1]}, "rising"),
+        ({"ratios": [0.5, 0.1]}, "increasing"),
         ({"ratios": [0.5, 1.2]}, "0 to 1"),
         ({"maps": torch.zeros(2, 2, 3, 3)}, "maps: expected"),
         ({"maps": torch.full((1, 2, 4, 4), float("nan"))}, "NaN"),

@@ -7,9 +7,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import benchmarks.zoo as zoo
 import steadygaze as sg
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.faithfulness import Batch, agreement, evaluate, ranks
-from steadygaze.faithfulness.sanity import class_sensitivity, layers, randomisation
+from steadygaze.faithfulness.sanity import class_sensitivity, parameter_groups, randomisation
 
 BOTH = ["randomisation", "class_sensitivity"]
 
@@ -24,7 +24,7 @@ def explainer(*names):
 
 
 def blind(model, images, target):
-    """A "method" that looks at the picture alone, as an edge detector would."""
+    """A "method" that depends on the image alone, as an edge detector would."""
     return images.mean(1).unfold(1, 3, 3).unfold(2, 3, 3).flatten(3).std(-1)[None]
 
 
@@ -48,39 +48,41 @@ def test_rank_statistics(seed):
 
 def test_a_blind_method_fails_and_a_true_one_passes():
     model = tiny("class")
-    images = pictures(model, 3)
+    images = random_images(model, 3)
     labels = model(images).argmax(1)
     explain = lambda *a: torch.cat([blind(*a), explainer("gaze")(*a)])  # noqa: E731
-    found, _ = evaluate(model, Batch(images, labels), explain(model, images, labels), BOTH, explain=explain)
-    torch.testing.assert_close(found["randomisation"].value[0], torch.zeros(3).double(), rtol=0, atol=1e-12)
+    results, _ = evaluate(model, Batch(images, labels), explain(model, images, labels), BOTH, explain=explain)
+    torch.testing.assert_close(results["randomisation"].value[0], torch.zeros(3).double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        found["class_sensitivity"].value[0], torch.ones(3).double(), rtol=0, atol=1e-12
+        results["class_sensitivity"].value[0], torch.ones(3).double(), rtol=0, atol=1e-12
     )
-    assert float(found["randomisation"].value[1].min()) > 0.3
-    assert float(found["class_sensitivity"].value[1].max()) < 0.9
-    assert found["randomisation"].detail.shape == (2, 3, 5)  # head, three blocks, embedding
+    assert float(results["randomisation"].value[1].min()) > 0.3
+    assert float(results["class_sensitivity"].value[1].max()) < 0.9
+    assert results["randomisation"].detail.shape == (2, 3, 5)  # head, three blocks, embedding
 
 
 @pytest.mark.parametrize("cascade", [True, False])
 def test_the_model_is_not_touched_and_seeds_decide(cascade):
     model = tiny("registers")
-    images = pictures(model, 2)
+    images = random_images(model, 2)
     target = torch.tensor([1, 2])
     explain = explainer("gaze", "gae")
     maps = explain(model, images, target)
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    results = [
+    values_by_seed = [
         randomisation(explain, sg.adapt(model), images, maps, target, seed=s, cascade=cascade).value
         for s in (0, 0, 1)
     ]
-    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    assert torch.equal(values_by_seed[0], values_by_seed[1]) and not torch.equal(
+        values_by_seed[0], values_by_seed[2]
+    )
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state()) and torch.equal(maps, explain(model, images, target))
 
 
 def test_cascade_adds_up_and_single_layers_are_put_back():
     model = tiny("class")
-    images, target = pictures(model, 1), torch.tensor([0])
+    images, target = random_images(model, 1), torch.tensor([0])
     seen = []
 
     def spy(copy, images, target):
@@ -103,7 +105,7 @@ def test_cascade_adds_up_and_single_layers_are_put_back():
 def test_every_parameter_belongs_to_one_layer():
     for model in (tiny("class"), zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0]):
         vit = sg.adapt(model)
-        groups = layers(vit, zoo.image_of(model, vit.plan.input_size))
+        groups = parameter_groups(vit, zoo.image_of(model, vit.plan.input_size))
         ids = [id(p) for group in groups for p in group]
         assert len(ids) == len(set(ids)) == len(list(model.parameters()))
         assert len(groups) == len(vit.blocks) + 2
@@ -112,39 +114,39 @@ def test_every_parameter_belongs_to_one_layer():
 
 def test_which_class_is_compared():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
-    asked = []
+    targets = []
 
     def explain(model, images, target):
-        asked.append(target.tolist())
+        targets.append(target.tolist())
         return torch.zeros(1, 2, 4, 4)
 
     images, maps = torch.zeros(2, 3, 12, 12), torch.zeros(1, 2, 4, 4)
     for other in ("least", "second"):
         class_sensitivity(explain, torch.nn.Identity(), images, maps, torch.tensor([0, 0]), logits, other)
-    assert asked == [[3, 1], [1, 3]]
+    assert targets == [[3, 1], [1, 3]]
 
 
 def test_constant_maps_are_undefined():
     model = tiny("class")
-    images, target = pictures(model, 2), torch.tensor([0, 1])
+    images, target = random_images(model, 2), torch.tensor([0, 1])
     constant = torch.ones(1, 2, 4, 4, dtype=torch.float64)
     explain = lambda *_: constant  # noqa: E731
-    found, _ = evaluate(model, Batch(images, target), constant, BOTH, explain=explain)
-    assert found["randomisation"].value.isnan().all() and found["class_sensitivity"].value.isnan().all()
+    results, _ = evaluate(model, Batch(images, target), constant, BOTH, explain=explain)
+    assert results["randomisation"].value.isnan().all() and results["class_sensitivity"].value.isnan().all()
 
 
 def test_agreement_is_the_mean_of_scipys():
     maps = torch.randn(3, 4, 3, 5, generator=torch.Generator().manual_seed(0)).mul(2).round()
-    found = agreement(maps)
+    results = agreement(maps)
     for i in range(3):
         for j in range(3):
             each = [spearmanr(maps[i, b].flatten(), maps[j, b].flatten()).statistic for b in range(4)]
-            assert found[i, j] == pytest.approx(sum(each) / 4, abs=1e-12)
+            assert results[i, j] == pytest.approx(sum(each) / 4, abs=1e-12)
 
 
 def test_maps_of_another_shape_are_told():
     model = tiny("class")
-    images, target = pictures(model, 1), torch.tensor([0])
+    images, target = random_images(model, 1), torch.tensor([0])
     maps = torch.randn(2, 1, 4, 4, dtype=torch.float64)
     with pytest.raises(sg.BadInput, match="explain: expected maps"):
         evaluate(model, Batch(images, target), maps, ["class_sensitivity"], explain=blind)

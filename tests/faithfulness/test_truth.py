@@ -1,4 +1,4 @@
-"""Tasks whose truth is known: what is drawn, what is learnt, how maps are scored."""
+"""Tasks with known relevance: their images, the models trained on them, and the scores of maps."""
 
 import pytest
 import torch
@@ -6,15 +6,15 @@ from sklearn.metrics import roc_auc_score
 
 import steadygaze as sg
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.ground_truth import COLOURS, counting, proof, score, shortcut, train
+from steadygaze.faithfulness.ground_truth import COLOURS, counting, score, shortcut, subset_accuracy, train
 
-SMALL = {"width": 32, "depth": 2, "steps": 500, "batch": 64}
+SMALL = {"width": 32, "depth": 2, "steps": 500, "batch_size": 64}
 
 
 def cells(task, batch):
     """(n, cells, 3) colour of the top left pixel of each cell, 0..1."""
-    picture = batch.images * 0.5 + 0.5
-    return picture[:, :, :: task.cell, :: task.cell].flatten(2).transpose(1, 2)
+    pixels = batch.images * 0.5 + 0.5
+    return pixels[:, :, :: task.cell, :: task.cell].flatten(2).transpose(1, 2)
 
 
 def test_counting_counts_red_cells():
@@ -47,7 +47,9 @@ def test_the_shortcut_decides_alone():
 def test_draws_and_training_depend_on_the_seed_alone():
     task = shortcut(2, 4, 2)
     state = torch.get_rng_state()
-    weights = [train(task, seed=s, width=16, depth=1, steps=5, batch=8)[0].state_dict() for s in (0, 0, 1)]
+    weights = [
+        train(task, seed=s, width=16, depth=1, steps=5, batch_size=8)[0].state_dict() for s in (0, 0, 1)
+    ]
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     assert not all(torch.equal(weights[0][k], weights[2][k]) for k in weights[0])
@@ -61,9 +63,9 @@ def trained():
 
 def test_a_model_provably_uses_the_shortcut(trained):
     task, model, accuracy = trained
-    found = proof(model, task)
-    assert accuracy >= 0.995 and found["whole"] >= 0.995 and found["only"] >= 0.99
-    assert found["without"] == pytest.approx(found["chance"], abs=0.05)
+    results = subset_accuracy(model, task)
+    assert accuracy >= 0.995 and results["whole"] >= 0.995 and results["only"] >= 0.99
+    assert results["without"] == pytest.approx(results["chance"], abs=0.05)
     assert not model.training and all(p.grad is None for p in model.parameters())
 
 
@@ -73,14 +75,14 @@ def test_gaze_finds_the_shortcut_and_removal_agrees(trained):
     truth = (batch.masks[:, ::4, ::4] == 255).float()
     gaze = sg.explain(model, batch.images, target=batch.labels).scores
     maps = torch.stack([gaze, truth, -truth])
-    found, _ = evaluate(
+    results, _ = evaluate(
         model, batch, maps, ["truth_auroc", "truth_precision", "deletion_aopc", "insertion_aopc"]
     )
-    assert float(found["truth_auroc"].value[0].mean()) > 0.9
-    assert found["truth_auroc"].value[1:].mean(1).tolist() == [1.0, 0.0]
-    assert found["truth_precision"].value[1:].mean(1).tolist() == [100.0, 0.0]
+    assert float(results["truth_auroc"].value[0].mean()) > 0.9
+    assert results["truth_auroc"].value[1:].mean(1).tolist() == [1.0, 0.0]
+    assert results["truth_precision"].value[1:].mean(1).tolist() == [100.0, 0.0]
     for name in ("deletion_aopc", "insertion_aopc"):
-        assert float(found[name].value[1].mean()) > float(found[name].value[2].mean()) + 10
+        assert float(results[name].value[1].mean()) > float(results[name].value[2].mean()) + 10
 
 
 def test_counting_is_learnt_and_scored_against_the_better_side():
@@ -99,12 +101,12 @@ def test_counting_is_learnt_and_scored_against_the_better_side():
     assert undefined.any() and torch.equal(values["truth_auroc"].value[0].isnan(), undefined)
     assert torch.equal(values["truth_precision"].value[0].isnan(), undefined)
     with pytest.raises(sg.BadInput, match="one relevant patch"):
-        proof(model, task, count=50)
+        subset_accuracy(model, task, count=50)
 
 
 def test_truth_by_scikit_learn_with_border_left_out():
     generator = torch.Generator().manual_seed(0)
-    model, _ = train(shortcut(4, 4, 2), width=16, depth=1, steps=1, batch=4)
+    model, _ = train(shortcut(4, 4, 2), width=16, depth=1, steps=1, batch_size=4)
     maps = torch.randn(1, 2, 4, 4, generator=generator).mul(2).round()
     relevant = torch.rand(2, 4, 4, generator=generator) < 0.4
     border = torch.rand(2, 4, 4, generator=generator) < 0.2
@@ -115,11 +117,13 @@ def test_truth_by_scikit_learn_with_border_left_out():
         .repeat_interleave(4, 2)
     )
     batch = Batch(torch.randn(2, 3, 16, 16, generator=generator), torch.tensor([0, 1]), masks)
-    found, _ = evaluate(model, batch, maps, ["truth_auroc", "truth_precision"])
+    results, _ = evaluate(model, batch, maps, ["truth_auroc", "truth_precision"])
     for b in range(2):
         there = ~border[b].flatten()
         yes, scores = relevant[b].flatten()[there], maps[0, b].flatten()[there]
-        assert found["truth_auroc"].value[0, b] == pytest.approx(roc_auc_score(yes, scores))
+        assert results["truth_auroc"].value[0, b] == pytest.approx(roc_auc_score(yes, scores))
         n = int(yes.sum())
         top = sorted(range(len(yes)), key=lambda i: (-float(scores[i]), i))[:n]
-        assert found["truth_precision"].value[0, b] == pytest.approx(100 * sum(bool(yes[i]) for i in top) / n)
+        assert results["truth_precision"].value[0, b] == pytest.approx(
+            100 * sum(bool(yes[i]) for i in top) / n
+        )

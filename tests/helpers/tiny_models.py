@@ -83,4 +83,4 @@ def served(model: nn.Module) -> list[str]:
     from steadygaze.explainer import unavailable
 
     vit = sg.adapt(model)
-    return [info.name for info in sg.methods() if not unavailable(sg.method(info.name), vit)]
+    return [info.name for info in sg.list_methods() if not unavailable(sg.method(info.name), vit)]

@@ -12,7 +12,7 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles import vit as oracle
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods.diffmask import (
     DiffMask,
     HardConcrete,
@@ -118,7 +118,7 @@ def naive(model, images: Tensor, mask: DiffMask, read: str) -> Tensor:
 @pytest.mark.parametrize("read", ["expected", "probability"])
 def test_map_by_naive_loops(kind: str, read: str, tmp_path) -> None:
     model = tiny(kind)
-    file, images = saved(tmp_path / "m.safetensors", model), pictures(model)
+    file, images = saved(tmp_path / "m.safetensors", model), random_images(model)
     mask = read_file(file)[0].double()
     got = sg.explain(model, images, method=sg.method("diffmask", file=file, read=read)).scores
     wanted = naive(model, images, mask, read)
@@ -129,7 +129,7 @@ def test_map_by_naive_loops(kind: str, read: str, tmp_path) -> None:
 def test_one_forward_pass(tmp_path) -> None:
     """Alone, and riding along with methods that have a pass of their own."""
     model = tiny()
-    file, images, calls = saved(tmp_path / "m.safetensors", model), pictures(model), []
+    file, images, calls = saved(tmp_path / "m.safetensors", model), random_images(model), []
     hooks = [block.register_forward_hook(lambda *_: calls.append(1)) for block in model.blocks]
     alone = sg.explain(model, images, method=sg.method("diffmask", file=file)).scores
     assert len(calls) == len(model.blocks)
@@ -196,8 +196,8 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
     """λ (KL − m) + L0 of one step, from the pieces."""
     model = tiny()
     settings = replace(QUICK, l0=l0, tokens=tokens)
-    made, _ = trainer(model, settings, pictures(model))
-    images = pictures(model)
+    made, _ = trainer(model, settings, random_images(model))
+    images = random_images(model)
     again = copy.deepcopy(made.mask)
     layer_of = torch.Generator().manual_seed(settings.seed)
     layer = int(torch.multinomial(torch.ones(5, dtype=torch.float64), 1, generator=layer_of))
@@ -229,7 +229,7 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
 def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
     """λ rises while the constraint is broken (here: always, or never); with the reference's sign it falls."""
     model = tiny()
-    made, images = trainer(model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), pictures(model))
+    made, images = trainer(model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), random_images(model))
     seen = {}
     for _ in range(12):
         report = made.step(images)
@@ -239,7 +239,7 @@ def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
         steps = np.diff(whole)
         assert (steps > 0).all() if rises else (steps < 0).all(), layer
         assert np.allclose(np.abs(steps), 0.3, atol=0.02), "one rate a step of Adam"
-    made, _ = trainer(model, replace(QUICK, margin=margin, dual=dual, dual_rate=500.0), pictures(model))
+    made, _ = trainer(model, replace(QUICK, margin=margin, dual=dual, dual_rate=500.0), random_images(model))
     for _ in range(4):
         report = made.step(images)
         assert report.dual == (200.0 if rises else 0.0), "clamped"
@@ -248,7 +248,7 @@ def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
 def test_lookahead_and_warmup() -> None:
     """After k steps the weights stand half way between where they began and where Adam had gone."""
     model, ends = tiny(), {}
-    images = pictures(model)
+    images = random_images(model)
     for name, change in {
         "fast": {"sync_every": 99},
         "slow": {},
@@ -270,7 +270,7 @@ def test_gates_may_begin_open() -> None:
     model, ends = tiny(), {}
     with torch.no_grad():
         model.patch_embed.proj.weight.mul_(8)
-    images = pictures(model, 8)
+    images = random_images(model, 8)
     for begin in ("open", "drawn"):
         made, _ = trainer(model, Settings(begin=begin, warmup=1, gate_rate=1e-2), images)
         ends[begin] = made.judge(images)
@@ -287,7 +287,7 @@ def test_gates_may_begin_open() -> None:
 def test_layers_are_drawn() -> None:
     model = tiny()
     for kind in ("uniform", "weighted"):
-        made, _ = trainer(model, replace(QUICK, layers=kind), pictures(model))
+        made, _ = trainer(model, replace(QUICK, layers=kind), random_images(model))
         made.steps = 101
         made.seen[:3] = torch.tensor([0.9, 0.05])  # right and sparse
         drawn = np.bincount([made._draw() for _ in range(3000)], minlength=5) / 3000
@@ -300,7 +300,7 @@ def test_the_model_comes_back_unchanged() -> None:
     model.head.weight.requires_grad_(False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     wants, modes = [p.requires_grad for p in model.parameters()], [m.training for m in model.modules()]
-    made, images = trainer(model, images=pictures(model))
+    made, images = trainer(model, images=random_images(model))
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
     made.step(images)
@@ -323,8 +323,8 @@ def test_it_learns_what_is_not_needed() -> None:
             with torch.no_grad():
                 for block in model.blocks:
                     block.attn.proj.weight.zero_()  # the class token never sees a patch
-        made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), pictures(model))
-        data = pictures(model, 8)
+        made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), random_images(model))
+        data = random_images(model, 8)
         began = made.judge(data)
         for _ in range(40):
             made.step(data)
@@ -422,12 +422,12 @@ def test_files(tmp_path, monkeypatch) -> None:
     for name, message in (("none", "no such file"), ("pickle.pt", "not a readable"), ("short.safetensors", "not a readable"),
                           ("other.safetensors", "holds no gates")):  # fmt: skip
         with pytest.raises(sg.BadCheckpoint, match=message):
-            sg.explain(model, pictures(model), method=sg.method("diffmask", file=str(tmp_path / name)))
+            sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 
 
 def test_what_a_mask_cannot_explain(tmp_path) -> None:
     model = tiny()
-    images = pictures(model)
+    images = random_images(model)
     with pytest.raises(sg.MethodUnavailable, match=r"diffmask: it needs gates.*steadygaze diffmask train"):
         sg.explain(model, images, method="diffmask")
     file = saved(tmp_path / "m.safetensors", model)

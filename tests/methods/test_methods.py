@@ -14,7 +14,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods import aliases, base_methods, list_methods
 
 TARGET = torch.tensor([1, 3])
@@ -27,7 +27,7 @@ Case = tuple[Any, Tensor]
 @lru_cache
 def case(kind: str) -> Case:
     model = tiny(kind)
-    return model, pictures(model)
+    return model, random_images(model)
 
 
 def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-10) -> None:

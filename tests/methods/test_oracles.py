@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from oracles import METHODS, attention, cam, decompx, gaze, gradient, lrp, mixing, vit
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 
 torch.set_num_threads(1)
 TARGET = torch.tensor([1, 3])
@@ -14,7 +14,7 @@ TARGET = torch.tensor([1, 3])
 @pytest.fixture(params=list(KINDS), scope="module")
 def case(request: pytest.FixtureRequest) -> tuple[vit.Model, Tensor]:
     model = tiny(request.param)
-    return model, pictures(model)
+    return model, random_images(model)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-12) -> None:
@@ -97,7 +97,7 @@ def test_bias_token_changes_no_patch_and_distribution_does(case: tuple[vit.Model
 
 def test_gaze_is_the_sum_and_alpha_mixes_linearly_in_one_block() -> None:
     model = tiny("registers", depth=1)
-    images = pictures(model)
+    images = random_images(model)
     maps = {a: gaze.gaze(model, images, TARGET, freeze=a) for a in (0.0, 0.75, 1.0)}
     close(maps[0.75], 0.25 * maps[0.0] + 0.75 * maps[1.0])
     assert (maps[0.0] - maps[1.0]).abs().max() > 1e-3
@@ -132,7 +132,7 @@ def test_fullgrad_plus_counts_each_bias_once(case: tuple[vit.Model, Tensor]) -> 
 
 def test_integrated_gradients_on_pixels_is_complete() -> None:
     model = tiny()
-    images = pictures(model)
+    images = random_images(model)
     total = gradient.integrated_gradients(model, images, TARGET, space="pixels", steps=60).sum(-1)
     with torch.no_grad():
         difference = model(images) - model(torch.zeros_like(images))
@@ -168,7 +168,7 @@ def test_attention_maps(case: tuple[vit.Model, Tensor]) -> None:
 
 def test_average_heads_never_read_the_class_row() -> None:
     model = tiny("average_with_class")
-    _, G = attention.attentions(model, pictures(model), TARGET)
+    _, G = attention.attentions(model, random_images(model), TARGET)
     assert G[-1][:, :, 0].abs().max() == 0
     assert vit.reads(model) == list(range(1, 17))
 
@@ -241,7 +241,7 @@ def test_lrp_rules_by_loops() -> None:
 @pytest.mark.parametrize("kind", ["class", "registers"])
 def test_attnlrp_is_the_divided_relevance(kind: str) -> None:
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     close(lrp.attnlrp(model, images, TARGET), lrp.attnlrp_divided(model, images, TARGET), 1e-9)
 
 

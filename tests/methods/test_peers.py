@@ -11,7 +11,7 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles.gradient import patch_sums
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 
 TARGET = torch.tensor([1, 3])
 CAMS = {
@@ -58,7 +58,7 @@ def test_integrated_gradients_of_captum_on_tokens(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_integrated_gradients_of_captum_on_pixels(kind: str) -> None:
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     theirs = IntegratedGradients(model).attribute(images, target=TARGET, n_steps=20, method="riemann_middle")
     ours = sg.explain(
         model, images, target=TARGET, method="integrated_gradients:space=pixels"
@@ -79,7 +79,7 @@ def drawn(scores: Tensor) -> Tensor:
 def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
     """On blocks[-1].norm1 with their reshape_transform, before they resize to the picture."""
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     rows, columns = model.patch_embed.grid_size
 
     def reshape(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks.oracles import unfused
 from helpers import tiny_models
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.trace import PLAIN, Trace, Want, forward, frozen
 from steadygaze.vit.view import evaluation_mode, logits_of
 
@@ -169,7 +169,7 @@ def test_both_attentions_of_transformers_agree(name: str) -> None:
 def test_permuted_patches_permute_the_map(kind: str) -> None:
     """A ViT does not know the order of its tokens beside their positions: permute patches and positions alike."""
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     (rows, columns), side = model.patch_embed.grid_size, model.patch_embed.patch_size[0]
     order = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(5))
     cells = (
@@ -244,7 +244,7 @@ def test_hidden_states_and_gradients_are_autograds(name: str) -> None:
 def test_prefix_tokens_never_enter(kind: str) -> None:
     """One score a patch, in raster order: the map of a model whose picture is blank but for one patch moves there."""
     model = tiny(kind)
-    vit, images = sg.adapt(model), pictures(model)
+    vit, images = sg.adapt(model), random_images(model)
     for key, scores in maps_of(model, images).items():
         assert scores.shape == (2, *vit.grid), key
     tokens = vit.embed(images).detach().requires_grad_()
@@ -258,7 +258,7 @@ def test_averaged_heads_read_the_mean_of_patch_rows() -> None:
     """Raw attention of a mean head is the mean over the rows of patches; the class row is not read at all."""
     for kind in ("average", "average_with_class"):
         model = tiny(kind)
-        images, vit = pictures(model), sg.adapt(model)
+        images, vit = random_images(model), sg.adapt(model)
         with torch.no_grad():
             run = forward(vit, vit.embed(images), want=Want(attention=True), grad=False)
         rows = run.records[-2].attention[0].a.mean(1)
@@ -341,7 +341,7 @@ def counted(model: nn.Module) -> Iterator[dict[str, int]]:
 def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
     """One forward for each freezing, one backward for each freezing and score; a reader of attention costs none."""
     model = tiny("registers")
-    images = pictures(model)
+    images = random_images(model)
     names = [
         n
         for n in everything(model)
@@ -372,7 +372,7 @@ def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
 
 def test_skipplus_takes_no_gradient_below_the_middle() -> None:
     model = tiny("class", depth=4)
-    images, seen = pictures(model), []
+    images, seen = random_images(model), []
     handles = [b.register_forward_hook(lambda m, i, o: seen.append(o.requires_grad)) for b in model.blocks]
     try:
         sg.adapt(model)
@@ -396,7 +396,7 @@ SAME = {
 def test_no_two_names_give_one_map(kind: str) -> None:
     """Maps are compared up to scale. Names that vanish under LayerNorm (see test_oracles) are compared by their layers' sum."""
     model = tiny(kind)
-    found = maps_of(model, pictures(model))
+    found = maps_of(model, random_images(model))
     vanishing = (
         {"hirescam"} if model.global_pool == "token" else set()
     )  # O(eps): patches reach the head through norm1 alone
@@ -438,7 +438,7 @@ def test_what_mathematics_makes_equal() -> None:
 def test_random_models(seed: int, kind: str, depth: int, heads: int, freeze: float, start: int) -> None:
     """decompx is complete and linear in its start layers; freezing mixes; plus is the sum of its layers."""
     model = tiny(kind, seed=seed, depth=depth, num_heads=heads)
-    images, start = pictures(model, seed=seed), min(start, depth - 1)
+    images, start = random_images(model, seed=seed), min(start, depth - 1)
     names = [f"decompx:start={layer}" for layer in range(depth)]
     found = sg.explain(model, images, target=TARGET, method=[*names, f"decompx+plus:start={start}"])
     total = torch.stack([found[name].scores for name in names[start:]]).sum(0)
@@ -460,7 +460,7 @@ def test_random_models(seed: int, kind: str, depth: int, heads: int, freeze: flo
 @pytest.mark.parametrize("cut", ["ceil", "floor"])
 def test_skipplus_of_a_single_block_is_that_block(cut: str) -> None:
     model = tiny("class", depth=1)
-    images = pictures(model)
+    images = random_images(model)
     for name in ("decompx", "genatt", "raw_attention", "fullgrad"):
         skip = sg.explain(model, images, target=1, method=f"{name}+skipplus:cut={cut}").scores
         assert torch.equal(skip, sg.explain(model, images, target=1, method=f"{name}+plus").scores)

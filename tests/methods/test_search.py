@@ -17,7 +17,7 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles import search
-from oracles.models import KINDS, pictures, tiny
+from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods import search as runs
 from steadygaze.methods.perturbation_soft import agglomerated, clustered
 from steadygaze.methods.sufficient import subsets
@@ -48,7 +48,7 @@ PRESENCE: dict[str, list[dict[str, Any]]] = {
 @lru_cache
 def case(kind: str) -> tuple[Any, Tensor]:
     model = tiny(kind)
-    return model, pictures(model)
+    return model, random_images(model)
 
 
 def explained(kind: str, method: Any, **more: Any) -> Tensor:

@@ -17,7 +17,7 @@ from steadygaze.data.images import find_images, read_image
 from steadygaze.methods import search as runs
 from steadygaze.runs.plan import choose, make_plan, passes
 
-SEARCHED = {info.name: info for info in sg.methods() if info.family == "black box"}
+SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}
 LONG = ("rise", "lime", "kernel_shap", "hsic")  # these take any budget
 
 

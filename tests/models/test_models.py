@@ -1,4 +1,4 @@
-"""RVT, FAN, PVT v1, LocalViT: as large as counted, registered with timm, viewed, explained, and open for TAP and CB."""
+"""RVT, FAN, PVT v1 and LocalViT: parameter counts, timm registration, views, explanations, TAP and CB."""
 
 import pytest
 import timm
@@ -10,6 +10,7 @@ import steadygaze as sg
 from benchmarks import checks, zoo
 from helpers.losses import SMALL, small
 from steadygaze import models
+from steadygaze.loading.model_names import model_infos
 from steadygaze.modules import CB, TAP, insert, remove
 from steadygaze.vit.masking import masked_logits
 
@@ -60,10 +61,8 @@ def test_rvt_base_as_tap_was_measured_on_it() -> None:
 
 
 def test_names_are_known() -> None:
-    from steadygaze.cli.listing import named_models
-
     assert set(models.names()) == set(COUNTED) and all(timm.is_model(name) for name in COUNTED)
-    assert set(COUNTED) <= {row["name"] for row in named_models() if row["library"] == "steadygaze"}
+    assert set(COUNTED) <= {info.name for info in model_infos() if info.library == "steadygaze"}
     with pytest.raises(sg.BadCheckpoint, match="rvt_tiny"):
         sg.load_model("rvt_tiny")  # there are no weights to fetch
 
@@ -99,7 +98,7 @@ def test_viewed_with_and_without_modules(name: str) -> None:
 def test_every_method_answers_or_says_why_not(name: str) -> None:
     model = small(name)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size)
-    for info in sg.methods():
+    for info in sg.list_methods():
         if info.cost > 50:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Inserted modules: each formula against its oracle in float64, in the place where it belongs, in tiny models of every make."""
+"""Inserted modules: each formula against its float64 oracle, at its site, in tiny models of every library."""
 
 import copy
 import logging
@@ -75,7 +75,7 @@ def first(block: nn.Module, names: tuple[str, ...]) -> Any:
     return next(getattr(block, n) for n in names if hasattr(block, n))
 
 
-# -- the formulas -------------------------------------------------------------------------------------------------------
+# -- the formulas ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dilated", "kernels"])
@@ -153,12 +153,12 @@ def test_cb_is_its_formula(variant: Any) -> None:
         close(first_channels(x.unflatten(1, (2, 3)).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2), cb(x))
 
 
-# -- the places ---------------------------------------------------------------------------------------------------------
+# -- sites ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_make_there_and_back(name: str) -> None:
-    """TAP feeds the norm before attention and nothing else, CB ends the MLP, and both can be taken out again."""
+    """TAP feeds only the norm before attention, CB ends the MLP, and both can be removed again."""
     model = plain(name)
     images, were, before = images_of(model), state(model), sg.adapt(model)
     better = insert(model, tap=TAP(branches=3), cb=CB(variant="scaled"))
@@ -226,7 +226,7 @@ def test_the_whole_model_by_hand() -> None:
         close(better(images), model.forward_head(model.norm(x)))
 
 
-# -- insert and remove ----------------------------------------------------------------------------------------------------
+# -- insert and remove -----------------------------------------------------------------------------
 
 
 def test_what_was_learnt_stays_and_mode_device_and_dtype_are_the_blocks() -> None:
@@ -278,7 +278,7 @@ def test_one_after_the_other() -> None:
     both = insert(insert(model, tap=TAP(allocation=(0,))), cb=CB())
     assert {n.rpartition(".")[2] for n in inserted(both)} == {"tap", "cb_mlp"}
     insert(both, tap=TAP(allocation=(1,)))
-    with pytest.raises(BadInput, match=r"has TAP\(.*remove"):
+    with pytest.raises(BadInput, match=r"contains TAP\(.*remove"):
         insert(both, tap=TAP())
 
 
@@ -300,7 +300,7 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert f"+{found.operations / 1e9:.4g} GFLOP" in caplog.text and "+0.0000" not in caplog.text
 
 
-# -- bad input ------------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -310,27 +310,45 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: TAP(temperature=0), BadInput, "temperature"),
         (lambda: TAP(kind="dilatd"), UnknownName, "dilated"),
         (lambda: TAP(allocation="shalow"), UnknownName, "shallow"),
-        (lambda: TAP(allocation=()), BadInput, "numbers of blocks"),
+        (lambda: TAP(allocation=()), BadInput, "block indices"),
         (lambda: CB(variant="gated"), UnknownName, "gate"),
         (lambda: CB(position="middle"), UnknownName, "mid"),
         (lambda: CB(where="attention"), UnknownName, "msa"),
         (lambda: CB(init=float("nan")), BadInput, "init"),
-        (lambda: insert(plain("timm class")), BadInput, "something to insert"),
+        (lambda: insert(plain("timm class")), BadInput, "a module to insert"),
         (lambda: insert(plain("timm class"), tap=CB()), BadInput, "tap: expected"),
         (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), BadInput, "from 0 to"),
-        (lambda: insert(timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()), BadInput, "drops 75%"),
+        (
+            lambda: insert(
+                timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()
+            ),
+            BadInput,
+            "drops 75%",
+        ),
         (lambda: insert(plain("transformers SigLIP"), cb=CB("gate")), BadInput, "class token"),
         (lambda: insert(plain("timm registers, mean"), cb=CB("hybrid")), BadInput, "class token"),
         (lambda: insert(plain("Swin"), cb=CB("gate")), BadInput, "class token"),
         (lambda: insert(nn.Linear(2, 2), cb=CB()), UnsupportedModel, "no vision transformer"),
         (lambda: insert("deit", cb=CB()), BadInput, "torch.nn.Module"),
-        (lambda: insert(zoo.plain("vit_small_patch16_18x2_224")[0], cb=CB()), UnsupportedModel, "ParallelThingsBlock"),
-        (lambda: insert(zoo.hierarchical("swinv2_tiny_window8_256", "swin_transformer_v2")[0], tap=TAP()), UnsupportedModel, "windows"),
-        (lambda: pooling_site(type("HieraBlock", (nn.Module,), {})()), UnsupportedModel, "order of mask units"),
+        (
+            lambda: insert(zoo.plain("vit_small_patch16_18x2_224")[0], cb=CB()),
+            UnsupportedModel,
+            "ParallelThingsBlock",
+        ),
+        (
+            lambda: insert(zoo.hierarchical("swinv2_tiny_window8_256", "swin_transformer_v2")[0], tap=TAP()),
+            UnsupportedModel,
+            "windows",
+        ),
+        (
+            lambda: pooling_site(type("HieraBlock", (nn.Module,), {})()),
+            UnsupportedModel,
+            "order of mask units",
+        ),
         (lambda: pooling_site(type("MultiScaleBlock", (nn.Module,), {})()), UnsupportedModel, "pools inside"),
         (lambda: pooling_site(nn.Linear(2, 2)), UnsupportedModel, "no attention"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(make: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
@@ -344,7 +362,7 @@ def test_pictures_of_another_shape_are_refused_where_the_grid_would_be_guessed()
     assert better(larger).shape == (1, zoo.CLASSES)
     with pytest.raises(BadInput, match="wrong grid"):
         better(larger.transpose(2, 3))
-    with pytest.raises(BadInput, match="same shape"):
+    with pytest.raises(BadInput, match="same aspect ratio"):
         better.stages[0].blocks[0].tap(torch.randn(1, 7, 16, dtype=torch.float64))
     remove(better)(larger.transpose(2, 3))
 

@@ -37,7 +37,7 @@ def test_views_and_frozen_passes_stay_exact(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_patches_reach_nothing(name: str) -> None:
-    """Attention masking: finite, whole with everything visible, and blind to what lies under hidden patches."""
+    """Attention masking: finite, unchanged if all is visible, independent of what hidden patches contain."""
     model = trained(insert(plain(name), **BOTH))
     vit = sg.adapt(model)
     images = images_of(model)
@@ -69,7 +69,7 @@ def test_verify_says_that_it_masks() -> None:
 
 
 def test_verify_and_stress_take_a_model_with_modules() -> None:
-    """The whole run: explained, scored by attention masking, and stressed, with no word from the user about the modules."""
+    """A model with modules is explained, evaluated (attention masking) and stressed without extra options."""
     model = trained(insert(plain("timm class"), **BOTH))
     images = images_of(model, batch=4).clamp(-1, 1)
     labels = torch.tensor([0, 1, 0, 1])
@@ -114,7 +114,7 @@ def test_fullgrad_is_complete(options: dict[str, Any]) -> None:
     assert torch.allclose((x * g).sum() + terms + rest, run.logits[0, 1])
 
 
-# -- checkpoints --------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_make_is_refused(tmp_path: Path) -> None:
         | model.state_dict(),
         file,
     )
-    with pytest.raises(BadCheckpoint, match=r"blocks.99.cb_mlp, where a VisionTransformer has no block"):
+    with pytest.raises(BadCheckpoint, match=r"blocks.99.cb_mlp, where this VisionTransformer has no block"):
         sg.load_model("test_vit", file)
 
 

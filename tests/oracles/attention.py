@@ -1,12 +1,13 @@
 """Attention methods from their formulas. G^l = dT/dA^l, A-bar^l = mean_h relu(G^l A^l), I the identity.
 
     raw_attention    mean_h A^(L-1)                                  rollout   prod_l (0.5 mean_h A^l + 0.5 I)
-    attn_grad^l      mean_h G^l, signed                              genatt    R <- R + A-bar^l R from R = I, l = 0..L-1
+    attn_grad^l      mean_h G^l, signed                              genatt    R <- R + A-bar^l R from R = I
     attcam^l_ij      mean_h w_hi A_hij, w_hi = mean over patch columns j of G_hij, signed
     gradsam          sum_l A-bar^l (= genatt+plus)
 
-Each matrix is read at the class row, or, for averaged heads, at the mean of the averaged rows; patch columns only.
-`freeze`: G is the gradient with respect to A' = alpha sg(A) + (1 - alpha) A, the tensor that multiplies v.
+Each matrix is read at the class row, or, for averaged heads, at the mean of the averaged rows; patch
+columns only. `freeze`: G is the gradient with respect to A' = alpha sg(A) + (1 - alpha) A, the tensor that
+multiplies v.
 """
 
 from typing import Any
@@ -77,7 +78,7 @@ def attn_grad(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tenso
 def attcam_layers(
     model: Model, images: Tensor, target: Tensor, *, relu: bool = False, **how: Any
 ) -> list[Tensor]:
-    """For averaged heads each row keeps its own weight w_hi, and the mean of rows is taken last; relu after that."""
+    """For averaged heads each row has its own weight w_hi; then the mean of the rows, then relu."""
     maps = []
     for a, g in zip(*attentions(model, images, target, **how), strict=True):
         w = g[..., model.num_prefix_tokens :].mean(dim=-1, keepdim=True)

@@ -1,14 +1,17 @@
-"""The CAM family on the patches of one layer. a, g (B,P,d): activations and their gradients, prefix tokens left out.
+"""The CAM family on the patches of one layer. a, g (B,P,d): activations and gradients without prefix tokens.
 
     gradcam              w_k = mean_p g_pk                                   map_p = sum_k w_k a_pk
     xgradcam             w_k = sum_p g_pk a_pk / (sum_p a_pk + 1e-7)         map_p = sum_k w_k a_pk
     xgradcam_plus        w_k = sum_p g_pk |a_pk| / (sum_p |a_pk| + 1e-7)     map_p = sum_k w_k a_pk
-    gradcam_plus_plus    alpha = g^2 / (2 g^2 + (sum_p a_pk) g^3 + 1e-6), 0 where g = 0; w_k = sum_p relu(g_pk) alpha_pk
-    hirescam             map_p = sum_k g_pk a_pk                             elementwise_gradcam  sum_k relu(g_pk a_pk)
+    gradcam_plus_plus    alpha = g^2 / (2 g^2 + (sum_p a_pk) g^3 + 1e-6), 0 where g = 0; w_k = sum_p
+                         relu(g_pk) alpha_pk
+    hirescam             map_p = sum_k g_pk a_pk
+    elementwise_gradcam  map_p = sum_k relu(g_pk a_pk)
     layercam             map_p = sum_k relu(g_pk) a_pk
 
-`at="input"`: x^l, the input of block l (before norm_pre for l = 0); `at="norm1"`: the output of blocks[l].norm1. The
-bare name is the last block. `relu=True` clamps the finished map. No min-max, no resizing. Signed (B,P).
+`at="input"`: x^l, the input of block l (before norm_pre for l = 0); `at="norm1"`: the output of
+blocks[l].norm1. The bare name is the last block. `relu=True` clamps the finished map. No min-max, no
+resizing. Signed (B,P).
 """
 
 from typing import Any
@@ -26,14 +29,14 @@ def pairs(model: Model, images: Tensor, target: Tensor, at: str, **how: Any) -> 
     """(a, g) for every block."""
     state, scalar = vit.trace(model, images, target, **how)
     if at == "input":
-        places = state.x[:-1]
+        activations = state.x[:-1]
     elif at == "norm1":
-        places = [block.norm1.out for block in state.blocks]
+        activations = [block.norm1.out for block in state.blocks]
     else:
-        raise ValueError(f"unknown place {at!r}")
+        raise ValueError(f"unknown value of at: {at!r}")
     return [
         (vit.patches_of(model, a).detach(), vit.patches_of(model, g))
-        for a, g in zip(places, vit.gradients(scalar, places), strict=True)
+        for a, g in zip(activations, vit.gradients(scalar, activations), strict=True)
     ]
 
 

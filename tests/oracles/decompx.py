@@ -1,16 +1,20 @@
 """DecompX in full: every token as a sum of N+1 vectors, one for each source token and one for all biases.
 
-    D (B,N,N+1,d):  x_n = sum_k D_nk   at every point of the network;  start at layer l: D_nk = delta_nk x^l_n, D_nN = 0
+    D (B,N,N+1,d):  x_n = sum_k D_nk at every point of the network
+    start at layer l: D_nk = delta_nk x^l_n, D_nN = 0
     norm      D <- gain (D - mean_d D) / sigma_n, then beta as a bias (sigma of the true state)
-    linear    D <- W D, then the bias;    attention  D_n <- sum_m A_nm D_m per head;    activation  D <- slope(h) D
-    pool, fc_norm, head the same; score_k = sum_c dT/dy_c (W_head D_k)_c, which is (W_head D_k)_target for the logit
+    linear    D <- W D, then the bias
+    attention  D_n <- sum_m A_nm D_m per head;    activation  D <- slope(h) D
+    pool, fc_norm, head the same; score_k = sum_c dT/dy_c (W_head D_k)_c, which is (W_head D_k)_target for
+    the logit
 
-Where a bias b goes (`bias`): "none" is dropped; "token" goes to source N; the others share it among the N sources with
-weights w_k / (sum w + 1e-12), w from the vectors D_k AFTER the step's linear part: "absdot" |D_k . b|, "norm" |D_k|_2,
-"equal" 1 where D_k is not zero, "cls" all to source 0 (only with a class token). Choices: each bias at the place
-where it arises (beta_1, b_v on the concatenated heads before mixing, b_o before LayerScale, beta_2, b_fc1, b_fc2 before
-LayerScale, final beta, fc_norm beta, and the head's on the whole C-vector of logits). `slope`: "origin" Phi(h), no
-offset; "tangent" f'(h), with f - f'h as one more bias before fc2. Signed; source N is never drawn.
+Where a bias b goes (`bias`): "none" is dropped; "token" goes to source N; the others share it among the N
+sources with weights w_k / (sum w + 1e-12), w from the vectors D_k AFTER the step's linear part: "absdot"
+|D_k . b|, "norm" |D_k|_2, "equal" 1 where D_k is not zero, "cls" all to source 0 (only with a class token).
+Choices: each bias where it is added (beta_1, b_v on the concatenated heads before mixing, b_o
+before LayerScale, beta_2, b_fc1, b_fc2 before LayerScale, final beta, fc_norm beta, and the head's on the
+whole C-vector of logits). `slope`: "origin" Phi(h), no offset; "tangent" f'(h), with f - f'h as one more
+bias before fc2. Signed; source N is never drawn.
 """
 
 from typing import Any
@@ -117,7 +121,7 @@ def decomposed_logits(
 def decompx_sources(
     model: Model, images: Tensor, target: Tensor, *, layer: int = 0, score: str = "logit", **options: Any
 ) -> Tensor:
-    """(B,N+1): all sources, prefix tokens first, the bias token last. Other scores: contracted with dT/dlogits."""
+    """(B,N+1): all sources, prefix tokens first, the bias token last; contracted with dT/dlogits."""
     sources, logits = decomposed_logits(model, images, layer=layer, **options)
     logits = logits.detach().requires_grad_()
     direction = vit.gradients(vit.quantity(logits, target, score).sum(), [logits])[0]

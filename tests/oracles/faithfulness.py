@@ -1,4 +1,4 @@
-"""Faithfulness by naive loops: one map, one image, one ratio, one pixel at a time; the model run by its own modules."""
+"""Faithfulness metrics by naive loops: one map, one image, one ratio, one pixel at a time."""
 
 import math
 
@@ -32,7 +32,7 @@ def trapezoid(curve: list[float], xs: list[float]) -> float:
 def removal(
     logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float], empty: bool = True
 ) -> dict:
-    """The four scores of one map; logits_of(image, keep). empty=False: no answer without patches, so chance."""
+    """The four scores of one map; logits_of(image, keep). empty=False: chance level without patches."""
     order = ordered(scores.flatten().tolist())
     p = len(order)
     whole = logits_of(image, list(range(p)))
@@ -83,7 +83,7 @@ def painted(image: Tensor, pixels: list[float], count: int, paint: Tensor) -> Te
 
 
 def diffmask(model, image: Tensor, pixels: list[float], noise: Tensor) -> dict[str, float]:
-    """Areas of one image: accuracy and KL as in the paper (mean height), and as in the code (np.trapezoid, steps of 1)."""
+    """Areas of one image: accuracy and KL as in the paper (mean height) and as in the code (steps of 1)."""
     p0 = model(image[None])[0].softmax(0)
     c = int(p0.argmax())
     kl, accuracy, kl_code, accuracy_code = [], [], [], []
@@ -103,18 +103,18 @@ def diffmask(model, image: Tensor, pixels: list[float], noise: Tensor) -> dict[s
 
 
 def swin_masked(model, image: Tensor, keep: Tensor) -> Tensor:
-    """Logits of a one-stage timm Swin whose attention sees only the tokens `keep` (grid, bool), token by token."""
+    """Logits of a one-stage timm Swin whose attention sees only the tokens `keep` (bool, on the grid)."""
     x = model.patch_embed(image[None])[0]  # (H, W, C)
     height, width, _ = x.shape
     there = [(i, j) for i in range(height) for j in range(width) if keep[i, j]]
-    state = {place: x[place] for place in there}
+    state = {position: x[position] for position in there}
     for block in model.layers[0].blocks:
         window, shift, attn = block.window_size[0], block.shift_size[0], block.attn
         table = attn.relative_position_bias_table
 
-        def cell(place, w=window, s=shift):
-            """(window, region that the shift joins, place in the window) after rolling by −shift."""
-            rolled = [(p - s) % n for p, n in zip(place, (height, width), strict=True)]
+        def cell(position, w=window, s=shift):
+            """(window, region that the shift joins, position in the window) after rolling by −shift."""
+            rolled = [(p - s) % n for p, n in zip(position, (height, width), strict=True)]
             region = [
                 0 if not s or r < n - w else 1 if r < n - s else 2
                 for r, n in zip(rolled, (height, width), strict=True)

@@ -1,11 +1,13 @@
-"""The frozen-linear network by explicit `.detach()`, and `gaze`, which is input x gradient of it, summed over layers.
+"""The frozen-linear network by explicit `.detach()`, and `gaze`: its input x gradient, summed over layers.
 
-    A' = alpha sg(A) + (1 - alpha) A,   sigma' = sg(sigma) (means not frozen; every norm, qk-norm and final norm too),
+    A' = alpha sg(A) + (1 - alpha) A,   sigma' = sg(sigma) (means not frozen; every norm, qk-norm and final
+                                        norm too),
     GELU' = h sg(Phi(h)),               s_j = sum_l <x^l_j, dT/dx^l_j>,  l = 0..L-1
     gaze: alpha = 3/4, T = log-odds.    alpha = 1, T = logit, one l: bias-free DecompX from layer l
 
-    gaze_removal: sum_l s^l / L + q^l, q^l_j = sum_h sum_{i != j} dT/dS^l_hij, attention not frozen there: what T loses with the
-    weight of key j; and for the last l, <x^L_j - mean of x^L over patches, dT/dx^L_j>: the same where the head reads patches
+    gaze_removal: sum_l s^l / L + q^l, q^l_j = sum_h sum_{i != j} dT/dS^l_hij, attention not frozen there:
+    what T loses with the weight of key j; and for the last l, <x^L_j - mean of x^L over patches,
+    dT/dx^L_j>: the same where the head reads patches
 
 `freeze` is alpha; `slope="tangent"` leaves GELU's own derivative. Signed (B,P); no smoothing, no clamping.
 """

@@ -3,7 +3,8 @@
     ixg^l_j = sum_channels x^l_j . dy/dx^l_j                     vanilla_grad^l_j = sum_channels dy/dx^l_j
     attixg (same): AttnFrom^l_j ixg^l_j, l = 0..L-1              (next): AttnFrom^l_j ixg^(l+1)_j, l = 0..L-2
     AttnFrom^l_j = mean over heads and query rows of A^l[., ., j]
-    fullgrad^l = ixg^l + biases at or after block l              fullgrad_plus = sum_(l>=m) ixg^l + biases after m, once
+    fullgrad^l = ixg^l + biases at or after block l              fullgrad_plus = sum_(l>=m) ixg^l + biases
+                                                                 after m, once
 
 Every function gives signed patch scores (B,P) in raster order; `*_layers` gives one such map for each block.
 """
@@ -33,7 +34,8 @@ def vanilla_grad_layers(
 ) -> list[Tensor]:
     """Sum over channels of the gradient ("sum", signed) or of its absolute value ("abs", >= 0).
 
-    The signed sum is zero up to rounding in every layer of a pre-norm ViT with LayerNorm: nothing reads a token's mean.
+    The signed sum is zero up to rounding in every layer of a pre-norm ViT with LayerNorm: nothing reads a
+    token's mean.
     """
     state, scalar = vit.trace(model, images, target, **how)
     grads = vit.gradients(scalar, state.x[:-1])
@@ -57,7 +59,7 @@ def vanilla_grad_norm(model: Model, images: Tensor, target: Tensor, **how: Any) 
 def attixg_layers(
     model: Model, images: Tensor, target: Tensor, *, pairing: str = "same", **how: Any
 ) -> list[Tensor]:
-    """L maps for pairing "same" (the default), L-1 maps for "next" (the last block's attention is not used)."""
+    """L maps for pairing "same" (the default), L-1 maps for "next" (without the last block's attention)."""
     state, scalar = vit.trace(model, images, target, **how)
     grads = vit.gradients(scalar, state.x)
     shift = {"same": 0, "next": 1}[pairing]
@@ -99,8 +101,9 @@ def integrated_gradients(
 ) -> Tensor:
     """x . mean over the midpoints t = (i + 1/2)/steps of dT/dx at t x: a zero baseline.
 
-    space "tokens": x = x^0, the prefix tokens go to zero as well. "pixels": x = the image, summed over colours and
-    pixels of a patch (a zero image, embedded with its biases, class token and positions, is the baseline).
+    space "tokens": x = x^0, the prefix tokens go to zero as well. "pixels": x = the image, summed over
+    colours and pixels of a patch (a zero image, embedded with its biases, class token and positions, is the
+    baseline).
     """
     total = torch.zeros(1, dtype=torch.float64)
     whole = images.double() if space == "pixels" else vit.embed(model, images).detach()
@@ -133,7 +136,7 @@ def smoothgrad(
     return patch_sums(model, total)
 
 
-# FullGrad ------------------------------------------------------------------------------------------------------------
+# FullGrad -----------------------------------------------------------------------------------------
 
 Term = tuple[
     Tensor, Tensor
@@ -141,7 +144,7 @@ Term = tuple[
 
 
 def norm_terms(norm: NormState | None, implicit: bool, frozen: bool) -> list[Term]:
-    """beta; implicit: LN(x) - beta - JVP(x; x) = gain (x - mu)/sigma (1 - eps/sigma^2), none if sigma is frozen."""
+    """beta; implicit: LN(x) - beta - JVP(x; x) = gain (x - mu)/sigma (1 - eps/sigma^2), or 0 if frozen."""
     if norm is None:
         return []
     terms: list[Term] = [(norm.bias, norm.out)]
@@ -154,8 +157,9 @@ def norm_terms(norm: NormState | None, implicit: bool, frozen: bool) -> list[Ter
 def block_terms(model: Model, state: State, layer: int, implicit: bool, how: vit.Rule) -> list[Term]:
     """Every bias inside one block, with the tensor it was added into; norm_pre belongs to block 0.
 
-    qk-norm's betas (and implicit terms) are counted too, to the token whose query or key it is. Attention's implicit
-    term belongs to the query token: z - JVP(q, k, v) = -(1 - alpha) dA v with dS = 2 S, dA = A (dS - sum_j A dS).
+    qk-norm's betas (and implicit terms) are counted too, to the token whose query or key it is. Attention's
+    implicit term belongs to the query token: z - JVP(q, k, v) = -(1 - alpha) dA v with dS = 2 S, dA = A (dS
+    - sum_j A dS).
     """
     block, s = model.blocks[layer], state.at(layer)
     terms = norm_terms(state.pre, implicit, how.norm) if layer == 0 else []
@@ -183,11 +187,11 @@ def per_token(scalar: Tensor, terms: list[Term]) -> Tensor:
 
 
 def bias_maps(model: Model, state: State, scalar: Tensor, implicit: bool, how: vit.Rule) -> list[Tensor]:
-    """(B,N) for the biases of block 0, ..., L-1, and last for those after all blocks (final norm, fc_norm, head).
+    """(B,N) for the biases of block 0, ..., L-1, and of what follows (final norm, fc_norm, head).
 
-    The tokenless ones (fc_norm, head.bias) are spread evenly over the tokens that the head reads: with a class-token
-    head all goes to token 0 and is dropped with the prefix. A score other than the logit is no step of the network:
-    its own offset T - <y, dT/dy> is not counted.
+    The tokenless ones (fc_norm, head.bias) are spread evenly over the tokens that the head reads: with a
+    class-token head all goes to token 0 and is dropped with the prefix. A score other than the logit is no
+    step of the network: its own offset T - <y, dT/dy> is not counted.
     """
     L = len(model.blocks)
     maps = [per_token(scalar, block_terms(model, state, layer, implicit, how)) for layer in range(L)]
@@ -217,7 +221,7 @@ def fullgrad_tokens(
 
 
 def fullgrad_layers(model: Model, images: Tensor, target: Tensor, **options: Any) -> list[Tensor]:
-    """IxG^l + all biases at or after block l. `implicit=True` adds the implicit offsets: complete for the logit."""
+    """IxG^l + all biases at or after block l. `implicit=True` adds implicit offsets: complete."""
     products, biases, _ = fullgrad_tokens(model, images, target, **options)
     return [
         vit.patches_of(model, product + torch.stack(biases[layer:]).sum(0))

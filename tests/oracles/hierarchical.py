@@ -1,9 +1,11 @@
-"""FullGrad's explicit bias terms of a hierarchical model, by plain autograd on the bare modules: no mode, no forward-mode derivative.
+"""FullGrad's explicit bias terms of a hierarchical model, by ordinary autograd on its modules.
 
-    total of block l      sum over its biases b of <b, dy/db>, b a parameter (batch norm: beta - mu gamma/sigma)
-    Swin, token n         norm1, norm2, fc1, fc2: <b, dy/dout_n> at the tokens that block l is given
-                          qkv, proj, merging: <d out_n/ds, dy/dout_n> at those it gives, s scaling those biases
-                          (one window for the whole grid: tokens are not moved, and qkv and proj are as norm1)
+    total of block l      sum over its biases b of <b, dy/db>, b a parameter (batch norm: beta - mu
+                          gamma/sigma)
+    Swin, token n         norm1, norm2, fc1, fc2: <b, dy/dout_n> at the tokens that block l is given qkv,
+                          proj, merging: <d out_n/ds, dy/dout_n> at those it gives, s scaling those biases
+                          (one window for the whole grid: tokens are not moved, and qkv and proj are as
+                          norm1)
 
 Attention must be eager (`benchmarks.oracles.unfused`): the kernel has no second derivative.
 """
@@ -17,16 +19,20 @@ from torch.func import functional_call
 
 
 def biases(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Everything that is learnt and added to tokens (not to a table of positions): `bias`, Swin V2's `q_bias` and `v_bias`."""
+    """Learned offsets that are added to tokens: `bias`, and `q_bias` and `v_bias` of Swin V2."""
     found = {k: p for k, p in module.named_parameters() if k.split(".")[-1] in ("bias", "q_bias", "v_bias")}
     return {k: p for k, p in found.items() if "cpb_mlp" not in k and "meta_mlp" not in k}
 
 
 def bias_total(value: Tensor, modules: list[nn.Module]) -> Tensor:
-    """Sum over the biases of some modules of <b, dT/db> for one image; what does not reach T counts nothing."""
+    """Sum over the biases of some modules of <b, dT/db> for one image; unused biases count as zero."""
     known = {id(p): p for m in modules for p in biases(m).values()}
-    shifts = {id(m.bias): -m.running_mean * m.weight / (m.running_var + m.eps).sqrt() for top in modules for m in top.modules()
-              if isinstance(m, nn.BatchNorm2d)}  # fmt: skip
+    shifts = {
+        id(m.bias): -m.running_mean * m.weight / (m.running_var + m.eps).sqrt()
+        for top in modules
+        for m in top.modules()
+        if isinstance(m, nn.BatchNorm2d)
+    }
     grads = torch.autograd.grad(value, list(known.values()), allow_unused=True, retain_graph=True)
     pieces = [
         ((p + shifts.get(i, 0)) * g).sum()
@@ -37,7 +43,7 @@ def bias_total(value: Tensor, modules: list[nn.Module]) -> Tensor:
 
 
 def scaled_biases(module: nn.Module, run: Callable[[], Tensor], names: list[str]) -> Tensor:
-    """d run()/ds at s = 1 where the biases `names` of `module` are multiplied by s, by differentiating a gradient."""
+    """d run()/ds at s = 1, the biases `names` of `module` multiplied by s, by differentiating a gradient."""
     own = dict(module.named_parameters())
 
     def outer(s: Tensor) -> Tensor:
@@ -67,8 +73,11 @@ def one_window(block: Any) -> bool:
 def swin_terms(model: Any, images: Tensor, target: int) -> list[tuple[Tensor, Tensor]]:
     """For each block: ((B, N) at the tokens that it is given, (B, M) at those it gives)."""
     stages = list(model.layers)
-    blocks = [(b, stages[s + 1].downsample if b is stage.blocks[-1] and s + 1 < len(stages) else None)
-              for s, stage in enumerate(stages) for b in stage.blocks]  # fmt: skip
+    blocks = [
+        (b, stages[s + 1].downsample if b is stage.blocks[-1] and s + 1 < len(stages) else None)
+        for s, stage in enumerate(stages)
+        for b in stage.blocks
+    ]
     x, seen = stages[0].downsample(model.patch_embed(images)), []
     for block, merge in blocks:
         kept: list[tuple[Tensor, Tensor]] = []

@@ -4,17 +4,21 @@ TransAtt. R_out = one-hot of the target (1, not the logit; the score only enters
 a / (b + 1e-9), 0 where b = 0. Rules, backwards:
 
     linear     Z = x+ W+' + x- W-', S = div(R, Z), R_in = x+ (S W+) + x- (S W-); the bias is ignored
-    product    Z = X Y: R_X = X (div(R, Z) Y'), R_Y = Y (X' div(R, Z)), both halved; for q k' without the scale
-    add        Z = X + Y: a = X div(R, Z), b = Y div(R, Z), then a <- a div(div(|Sa|, |Sa|+|Sb|) SR, Sa), b the same;
-               S is the sum over tokens and channels of ONE sample (the reference sums over its batch of one)
+    product    Z = X Y: R_X = X (div(R, Z) Y'), R_Y = Y (X' div(R, Z)), both halved; for q k' without the
+               scale
+    add        Z = X + Y: a = X div(R, Z), b = Y div(R, Z), then a <- a div(div(|Sa|, |Sa|+|Sb|) SR, Sa), b
+               the same; S is the sum over tokens and channels of ONE sample (the reference sums over its
+               batch of one)
     select     R at the class token: x div(R, x).   Mean of tokens: x_p/P div(R, mean).   Clone: plain sum
     identity   GELU, softmax, every LayerNorm (qk-norm, fc_norm too), LayerScale (not in the reference)
 
-    A-bar^l = mean_h relu(G^l R_A^l), R_A the halved relevance of A; R <- R + A-bar^l R for l >= start_layer (default 0)
+    A-bar^l = mean_h relu(G^l R_A^l), R_A the halved relevance of A; R <- R + A-bar^l R for l >= start_layer
+    (default 0)
 
-AttnLRP. Input x gradient of a network whose backward pass is changed: sigma of every norm constant, GELU with the slope
-Phi(h) held constant, and in q k' and in A v each factor gets half of its gradient; softmax keeps its own (its rule
-R_i = S_i (R_i - A_i sum_j R_j) is input x gradient). v is thus halved once in a block, q and k twice.
+AttnLRP. Input x gradient of a network whose backward pass is changed: sigma of every norm constant, GELU
+with the slope Phi(h) held constant, and in q k' and in A v each factor gets half of its gradient; softmax
+keeps its own (its rule R_i = S_i (R_i - A_i sum_j R_j) is input x gradient). v is thus halved once in a
+block, q and k twice.
 """
 
 from typing import Any
@@ -106,7 +110,7 @@ def transatt(model: Model, images: Tensor, target: Tensor, *, start_layer: int =
 
 
 def attnlrp_layers(model: Model, images: Tensor, target: Tensor, *, score: str = "logit") -> list[Tensor]:
-    """Relevance of x^l for l = 0..L-1, summed over channels; it starts from the logit (or score), not from one."""
+    """Relevance of x^l for l = 0..L-1, summed over channels; starts from the logit (or score), not from 1."""
     changed = vit.Rule(attention=0.0, norm=True, slope="origin", halve=True)
     state, scalar = vit.trace(model, images, target, score=score, how=changed)
     grads = vit.gradients(scalar, state.x[:-1])
@@ -118,7 +122,7 @@ def attnlrp(model: Model, images: Tensor, target: Tensor, *, score: str = "logit
 
 
 def attnlrp_divided(model: Model, images: Tensor, target: Tensor) -> Tensor:
-    """AttnLRP as its paper writes it: relevances and divisions by the output, no gradient; class-token heads, logit."""
+    """AttnLRP as in the paper: relevances divided by outputs, no gradient; class-token heads, logit."""
 
     def linear(x: Tensor, W: Tensor, out: Tensor, R: Tensor) -> Tensor:
         return x * ((R / out) @ W)

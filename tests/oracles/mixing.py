@@ -1,17 +1,20 @@
-"""Norm-based token mixing on pre-norm blocks: AttIN (Kobayashi 2020), GlobEnc (Modarressi 2022), ALTI (Ferrando 2022).
+"""Norm-based token mixing in pre-norm blocks: AttIN (Kobayashi 2020), GlobEnc (Modarressi 2022), ALTI.
 
-    x'_i = sum_j T_ij + b_i,   T_ij = delta_ij x_i + ls1 sum_h A_hij W_o^h W_v^h gain_1 (x_j - mean x_j) / sigma_j
-    b_i  = ls1 (W_o (W_v beta_1 + b_v) + b_o)             (T is free of all biases; x_i of block 0 is after norm_pre)
-    v_ij = T_ij + ls2 LN2dec(T_ij),   LN2dec(t) = gain_2 (t - mean t) / sigma(x'_i)        (the MLP itself is skipped)
+    x'_i = sum_j T_ij + b_i,   T_ij = delta_ij x_i + ls1 sum_h A_hij W_o^h W_v^h gain_1 (x_j - mean x_j) /
+                               sigma_j
+    b_i  = ls1 (W_o (W_v beta_1 + b_v) + b_o)       (T has no biases; x_i of block 0 is after norm_pre)
+    v_ij = T_ij + ls2 LN2dec(T_ij),   LN2dec(t) = gain_2 (t - mean t) / sigma(x'_i)   (without the MLP)
 
-    attin "n"       |T_ij - delta_ij x_i|_2   rollout: rows divided by their sum, then product of 0.5 M + 0.5 I
+    attin "n"       |T_ij - delta_ij x_i|_2   rollout: rows normalised, then product of 0.5 M + 0.5 I
     attin "n_res"   |T_ij|_2                    rollout: plain product
     globenc         |v_ij|_2                    rollout: plain product
-    alti "attn"     relu(|y_i|_1 - |y_i - T_ij|_1), y = x' with biases, rows divided by their sum; plain product
+    alti "attn"     relu(|y_i|_1 - |y_i - T_ij|_1), y = x' with biases, rows divided by their sum; plain
+                    product
     alti "block"    the same with v_ij, y = the true block output
 
-Choices: `attin_matrices` are the bare norms for both forms; rows that sum to zero stay zero; attin's default is "n",
-alti's default is "attn". The class plays no part; `target` is taken for the common signature. All maps are >= 0.
+Choices: `attin_matrices` are the bare norms for both forms; rows that sum to zero stay zero; attin's
+default is "n", alti's default is "attn". The class plays no part; `target` is taken for the common
+signature. All maps are >= 0.
 """
 
 from typing import Any
@@ -98,7 +101,7 @@ def globenc(model: Model, images: Tensor, target: Tensor) -> Tensor:
 
 
 def alti_matrices(model: Model, images: Tensor, target: Tensor, *, against: str = "attn") -> list[Tensor]:
-    """Rows sum to one, or are zero. `against`: "attn" or "block" (the library's option is called `target`)."""
+    """Rows sum to one, or are zero. `against`: "attn" or "block"."""
     state, matrices = states(model, images), []
     for block, s in zip(model.blocks, state.blocks, strict=True):
         T = mixing_vectors(block, s)

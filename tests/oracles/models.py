@@ -1,4 +1,4 @@
-"""Tiny timm VisionTransformers in float64, every parameter random: biases, norm gains, LayerScale, class token."""
+"""Tiny timm VisionTransformers in float64 with random biases, norm gains, LayerScale and class token."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def tiny(kind: str = "class", seed: int = 0, **changes: Any) -> VisionTransformer:
-    """d 24, 3 blocks, 2 heads, 4x4 patches of 3 pixels (3x3 for "pre_norm"), 5 classes, eval mode, float64."""
+    """d 24, 3 blocks, 2 heads, 4x4 patches of 3 pixels (3x3 for "pre_norm"), 5 classes, eval mode."""
     settings: dict[str, Any] = {
         "img_size": 12,
         "patch_size": 3,
@@ -42,7 +42,7 @@ def tiny(kind: str = "class", seed: int = 0, **changes: Any) -> VisionTransforme
     return model
 
 
-def pictures(model: VisionTransformer, batch: int = 2, seed: int = 1) -> Tensor:
+def random_images(model: VisionTransformer, batch: int = 2, seed: int = 1) -> Tensor:
     """(B,3,H,W), standard normal."""
     height, width = model.patch_embed.img_size
     generator = torch.Generator().manual_seed(seed)

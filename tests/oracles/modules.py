@@ -1,4 +1,4 @@
-"""TAP and CB written out from their formulas (docs/equations.md#tap, docs/equations.md#cb), one token after the other."""
+"""TAP and CB token by token from their formulas (docs/equations.md#tap, docs/equations.md#cb)."""
 
 from typing import Any
 

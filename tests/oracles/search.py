@@ -1,6 +1,7 @@
-"""Searched methods, one run and one patch at a time, on plain timm VisionTransformers with the model's own modules.
+"""Black-box methods, one run and one patch at a time, on plain timm VisionTransformers.
 
-`f(model, image, keep, c)` is the probability of class c with only the patches of the list `keep`; maps are (P,) of one image.
+`f(model, image, keep, c)` is the probability of class c with only the patches of the list `keep`; maps are
+(P,) of one image.
 """
 
 from math import comb, exp, sqrt
@@ -119,7 +120,7 @@ def shapley_sets(model: Any, image: Tensor, budget: int, seed: int = 0) -> list[
 def kernel_shap(
     model: Any, image: Tensor, c: int, budget: int, seed: int = 0, hide: str = "remove"
 ) -> Tensor:
-    """Least squares under Σ φ = f(all) − f(none), by Lagrange's equations. Needs enough samples to have one solution."""
+    """Least squares under Σ φ = f(all) − f(none), by Lagrange multipliers. Needs enough samples."""
     P = patches(model)
     sets = shapley_sets(model, image, budget, seed)
     y = torch.tensor([f(model, image, keep, c, hide) for keep in sets], dtype=torch.float64)
@@ -133,7 +134,7 @@ def kernel_shap(
 
 
 def exact_shapley(model: Any, image: Tensor, c: int) -> Tensor:
-    """By definition, over all 2^P sets, absent patches painted with zeros; all pictures in one batch."""
+    """By definition, over all 2^P sets, absent patches set to zero; all images in one batch."""
     P, side = patches(model), model.patch_embed.patch_size[0]
     cells = torch.tensor(
         [[float(keep >> j & 1) for j in range(P)] for keep in range(2**P)], dtype=torch.float64
@@ -245,7 +246,7 @@ def attended(model: Any, tokens: Tensor, factor: Tensor, offset: Tensor) -> Tens
 
 
 def closed(model: Any, tokens: Tensor, gate: Tensor) -> Tensor:
-    """Logits with each patch's key, for all but itself, and its place in the head's mean, weighed by its gate (n,)."""
+    """Logits with each patch weighted by its gate (n,), as a key of the others and in the head's mean."""
     prefix, n = model.num_prefix_tokens, len(tokens)
     columns = torch.cat([torch.zeros(prefix, dtype=torch.float64), gate.log()]).expand(n, n)
     y = model.norm(
@@ -276,8 +277,9 @@ def atman(model: Any, image: Tensor, c: int, suppress: float = 0.9, similar: flo
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9,
-               minimal: bool = False) -> tuple[list[float], list[int], list[list[int]]]:  # fmt: skip
+def sufficient(
+    model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9, minimal: bool = False
+) -> tuple[list[float], list[int], list[list[int]]]:
     """(p_c before each step, the subset, what was left at each step), by token removal."""
     prefix, left, history, confidence = model.num_prefix_tokens, list(range(patches(model))), [], []
     x0 = tokens_of(model, image)
@@ -307,7 +309,7 @@ def sufficient(model: Any, image: Tensor, c: int, k: int, threshold: float = 0.9
 def summed(
     model: Any, image: Tensor, c: int, steps: int, threshold: float
 ) -> tuple[list[float], list[int], list[list[int]]]:
-    """(p_c before each step, the subset of pixels, what was left at each step), by gradients that are added up."""
+    """(p_c before each step, subset of pixels, pixels left at each step), by accumulated gradients."""
     pixels = image.shape[1] * image.shape[2]
     left, total, history, confidence = list(range(pixels)), [0.0] * pixels, [], []
     for i in range(steps):

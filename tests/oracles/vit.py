@@ -1,17 +1,19 @@
 """The forward pass of a timm `VisionTransformer`, written out by hand from its weights, in float64.
 
-Slow and obvious on purpose: no hooks, no function modes, no fused kernels, no `nn.Module` call. Every intermediate is a
-tensor of the graph. Symbols (B batch, H heads, N tokens, d width, e = d/H, m hidden width of the MLP):
+Slow and obvious on purpose: no hooks, no function modes, no fused kernels, no `nn.Module` call. Every
+intermediate is a tensor of the graph. Symbols (B batch, H heads, N tokens, d width, e = d/H, m hidden width
+of the MLP):
 
-    x[l]    (B,N,d)    input of block l; x[0] = tokens after the position embedding and BEFORE norm_pre; x[L] last
+    x[l]    (B,N,d)    input of block l; x[0]: after the position embedding, BEFORE norm_pre; x[L]: last
     A       (B,H,N,N)  attention after softmax: rows are queries ("to"), columns are keys ("from")
     S       (B,H,N,N)  attention logits, scale included
     q k v   (B,H,N,e)  q and k after qk-norm
     h       (B,N,m)    pre-activation of the MLP
 
-Choices: x of `BlockState` is what enters norm1 and the residual, so for block 0 it is norm_pre(x[0]). Freezing a norm
-means that sigma = sqrt(var + eps) is a constant while the mean is not; it holds for EVERY norm, qk-norm too.
-Freezing attention by alpha: A' = alpha sg(A) + (1 - alpha) A, and `BlockState.A` is A', the tensor that multiplies v.
+Choices: x of `BlockState` is what enters norm1 and the residual, so for block 0 it is norm_pre(x[0]).
+Freezing a norm means that sigma = sqrt(var + eps) is a constant while the mean is not; it holds for EVERY
+norm, qk-norm too. Freezing attention by alpha: A' = alpha sg(A) + (1 - alpha) A, and `BlockState.A` is A',
+the tensor that multiplies v.
 """
 
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ class Rule:
 
 
 def rule(freeze: float | None = None, slope: str = "origin") -> Rule:
-    """`freeze=None` is the ordinary gradient; a number freezes sigma, the slope, and attention by that number."""
+    """`freeze=None` is the ordinary gradient; a number freezes sigma, the slope, and attention by alpha."""
     return Rule() if freeze is None else Rule(attention=freeze, norm=True, slope=slope)
 
 
@@ -128,7 +130,7 @@ def check(model: Model) -> None:
 
 
 def phi(h: Tensor) -> Tensor:
-    """Phi(h), the normal distribution function: GELU(h) = h Phi(h), so Phi is GELU's slope from the origin."""
+    """Phi(h), the normal distribution function: GELU(h) = h Phi(h), so Phi is its slope from the origin."""
     return 0.5 * (1 + torch.erf(h / sqrt(2)))
 
 
@@ -156,7 +158,7 @@ def softmax(S: Tensor) -> Tensor:
 
 
 def embed(model: Model, images: Tensor) -> Tensor:
-    """Images (B,3,H,W) -> x^0 (B,N,d): patches by hand, prefix tokens, position embedding; norm_pre is not applied."""
+    """Images (B,3,H,W) -> x^0 (B,N,d): patches, prefix tokens, position embedding; without norm_pre."""
     check(model)
     images, proj = images.double(), model.patch_embed.proj
     ph, pw = proj.kernel_size
@@ -202,7 +204,7 @@ def run_block(block: Any, x: Tensor, how: Rule) -> BlockState:
 
 
 def run(model: Model, tokens: Tensor, start: int = 0, how: Rule | None = None) -> State:
-    """Everything after `tokens` = x^start (B,N,d): norm_pre (if start is 0), blocks[start:], final norm, pool, head."""
+    """From `tokens` = x^start (B,N,d): norm_pre (if start is 0), blocks[start:], final norm, pool, head."""
     check(model)
     how = how or Rule()
     x = tokens
@@ -232,7 +234,7 @@ def reads(model: Model) -> list[int]:
 
 
 def read(model: Model, matrix: Tensor) -> Tensor:
-    """Matrix (B,N,N) -> (B,P): the row of the class token, or the mean of the rows that are averaged; patch columns."""
+    """Matrix (B,N,N) -> (B,P): row of the class token, or mean of the averaged rows; patch columns."""
     rows = torch.stack([matrix[:, i] for i in reads(model)], dim=0).mean(dim=0)
     return patches_of(model, rows)
 
@@ -243,7 +245,7 @@ def patches_of(model: Model, scores: Tensor) -> Tensor:
 
 
 def quantity(logits: Tensor, target: Tensor, score: str = "logit") -> Tensor:
-    """What is explained, (B,): logit y_c; log_prob; log_odds y_c - logsumexp of others; contrast y_c - top other."""
+    """The explained quantity, (B,): logit, log_prob, log_odds or contrast (logit minus the largest other)."""
     values = []
     for y, c in zip(logits, target.tolist(), strict=True):
         others = torch.cat([y[:c], y[c + 1 :]])
@@ -279,5 +281,5 @@ def trace(
 
 def gradients(scalar: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """d scalar / d each input; zeros where it does not depend on it."""
-    found = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    grads = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)]

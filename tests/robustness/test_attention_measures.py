@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.tiny_models import HIERARCHICAL, PLAIN, images_of
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.errors import BadInput, MethodUnavailable
 from steadygaze.robustness import attention as measured
 from steadygaze.robustness.attention import attention_measures, attention_picture, attention_stability, walk
@@ -58,7 +58,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize("kind", ["class", "registers", "average"])
 def test_measures_are_the_loops(kind: str) -> None:
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     got = attention_measures(model, images, top=3)
     maps = attention_by_hand(model, images)
     for b, l, h in np.ndindex(2, 3, 2):
@@ -72,7 +72,7 @@ def test_measures_are_the_loops(kind: str) -> None:
 
 def test_stability_is_the_cosine_by_layer_and_head() -> None:
     model = tiny()
-    clean, noisy = pictures(model), pictures(model, seed=9)
+    clean, noisy = random_images(model), random_images(model, seed=9)
     got = attention_stability(model, clean, noisy)
     one, two = attention_by_hand(model, clean), attention_by_hand(model, noisy)
     for b, l, h in np.ndindex(2, 3, 2):
@@ -130,20 +130,20 @@ def test_only_one_layer_is_held_at_a_time() -> None:
         seen.append(weakref.ref(a))
         assert not a.requires_grad
 
-    walk(sg.adapt(model), [pictures(model)], see)
+    walk(sg.adapt(model), [random_images(model)], see)
     assert len(seen) == 4 and all(old() is None for old in seen)
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny().train()
-    attention_measures(model, pictures(model))
+    attention_measures(model, random_images(model))
     assert model.training and all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_picture_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() -> None:
     model = tiny()
-    clean, noisy = pictures(model, batch=1), pictures(model, batch=1, seed=4)
+    clean, noisy = random_images(model, batch=1), random_images(model, batch=1, seed=4)
     wide = attention_picture(model, clean, noisy, cell=40)
     one = attention_picture(model, clean, cell=40)
     alone = attention_picture(model, clean, heads=False, cell=40)
@@ -154,7 +154,7 @@ def test_picture_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() 
 
 def test_bad_input() -> None:
     model = tiny()
-    images = pictures(model)
+    images = random_images(model)
     with pytest.raises(MethodUnavailable, match="windows"):
         swin = HIERARCHICAL["Swin"]()
         attention_measures(swin, images_of(swin))

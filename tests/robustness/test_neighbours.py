@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers.tiny_models import PLAIN, images_of
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.robustness.neighbours import features, knn_accuracy, knn_predict
 
@@ -47,7 +47,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["class", "average"])
 def test_features_are_what_timm_calls_pre_logits(kind: str) -> None:
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     with torch.no_grad():
         wanted = model.forward_head(model.forward_features(images), pre_logits=True)
     assert torch.allclose(features(model, images), wanted, atol=1e-12)
@@ -96,7 +96,7 @@ def test_nothing_is_left_behind_even_after_a_failure() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         features(broken, torch.zeros(1, 3))
     whole = tiny().train()
-    features(whole, pictures(whole))
+    features(whole, random_images(whole))
     for model in (broken, whole):
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()) and model.training
 

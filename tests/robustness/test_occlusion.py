@@ -6,7 +6,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers.tiny_models import HIERARCHICAL, images_of
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.errors import BadInput
 from steadygaze.robustness.occlusion import centre_square, random_drop, salient_drop
 
@@ -54,7 +54,7 @@ def test_black_is_black_in_pixels() -> None:
 @pytest.mark.parametrize("kind", ["class", "registers", "average"])
 def test_salient_drop_removes_the_highest_first(kind: str) -> None:
     model = tiny(kind)
-    images = pictures(model)
+    images = random_images(model)
     scores = torch.rand(2, 4, 4, generator=seeded(0), dtype=torch.float64).round(decimals=1)  # with ties
     curve = salient_drop(model, images, LABELS, scores, shares=(0, 0.3, 0.75))
     assert curve.means == "removal"
@@ -69,7 +69,7 @@ def test_salient_drop_removes_the_highest_first(kind: str) -> None:
 
 def test_random_drop_is_seeded_nested_and_independent_of_the_batch() -> None:
     model = tiny()
-    images = pictures(model, batch=3)
+    images = random_images(model, batch=3)
     labels = torch.tensor([0, 1, 2])
     whole = random_drop(model, images, labels, generator=[seeded(5 + i) for i in range(3)])
     again = random_drop(model, images, labels, generator=[seeded(5 + i) for i in range(3)])
@@ -86,11 +86,11 @@ def test_random_drop_is_seeded_nested_and_independent_of_the_batch() -> None:
 
 def test_nothing_left_is_chance_for_a_head_that_reads_patches_and_the_class_token_otherwise() -> None:
     mean, cls = tiny("average"), tiny("class")
-    curve = random_drop(mean, pictures(mean), LABELS, generator=seeded(0), shares=(0.5, 1.0))
+    curve = random_drop(mean, random_images(mean), LABELS, generator=seeded(0), shares=(0.5, 1.0))
     assert torch.allclose(curve.probability[:, 1], torch.full((2,), 0.2, dtype=torch.float64))
     assert torch.allclose(curve.right[:, 1], torch.full((2,), 0.2, dtype=torch.float64))
-    curve = random_drop(cls, pictures(cls), LABELS, generator=seeded(0), shares=(1.0,))
-    alone = by_hand(cls, pictures(cls)[0], list(range(16)))
+    curve = random_drop(cls, random_images(cls), LABELS, generator=seeded(0), shares=(1.0,))
+    alone = by_hand(cls, random_images(cls)[0], list(range(16)))
     assert torch.allclose(curve.probability[0, 0], alone.softmax(0)[1], atol=1e-10)
 
 
@@ -107,7 +107,7 @@ def test_a_model_with_windows_is_masked_and_says_so() -> None:
 
 def test_bad_input() -> None:
     model = tiny()
-    images = pictures(model)
+    images = random_images(model)
     with pytest.raises(BadInput, match="rising order"):
         random_drop(model, images, LABELS, generator=seeded(0), shares=(0.5, 0.1))
     with pytest.raises(BadInput, match="16 patches"):

@@ -79,7 +79,7 @@ def test_the_set_is_summed_before_it_is_divided():
         (
             torch.zeros(1, 2, 2).long(),
             torch.full((1, 2, 2), 128),
-            "truth: expected classes 0..3, and 255 where nothing counts, got 128",
+            "truth: expected classes 0..3, and 255 for pixels that are not counted, got 128",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_ade20k(tmp_path):
     assert (found.layout, found.classes, found.without, found.names) == ("ADE20K", 150, 1, None)
     assert read(found) == [[255, 0], [149, 1]]
     save(tmp_path / "annotations" / "validation" / "a.png", np.zeros((2, 2, 3)))
-    with pytest.raises(sg.BadImage, match="one channel of 8 bits, got a picture of mode RGB"):
+    with pytest.raises(sg.BadImage, match="one channel of 8 bits, got an image of mode RGB"):
         read(found)
 
 
@@ -178,10 +178,10 @@ def test_maps_of_your_own(tmp_path):
     )
     assert read(found) == [[0, 1], [2, 255]]
     save(tmp_path / "maps" / "a.png", [[0, 1], [7, 255]])
-    with pytest.raises(sg.BadImage, match=r"expected classes 0..2, and 255 where nothing counts, got \[7\]"):
+    with pytest.raises(sg.BadImage, match=r"expected classes 0..2, and 255 for pixels that are not counted, got \[7\]"):
         read(found)
     (tmp_path / "maps" / "classes.txt").write_text("ground\n")
-    with pytest.raises(sg.BadInput, match="expected from 2 to 255 names of classes, one a line, got 1"):
+    with pytest.raises(sg.BadInput, match="expected 2 to 255 class names, one on each line, got 1"):
         find_maps(tmp_path / "pictures", tmp_path / "maps")
 
 
@@ -195,7 +195,7 @@ def test_masks_of_an_object(tmp_path):
     )
     coded = np.asarray(Image.open(found.items[0].mask))
     assert np.array_equal(np.array(read(found)), np.select([coded == 255, coded == 128], [1, 255], 0))
-    with pytest.raises(sg.BadInput, match="segmentation: expected masks"):
+    with pytest.raises(sg.BadInput, match="segmentation: expected a folder of masks"):
         (tmp_path / "bare" / "1").mkdir(parents=True)
         save(tmp_path / "bare" / "1" / "a.png", np.zeros((2, 2, 3)))
         find_maps(tmp_path / "bare")
@@ -388,7 +388,7 @@ def test_a_mask_that_does_not_fit_is_told_of(trained, tmp_path):
         sg.load_model(str(run)), data, "segmentation", corruptions="fog", severities="1", out=tmp_path / "out"
     )
     assert (
-        "Both must have one size" in rows.unreadable["images/1.png"]
+        "Both must have the same size" in rows.unreadable["images/1.png"]
         and len({row["image"] for row in rows}) == 2
     )
 

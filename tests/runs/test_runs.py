@@ -60,7 +60,7 @@ def data(tmp_path):
     return pictures(tmp_path / "data")
 
 
-WHOLE = next(info.name for info in sg.methods() if not info.layers and not info.alias_of)
+WHOLE = next(info.name for info in sg.list_methods() if not info.layers and not info.alias_of)
 FAST = ("--model", "embedded", "--ratios", "0.3,0.7", "--batch", "4")
 
 
@@ -101,7 +101,7 @@ def test_scores_and_aliases_share_maps(model, monkeypatch):
 def test_all_is_what_the_model_serves(model):
     vit = sg.adapt(model)
     names = {m.name for m in choose(vit, ["all"])}
-    assert {"gaze", "rollout", "decompx"} <= names <= {info.name for info in sg.methods()}
+    assert {"gaze", "rollout", "decompx"} <= names <= {info.name for info in sg.list_methods()}
     assert {"ixg+plus", "rollout"} <= {m.name for m in choose(vit, ["all+plus", "rollout"])}
     with pytest.raises(sg.UnknownName, match="aggregator"):
         choose(vit, ["all+minus"])

@@ -101,7 +101,7 @@ def test_published_sets_by_name(tmp_path, root):
     names = {"cifar-100": python, "pneumonia": tmp_path / "xray", "inaturalist-2021-mini": tmp_path / "inat"}
     suite = ",".join(f"neighbours:{name}={folder}" for name, folder in names.items())
     words = ["--model", "embedded", "--workers", 0, "--suite", suite, "--out", tmp_path / "run"]
-    assert "expected 5216 pictures" in cli(*words, code=2) and not (tmp_path / "run").exists()
+    assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
     assert "pneumonia: 4 of 5216 pictures" in said and "2 of 10000 species" in said and "k = 1" in said
     rows = Rows.read(tmp_path / "run")
@@ -148,7 +148,7 @@ def test_what_is_refused(tmp_path, root, loaded):
     (tmp_path / "train" / "cat").mkdir(parents=True)
     Image.new("L", (3, 3)).save(tmp_path / "train" / "cat" / "grey.png")
     (tmp_path / "test" / "zebra").mkdir(parents=True)
-    says(f"neighbours:own={tmp_path}", "do not map: zebra")
+    says(f"neighbours:own={tmp_path}", "match no class: zebra")
     (tmp_path / "test" / "zebra").rename(tmp_path / "test" / "cat")
     says(f"neighbours:own={tmp_path}", "found none in cat")
     (tmp_path / "test" / "cat" / "broken.png").write_bytes(b"no picture")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers import tiny_models
-from oracles.models import pictures, tiny
+from oracles.models import random_images, tiny
 from steadygaze.trace import PLAIN, Seam, Want, frozen
 
 METHODS = ["gaze", "gae", "transatt", "alti", "fullgrad:implicit=true", "decompx:bias=absdot", "smoothgrad:samples=2", "random",
@@ -153,7 +153,7 @@ def test_callers_modes(name: str, context: Callable[[], Any]) -> None:
 
 def test_targets_from_inference_mode_and_of_small_dtypes() -> None:
     model = tiny("class")
-    images = pictures(model)
+    images = random_images(model)
     expected = sg.explain(model, images, target=[1, 2]).scores
     with torch.inference_mode():
         target = torch.tensor([1, 2])
@@ -163,7 +163,7 @@ def test_targets_from_inference_mode_and_of_small_dtypes() -> None:
 
 def test_maps_are_deterministic_and_leave_the_random_state() -> None:
     model = tiny("registers")
-    images = pictures(model)
+    images = random_images(model)
     names = [tiny_models.SEARCHES.get(name, name) for name in tiny_models.served(model)]
     first = sg.explain(model, images, method=names)
     torch.manual_seed(99)
@@ -199,7 +199,7 @@ def test_half_precision(name: str) -> None:
 
 def test_images_are_taken_in_the_models_precision() -> None:
     model = tiny().float()
-    images = pictures(model)
+    images = random_images(model)
     assert sg.explain(model, images).scores.dtype == torch.float32
     a, b = sg.explain(model, images.half()), sg.explain(model.double(), images.half())
     assert a.scores.dtype == torch.float32 and b.scores.dtype == torch.float64
@@ -230,7 +230,7 @@ def test_double_backward_goes_through_recorded_attention() -> None:
     vit = sg.adapt(model)
     seam = Seam(PLAIN, Want(attention=True))
     with seam:
-        logits = vit(pictures(model))
+        logits = vit(random_images(model))
     a = seam.record.attention[-1].a
     (g,) = torch.autograd.grad(logits[:, 1].sum(), a, create_graph=True)
     (g * a).clamp(min=0).sum().backward()

@@ -27,7 +27,8 @@ from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap, PartialMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import Attribution
-from steadygaze.loading.load import Loaded, load_model
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse
 from steadygaze.methods.diffmask import with_gates
@@ -78,7 +79,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
 def explain_files(
     request: ExplainOptions,
     methods: Sequence[str | Method],
-    loaded: Loaded,
+    loaded: LoadedModel,
     vit: ViT,
     image_files: list[Path],
     console: Console,
@@ -103,7 +104,7 @@ def explain_files(
 
 
 def batches(
-    image_files: list[Path], loaded: Loaded, size: int, unreadable: list[str]
+    image_files: list[Path], loaded: LoadedModel, size: int, unreadable: list[str]
 ) -> Iterator[tuple[list[Path], Tensor]]:
     """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to `unreadable`."""
     readable: list[Path] = []
@@ -124,7 +125,7 @@ def batches(
 def explain_batch(
     request: ExplainOptions,
     methods: Sequence[str | Method],
-    loaded: Loaded,
+    loaded: LoadedModel,
     vit: ViT,
     names: list[str],
     image_files: list[Path],
@@ -148,8 +149,8 @@ def explain_batch(
             explain_batch(request, methods, loaded, vit, names[one], image_files[one], images[one], results)
         return
     results.partial += [f"{', '.join(names)}: {message}" for message in partial]
-    originals = [loaded.picture(image) for image in images]
-    add_results(request, loaded.classes, names, image_files, originals, attributions, results)
+    originals = [loaded.to_image(image) for image in images]
+    add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
 
 
 def _explain_recording(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from steadygaze.cli.running import print_line
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
-from steadygaze.loading.load import Loaded
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.wording import counted
 from steadygaze.target import chances
 
@@ -160,14 +160,14 @@ def _class(index: int, probability: float, class_names: tuple[str, ...] | None) 
     return {"class": index, "name": name, "probability": round(probability, 6)}
 
 
-def write_results(request: ExplainOptions, loaded: Loaded, results: Results) -> None:
+def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
     """Write grid.png, scores.npz and manifest.json."""
     rows = slice(0, GRID_ROWS)
     attributions = {method: concatenate(parts)[rows] for method, parts in results.grid_maps.items()}
     grid = grid_picture(
         results.grid_images[rows],
         attributions,
-        classes=short_names(loaded.classes),
+        classes=short_names(loaded.class_names),
         notes=results.grid_names[rows],
         signed=request.signed,
     )
@@ -183,7 +183,7 @@ def write_results(request: ExplainOptions, loaded: Loaded, results: Results) -> 
             "checkpoint": loaded.checkpoint,
             "weights_hash": loaded.weights_hash,
         },
-        "preprocessing": loaded.recipe,
+        "preprocessing": dict(loaded.preprocess.config),
         "target": request.target if request.top == 1 else f"top {request.top}",
         "methods": [{"name": method, "score": results.score_of[method]} for method in results.scores],
         **({} if request.diffmask is None else {"diffmask": request.diffmask.name}),

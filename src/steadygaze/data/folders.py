@@ -1,35 +1,42 @@
-"""Labelled pictures in folders.
+"""Labelled images in folders.
 
 | layout | label |
 | --- | --- |
 | `FOLDER/<class>/**/*.jpg` | a synset (n02123045), an index (281), or a class name ("tabby cat") |
-| `FOLDER/index.csv` | columns `image`, one of `imagenet_index`, `index`, `label`, `synset`, `class`, and maybe `mask` |
+| `FOLDER/index.csv` | columns `image`, one of LABEL_COLUMNS, and optionally `mask` |
 
-Pictures are put into an order that visits the classes evenly: one of every class before the second of any, classes in
-bit-reversed order. So the first N pictures are an even sample for any N, without chance, and a smaller sample is part
-of a larger one.
+Images are put into an order that visits the classes evenly: one of every class before the second of any,
+classes in bit-reversed order. So the first N images are an even sample for any N, without randomness, and a
+smaller sample is part of a larger one.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from steadygaze.data.images import SUFFIXES, below
+from steadygaze.data.images import images_in
 from steadygaze.errors import BadInput, UnknownName
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SYNSET = re.compile(r"n\d{8}")
-LABELS = ("imagenet_index", "index", "label", "synset", "class", "name")
+LABEL_COLUMNS = ("imagenet_index", "index", "label", "synset", "class", "name")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One picture: its name (the path below the folder), its file, its label (None: not one of the model's), its
-    mask."""
+    """One image file.
+
+    name: the path below the folder, as it stands in rows
+    label: None if it is not one of the model's classes
+    mask: the file of its mask or label map, if it has one
+    """
 
     name: str
     path: Path
@@ -37,42 +44,45 @@ class Item:
     mask: Path | None = None
 
 
-class Classes:
-    """From what a folder is called to a class of the model."""
+class ClassLookup:
+    """From the name of a folder, or a cell of an index.csv, to a class of the model."""
 
     def __init__(self, names: Sequence[str] | None, count: int) -> None:
         self.names, self.count = names, count
 
     def index(self, text: str) -> int:
-        """The class that `text` names: a synset, an index or a name."""
+        """The class with this synset, index or name."""
         text = text.strip()
         if SYNSET.fullmatch(text):
-            return self._synset(text)
+            return self._synset_index(text)
         if text.isdecimal():
             if int(text) >= self.count:
                 raise BadInput(f"class {text} is out of range: the model has classes 0..{self.count - 1}")
             return int(text)
-        if not self._named:
+        if not self._by_name:
             raise BadInput(
-                f"expected a class index or a synset, got {text!r}: the {self.count} classes of this model have no names"
+                f"expected a class index or a synset, got {text!r}: "
+                f"the {self.count} classes of this model have no names"
             )
-        for known in (self._named, self._parts):
-            found = known.get(_plain(text), set())
-            if len(found) > 1:
+        for lookup in (self._by_name, self._by_part):
+            matches = lookup.get(_normalised(text), set())
+            if len(matches) > 1:
                 raise BadInput(
-                    f"{text!r} names the classes {sorted(found)}: use the index or the synset instead"
+                    f"{text!r} is the name of the classes {sorted(matches)}: "
+                    "use the index or the synset instead"
                 )
-            if found:
-                return next(iter(found))
-        raise UnknownName("class", text, self._parts, "Name folders by synset, index or class name.")
+            if matches:
+                return next(iter(matches))
+        raise UnknownName("class", text, self._by_part, "Name folders by synset, index or class name.")
 
-    def _synset(self, text: str) -> int:
+    def _synset_index(self, text: str) -> int:
         if not self._synsets:
             raise BadInput(
-                f"{text} is an ImageNet synset, but the model has {self.count} classes: name folders by index or class name"
+                f"{text} is an ImageNet synset, but the model has {self.count} classes: "
+                "name folders by index or class name"
             )
         if text not in self._synsets:
-            raise UnknownName("class", text, self._synsets, "It is no synset of the model's classes.")
+            raise UnknownName("class", text, self._synsets, "The model has no class with this synset.")
         return self._synsets[text]
 
     @cached_property
@@ -80,95 +90,104 @@ class Classes:
         from timm.data import ImageNetInfo, infer_imagenet_subset
 
         subset = infer_imagenet_subset({"num_classes": self.count})
-        return (
-            {} if subset is None else {name: i for i, name in enumerate(ImageNetInfo(subset).label_names())}
+        if subset is None:
+            return {}
+        return {synset: index for index, synset in enumerate(ImageNetInfo(subset).label_names())}
+
+    @cached_property
+    def _by_name(self) -> dict[str, set[int]]:
+        return _lookup((name, index) for index, name in enumerate(self.names or ()))
+
+    @cached_property
+    def _by_part(self) -> dict[str, set[int]]:
+        """By each of the names between commas: "tabby, tabby cat"."""
+        return _lookup(
+            (part, index) for index, name in enumerate(self.names or ()) for part in name.split(",")
         )
-
-    @cached_property
-    def _named(self) -> dict[str, set[int]]:
-        return _lookup((name, i) for i, name in enumerate(self.names or ()))
-
-    @cached_property
-    def _parts(self) -> dict[str, set[int]]:
-        return _lookup((part, i) for i, name in enumerate(self.names or ()) for part in name.split(","))
 
 
 def _lookup(pairs: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
+    lookup: dict[str, set[int]] = {}
     for name, index in pairs:
-        found.setdefault(_plain(name), set()).add(index)
-    return found
+        lookup.setdefault(_normalised(name), set()).add(index)
+    return lookup
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").split())
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """Every picture below a folder, by name; none is an error."""
-    if not folder.is_dir():
-        raise BadInput(
-            f"expected a folder of pictures, got {folder}: {'a file' if folder.exists() else 'no such folder'}"
-        )
-    found = sorted(below(folder))
-    if not found:
-        raise BadInput(f"expected pictures in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
-    return found
-
-
-def by_class(folder: Path, classes: Classes) -> list[Item]:
-    """The pictures of FOLDER/<class>/, in an order that visits the classes evenly."""
+def read_class_folders(folder: Path, classes: ClassLookup) -> list[Item]:
+    """The images of FOLDER/<class>/, interleaved by class."""
     groups: dict[str, list[Path]] = {}
-    for path in pictures_in(folder):
+    for path in images_in(folder):
         inside = path.relative_to(folder)
         if len(inside.parts) < 2:
             raise BadInput(
-                f"{path} lies in no class folder: expected {folder}/<class>/{path.name}, the class a synset, an index or a name"
+                f"{path} is in no class folder: expected {folder}/<class>/{path.name}, "
+                "the class a synset, an index or a name"
             )
         groups.setdefault(inside.parts[0], []).append(path)
     labels = {name: classes.index(name) for name in groups}
-    items = [
-        [Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths]
-        for name, paths in groups.items()
-    ]
-    return evenly(items)
+    return interleave(
+        [
+            [Item(path.relative_to(folder).as_posix(), path, labels[name]) for path in paths]
+            for name, paths in groups.items()
+        ]
+    )
 
 
-def from_index(file: Path, classes: Classes) -> list[Item]:
-    """The pictures that an index.csv lists, in an order that visits the classes evenly."""
-    root = file.parent
+def read_index(file: Path, classes: ClassLookup) -> list[Item]:
+    """The images that an index.csv lists, interleaved by class."""
+    table = _read_table(file)
+    columns = list(table.columns)
+    label_column = next((name for name in LABEL_COLUMNS if name in columns), None)
+    if "image" not in columns or label_column is None:
+        raise BadInput(
+            f"{file}: expected the columns image and one of {', '.join(LABEL_COLUMNS)}, "
+            f"got {', '.join(columns) or 'nothing'}"
+        )
+    masks = table["mask"] if "mask" in columns else [""] * len(table)
     groups: dict[str, list[Item]] = {}
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as opened:
-            reader = csv.DictReader(opened)
-            columns = reader.fieldnames or []
-            label = next((name for name in LABELS if name in columns), None)
-            if "image" not in columns or label is None:
-                raise BadInput(
-                    f"{file}: expected the columns image and one of {', '.join(LABELS)}, got {', '.join(columns) or 'nothing'}"
-                )
-            for row in reader:
-                if not row["image"] or not row[label]:
-                    raise BadInput(f"{file}, line {reader.line_num}: image or {label} is empty")
-                index, mask = classes.index(row[label]), row.get("mask")
-                item = Item(
-                    Path(row["image"]).as_posix(), root / row["image"], index, root / mask if mask else None
-                )
-                groups.setdefault(row[label], []).append(item)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{file} cannot be read as a table ({error})") from error
+    rows = zip(table["image"], table[label_column], masks, strict=True)
+    for number, (image, label, mask) in enumerate(rows, start=1):
+        if not image or not label:
+            raise BadInput(f"{file}, row {number}: image or {label_column} is empty")
+        mask_file = file.parent / mask if mask else None
+        item = Item(Path(image).as_posix(), file.parent / image, classes.index(label), mask_file)
+        groups.setdefault(label, []).append(item)
     if not groups:
-        raise BadInput(f"{file} lists no picture")
-    return evenly(list(groups.values()))
+        raise BadInput(f"{file} lists no images")
+    return interleave(list(groups.values()))
 
 
-def evenly(groups: Sequence[Sequence[Item]]) -> list[Item]:
-    """One of every group, then the second of every group, and so on; groups in bit-reversed order of their number.
+def _read_table(file: Path) -> pd.DataFrame:
+    """Every cell as text; empty cells are empty texts."""
+    import pandas as pd
 
-    >>> [i.name for i in evenly([[Item(f"{g}{n}", Path(), 0) for n in "ab"] for g in range(4)])]
+    try:
+        table = pd.read_csv(file, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
+        raise BadInput(f"{file} cannot be read as a table ({error})") from error
+    return table.fillna("")
+
+
+def interleave(groups: Sequence[Sequence[Item]]) -> list[Item]:
+    """One of every group, then the second of every group, and so on; groups in bit-reversed order.
+
+    >>> [item.name for item in interleave([[Item(f"{g}{n}", Path(), 0) for n in "ab"] for g in range(4)])]
     ['0a', '2a', '1a', '3a', '0b', '2b', '1b', '3b']
     """
     bits = max(1, (len(groups) - 1).bit_length())
     order = sorted(range(len(groups)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
     longest = max((len(group) for group in groups), default=0)
     return [groups[g][turn] for turn in range(longest) for g in order if turn < len(groups[g])]
+
+
+Classes = ClassLookup
+by_class = read_class_folders
+from_index = read_index
+evenly = interleave
+pictures_in = images_in

@@ -1,14 +1,15 @@
-"""Pictures with a class for every pixel: label maps of classes 0, 1, ... and 255 where nothing counts.
+"""Images with a class for every pixel: label maps of classes 0, 1, ... and 255 where no class counts.
 
-| layout | where | classes |
+| layout | images and label maps | classes |
 | --- | --- | --- |
-| Cityscapes | `leftImg8bit/val/<city>/`, `gtFine/val/<city>/*_gtFine_labelTrainIds.png` (or `_labelIds`) | its 19; others ignored |
-| ADE20K | `images/validation/`, `annotations/validation/` (the 2016 challenge) | its 150; 0, other, ignored |
-| Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | background and its 20; 255 ignored |
-| your own | MASKS holds the same paths as FOLDER, as .png, and `classes.txt` | a line of classes.txt each; 255 ignored |
-| masks of an object | every other layout of `data.masks`: index.csv, pairs, ImageNet-S | background, object; the border is ignored |
+| Cityscapes | `leftImg8bit/val/<city>/`, `gtFine/val/<city>/*_labelTrainIds.png` (or labelIds) | its 19 |
+| ADE20K (2016 challenge) | `images/validation/`, `annotations/validation/` | its 150; 0 is ignored |
+| Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | background and its 20 |
+| your own | MASKS holds the same paths as FOLDER, as .png, and `classes.txt` | a line of classes.txt each |
+| object masks | every other layout of `masks`: index.csv, pairs, ImageNet-S | background and object |
 
-`train` pictures are taken from the part of that name (Cityscapes and VOC: train, ADE20K: training) where the layout has parts.
+All other values of the files are ignored, and so is the border of object masks. With part "train", images
+come from the training part (Cityscapes and VOC: train, ADE20K: training) where the layout has parts.
 """
 
 from __future__ import annotations
@@ -21,48 +22,42 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.data.confusion import IGNORED
-from steadygaze.data.folders import Classes, Item, evenly, pictures_in
-from steadygaze.data.masks import BORDER, OBJECT, VOC, Decode, Labelled, Pixels, find, indices, voc_stems
+from steadygaze.data.folders import ClassLookup, Item, interleave
+from steadygaze.data.images import images_in
+from steadygaze.data.masks import (
+    BORDER,
+    OBJECT,
+    VOC_CLASSES,
+    Decode,
+    LabelledImages,
+    Pixels,
+    find_labelled_images,
+    mask_values,
+    voc_stems,
+)
 from steadygaze.errors import BadImage, BadInput
 
 CITYSCAPES = (
-    "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain", "sky", "person",
-    "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle",
-)  # fmt: skip
-CITYSCAPES_IDS = (
-    7,
-    8,
-    11,
-    12,
-    13,
-    17,
-    19,
-    20,
-    21,
-    22,
-    23,
-    24,
-    25,
-    26,
-    27,
-    28,
-    31,
-    32,
-    33,
-)  # labelIds of these classes
-ADE20K = 150
+    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+)
+CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # their labelIds
+ADE20K_CLASSES = 150
 
 
 @dataclass(frozen=True)
-class Segmented(Labelled):
-    """Pictures whose masks decode to classes; names: of the classes, where they are known."""
+class SegmentationImages(LabelledImages):
+    """Images whose masks decode to label maps.
+
+    classes: number of classes       names: of the classes, where they are known
+    """
 
     classes: int = 2
     names: tuple[str, ...] | None = None
 
 
-class _Whatever(Classes):
-    """The class of the whole picture does not matter here: every name is one."""
+class _AnyClass(ClassLookup):
+    """Accepts every name: the class of the whole image does not matter here."""
 
     def __init__(self) -> None:
         super().__init__(None, 1)
@@ -71,112 +66,125 @@ class _Whatever(Classes):
         return 0
 
 
-def find_maps(
+def find_label_maps(
     folder: str | Path, masks: str | Path | None = None, part: str = "test", limit: int | None = None
-) -> Segmented:
-    """The pictures of `folder` with their label maps, in whatever layout of the table above."""
-    root = Path(folder)
-    if masks is not None and (Path(masks) / "classes.txt").is_file():
-        found = _own(root, Path(masks))
-    elif (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
-        found = _cityscapes(root, "train" if part == "train" else "val")
-    elif (root / "annotations").is_dir() and (root / "images").is_dir():
-        found = _ade20k(root, "training" if part == "train" else "validation")
-    elif (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
-        found = _voc(root, "train" if part == "train" else "val")
-    else:
-        found = _objects(root, masks)
-    return replace(found, items=found.items[:limit])
+) -> SegmentationImages:
+    """The images of a folder with their label maps, in any of the layouts above."""
+    images = _find(Path(folder), None if masks is None else Path(masks), training=part == "train")
+    return replace(images, items=images.items[:limit])
 
 
-def _objects(root: Path, masks: str | Path | None) -> Segmented:
-    labelled = find(root, masks, _Whatever())
-    if labelled.decode is None:
-        raise BadInput(f"segmentation: expected masks: --masks FOLDER, or a column mask in {root}/index.csv")
-    coded = labelled.decode
+def _find(root: Path, masks: Path | None, *, training: bool) -> SegmentationImages:
+    if masks is not None and (masks / "classes.txt").is_file():
+        return _from_own_classes(root, masks)
+    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+        return _from_cityscapes(root, "train" if training else "val")
+    if (root / "annotations").is_dir() and (root / "images").is_dir():
+        return _from_ade20k(root, "training" if training else "validation")
+    if (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
+        return _from_voc(root, "train" if training else "val")
+    return _from_object_masks(root, masks)
+
+
+def _from_object_masks(root: Path, masks: Path | None) -> SegmentationImages:
+    images = find_labelled_images(root, masks, _AnyClass())
+    if images.decode is None:
+        raise BadInput(
+            f"segmentation: expected a folder of masks, or a column mask in {root}/index.csv", option="masks"
+        )
+    decode_mask = images.decode
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
-        pixels = coded(mask, item)
+        pixels = decode_mask(mask, item)
         return np.where(pixels == BORDER, IGNORED, pixels == OBJECT).astype(np.uint8)
 
-    return Segmented(labelled.items, decode, labelled.without, labelled.layout, 2, ("background", "object"))
+    names = ("background", "object")
+    return SegmentationImages(images.items, decode, images.without, images.layout, len(names), names)
 
 
-def _own(root: Path, masks: Path) -> Segmented:
-    names = tuple(filter(None, (masks / "classes.txt").read_text(encoding="utf-8").split("\n")))
+def _from_own_classes(root: Path, masks: Path) -> SegmentationImages:
+    listing = masks / "classes.txt"
+    names = tuple(filter(None, listing.read_text(encoding="utf-8").split("\n")))
     if not 2 <= len(names) <= IGNORED:
-        raise BadInput(
-            f"{masks / 'classes.txt'}: expected from 2 to {IGNORED} names of classes, one a line, got {len(names)}"
-        )
+        raise BadInput(f"{listing}: expected 2 to {IGNORED} class names, one on each line, got {len(names)}")
     items = [
-        _item(root, path, (masks / path.relative_to(root)).with_suffix(".png")) for path in pictures_in(root)
+        _item(root, image, (masks / image.relative_to(root)).with_suffix(".png")) for image in images_in(root)
     ]
-    return _paired(items, _numbered(range(len(names)), strict=True), "your own", len(names), names)
+    return _with_maps(items, _decode_ids(range(len(names)), strict=True), "your own", len(names), names)
 
 
-def _voc(root: Path, part: str) -> Segmented:
-    made = [
-        _item(root, root / "JPEGImages" / f"{s}.jpg", root / "SegmentationClass" / f"{s}.png")
-        for s in voc_stems(root, part)
+def _from_voc(root: Path, part: str) -> SegmentationImages:
+    items = [
+        _item(root, root / "JPEGImages" / f"{stem}.jpg", root / "SegmentationClass" / f"{stem}.png")
+        for stem in voc_stems(root, part)
     ]
-    names = ("background", *VOC)
-    return _paired(made, _numbered(range(len(names))), "Pascal VOC", len(names), names)
+    names = ("background", *VOC_CLASSES)
+    return _with_maps(items, _decode_ids(range(len(names))), "Pascal VOC", len(names), names)
 
 
-def _cityscapes(root: Path, part: str) -> Segmented:
+def _from_cityscapes(root: Path, part: str) -> SegmentationImages:
+    class_ids: dict[str, Sequence[int]] = {
+        "labelTrainIds": range(len(CITYSCAPES)),
+        "labelIds": CITYSCAPES_IDS,
+    }
+    kind: str | None = None  # of the maps: that of the first image which has one
     cities: dict[str, list[Item]] = {}
-    kinds = {"labelTrainIds": range(len(CITYSCAPES)), "labelIds": CITYSCAPES_IDS}
-    pictures = pictures_in(root / "leftImg8bit" / part)
-    ends = None
-    for path in pictures:
-        stem = path.name.removesuffix("_leftImg8bit.png")
-        maps = {
-            kind: root / "gtFine" / part / path.parent.name / f"{stem}_gtFine_{kind}.png" for kind in kinds
-        }
-        ends = ends or next((kind for kind in kinds if maps[kind].is_file()), None)
-        cities.setdefault(path.parent.name, []).append(_item(root, path, maps[ends or "labelTrainIds"]))
-    items = evenly([cities[name] for name in sorted(cities)])
-    return _paired(
-        items, _numbered(kinds[ends or "labelTrainIds"]), "Cityscapes", len(CITYSCAPES), CITYSCAPES
-    )
+    for image in images_in(root / "leftImg8bit" / part):
+        city, stem = image.parent.name, image.name.removesuffix("_leftImg8bit.png")
+        maps = {name: root / "gtFine" / part / city / f"{stem}_gtFine_{name}.png" for name in class_ids}
+        kind = kind or next((name for name in class_ids if maps[name].is_file()), None)
+        cities.setdefault(city, []).append(_item(root, image, maps[kind or "labelTrainIds"]))
+    items = interleave([cities[name] for name in sorted(cities)])
+    decode = _decode_ids(class_ids[kind or "labelTrainIds"])
+    return _with_maps(items, decode, "Cityscapes", len(CITYSCAPES), CITYSCAPES)
 
 
-def _ade20k(root: Path, part: str) -> Segmented:
-    pictures = pictures_in(root / "images" / part)
-    items = [_item(root, path, root / "annotations" / part / f"{path.stem}.png") for path in pictures]
-    return _paired(items, _numbered(range(1, ADE20K + 1)), "ADE20K", ADE20K, None)
+def _from_ade20k(root: Path, part: str) -> SegmentationImages:
+    items = [
+        _item(root, image, root / "annotations" / part / f"{image.stem}.png")
+        for image in images_in(root / "images" / part)
+    ]
+    return _with_maps(items, _decode_ids(range(1, ADE20K_CLASSES + 1)), "ADE20K", ADE20K_CLASSES, None)
 
 
-def _item(root: Path, picture: Path, mask: Path) -> Item:
-    return Item(picture.relative_to(root).as_posix(), picture, 0, mask)
+def _item(root: Path, image: Path, label_map: Path) -> Item:
+    return Item(image.relative_to(root).as_posix(), image, 0, label_map)
 
 
-def _paired(
-    items: list[Item], decode: Decode, layout: str, classes: int, names: tuple[str, ...] | None
-) -> Segmented:
-    have = [item for item in items if item.mask is not None and item.mask.is_file()]
-    if not have:
-        raise BadInput(
-            f"{layout}: no picture has a label map: expected {items[0].mask if items else 'pictures'}, and so on"
-        )
-    return Segmented(have, decode, len(items) - len(have), layout, classes, names)
+def _with_maps(
+    items: list[Item], decode: Decode, layout: str, num_classes: int, names: tuple[str, ...] | None
+) -> SegmentationImages:
+    """The images that have a label map."""
+    with_map = [item for item in items if item.mask is not None and item.mask.is_file()]
+    if not with_map:
+        example = items[0].mask if items else "images"
+        raise BadInput(f"{layout}: no image has a label map: expected {example}, and so on")
+    without = len(items) - len(with_map)
+    return SegmentationImages(with_map, decode, without, layout, num_classes, names)
 
 
-def _numbered(ids: Sequence[int], strict: bool = False) -> Decode:
-    """Values of the file, in the order of the classes; every other value is ignored, or with `strict` an error."""
+def _decode_ids(ids: Sequence[int], strict: bool = False) -> Decode:
+    """Class c has the value ids[c] in the file; every other value is ignored, or with `strict` an error."""
     table = np.full(256, IGNORED, np.uint8)
     table[list(ids)] = np.arange(len(ids))
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         if mask.mode not in ("P", "L"):
             raise BadImage(
-                f"{item.mask}: expected a map of class numbers, one channel of 8 bits, got a picture of mode {mask.mode}"
+                f"{item.mask}: expected a map of class numbers, one channel of 8 bits, "
+                f"got an image of mode {mask.mode}"
             )
-        values = indices(mask)
-        if strict and (other := set(np.unique(values).tolist()) - {*ids, IGNORED}):
+        values = mask_values(mask)
+        unknown = set(np.unique(values).tolist()) - {*ids, IGNORED}
+        if strict and unknown:
             raise BadImage(
-                f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} where nothing counts, got {sorted(other)[:8]}"
+                f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} for pixels that are not "
+                f"counted, got {sorted(unknown)[:8]}"
             )
         return table[values]
 
     return decode
+
+
+Segmented = SegmentationImages
+find_maps = find_label_maps

@@ -1,9 +1,13 @@
-"""Is an explanation true? Measures of maps: pure functions of tensors and a view of the model; no files, no printing.
+"""Faithfulness metrics of attribution maps: pure functions of tensors and a view of the model.
 
-metric.py        METRICS, metric(name), Metric, Values, Batch         evaluate.py     evaluate(vit, batch, maps, metrics)
-removal.py       insertion and deletion by true token removal         perturbation.py pixels painted over (Chefer, DiffMask)
-localisation.py  average precision, IoU, pointing game on masks       sanity.py       randomisation, class sensitivity, agreement
-truth.py         AUROC and precision against known truth              ground_truth.py tasks made in memory whose truth is known
+metric.py        METRICS, metric(name), Metric, Values, Batch
+evaluate.py      evaluate(vit, batch, maps, metrics)
+removal.py       insertion and deletion by token removal
+perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
+localisation.py  average precision, IoU and pointing game on masks
+sanity.py        parameter randomisation, class sensitivity, agreement between methods
+truth.py         AUROC and precision against known relevance
+ground_truth.py  synthetic tasks whose relevant patches are known
 ranks.py         rank statistics with ties
 """
 

@@ -1,22 +1,30 @@
-"""Localisation: does the map lie on the object? Masks: 255 object, 0 background; anything else is border and left out.
+"""Localisation metrics: does the map lie on the object?
 
-    average_precision   AP of the object's pixels under the map upsampled by nearest (SkipPLUS)
-    with m = min-max of the map upsampled bilinearly, over all pixels; a constant map gives m = 0 (Chefer et al.):
-    pixel_accuracy      [m > mean m] is right; the data set's number is Σ right / Σ labelled
-    miou                mean of IoU(object), IoU(background); the data set's number has summed intersections and unions
+Formulas: docs/equations.md#segmentation-ap, docs/equations.md#segmentation-chefer and
+docs/equations.md#pointing-game.
+
+Masks hold 255 for object and 0 for background. Pixels of any other value are unlabelled (border) and left
+out.
+
+    average_precision   AP of the object's pixels under the map upsampled with nearest neighbours (SkipPLUS)
+    with m the min-max rescaled, bilinearly upsampled map; a constant map gives m = 0 (Chefer et al.):
+    pixel_accuracy      share of pixels where [m > mean m] is correct; the data set's value is Σ correct / Σ
+                        labelled
+    miou                mean of IoU(object) and IoU(background); the data set's value has summed counts
     map_chefer          AP over the 2·n values (1 − m, m) against (background, object)
-    with s the map upsampled bilinearly:
-    pointing_game       argmax of s over the labelled pixels (the first, in raster order) lies in the object: 100 or 0
+    with s the bilinearly upsampled map:
+    pointing_game       100 if the maximum of s over the labelled pixels lies in the object, else 0
     mask_share          Σ_object max(s, 0) / Σ_labelled max(s, 0)
 
-All in percent, 0..100, higher is better. NaN: undefined for this image (no object, no labelled pixel, no positive relevance).
+All in percent, 0..100, higher is better. NaN where a metric is undefined for an image: no object, no labelled
+pixel, or no positive relevance.
 """
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from steadygaze.faithfulness.metric import METRICS, Values
@@ -24,72 +32,74 @@ from steadygaze.faithfulness.ranks import average_precision
 
 OBJECT, BACKGROUND = 255, 0
 NAMES = tuple(name for name, m in METRICS.items() if m.family == "localisation")
-COUNTS = {
-    "pixel_accuracy": 2,
-    "miou": 4,
-}  # [right, labelled]; [inter_object, union_object, inter_background, union_background]
+# lengths of the counts: [correct, labelled] and [object ∩, object ∪, background ∩, background ∪]
+COUNTS = {"pixel_accuracy": 2, "miou": 4}
 
 
-def localisation(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"],
-                 names: Sequence[str] = NAMES) -> dict[str, Values]:  # fmt: skip
-    """The localisation measures of every map, in percent."""
-    wanted = [n for n in NAMES if n in names]
+def localisation(
+    maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"], names: Sequence[str] = NAMES
+) -> dict[str, Values]:
+    """The localisation metrics `names` of every map, in percent."""
+    requested = [n for n in NAMES if n in names]
     m, b = maps.shape[:2]
-    value = {n: maps.new_empty(m, b, dtype=torch.float64) for n in wanted}
-    detail = {n: maps.new_empty(m, b, COUNTS[n], dtype=torch.float64) for n in wanted if n in COUNTS}
+    values = {n: maps.new_empty(m, b, dtype=torch.float64) for n in requested}
+    details = {n: maps.new_empty(m, b, COUNTS[n], dtype=torch.float64) for n in requested if n in COUNTS}
     for image in range(b):
-        for method in range(m):  # one by one: pixels of many maps would fill the memory
-            found, counts = _one(maps[method, image], masks[image], wanted)
-            for n in wanted:
-                value[n][method, image] = found[n]
-            for n in detail:
-                detail[n][method, image] = counts[n]
-    return {n: Values(value[n], detail.get(n)) for n in wanted}
+        for method in range(m):  # one map at a time: the pixels of all maps would need too much memory
+            scores, counts = _localise(maps[method, image], masks[image], requested)
+            for n in requested:
+                values[n][method, image] = scores[n]
+            for n in details:
+                details[n][method, image] = counts[n]
+    return {n: Values(values[n], details.get(n)) for n in requested}
 
 
 def upsample(
     maps: Float[Tensor, "*b gh gw"], size: tuple[int, int], mode: str = "bilinear"
 ) -> Float[Tensor, "*b h w"]:
-    """Maps in pixels: "bilinear" (corners not aligned) or "nearest"."""
+    """Maps at pixel resolution; mode: "bilinear" (corners not aligned) or "nearest"."""
     flat = maps.reshape(-1, 1, *maps.shape[-2:])
-    large = F.interpolate(flat, size=size, mode=mode, align_corners=False if mode == "bilinear" else None)
+    align_corners = False if mode == "bilinear" else None
+    large = F.interpolate(flat, size=size, mode=mode, align_corners=align_corners)
     return large.reshape(*maps.shape[:-2], *size)
 
 
-def _one(
-    image: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[str]
+def _localise(
+    scores_map: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(score, counts) by metric for one map of one image."""
     size = (mask.shape[0], mask.shape[1])
     labelled = ((mask == OBJECT) | (mask == BACKGROUND)).flatten()
     inside = (mask == OBJECT).flatten()[labelled]
-    smooth = upsample(image, size).flatten()
-    found: dict[str, Tensor] = {}
+    smooth = upsample(scores_map, size).flatten()
+    scores: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
     if "average_precision" in names:
-        found["average_precision"] = 100 * average_precision(
-            upsample(image, size, "nearest").flatten()[labelled], inside
-        )
+        nearest = upsample(scores_map, size, "nearest").flatten()
+        scores["average_precision"] = 100 * average_precision(nearest[labelled], inside)
     if {"pixel_accuracy", "miou", "map_chefer"} & set(names):
         scaled = min_max(smooth)
-        chosen = (scaled > scaled.mean())[labelled]
-        counts["pixel_accuracy"] = torch.stack([(chosen == inside).sum(), labelled.sum()]).double()
-        counts["miou"] = torch.stack([*_overlap(chosen, inside), *_overlap(~chosen, ~inside)]).double()
-        right, of = counts["pixel_accuracy"]
-        found["pixel_accuracy"] = 100 * right / of
-        iou = counts["miou"][0::2] / counts["miou"][1::2]  # NaN for a kind that neither map nor mask has
-        found["miou"] = 100 * iou.nanmean()
+        predicted = (scaled > scaled.mean())[labelled]
+        counts["pixel_accuracy"] = torch.stack([(predicted == inside).sum(), labelled.sum()]).double()
+        overlaps = (*_overlap(predicted, inside), *_overlap(~predicted, ~inside))
+        counts["miou"] = torch.stack(overlaps).double()
+        correct, total = counts["pixel_accuracy"]
+        scores["pixel_accuracy"] = 100 * correct / total
+        iou = counts["miou"][0::2] / counts["miou"][1::2]  # NaN if neither map nor mask has the kind
+        scores["miou"] = 100 * iou.nanmean()
     if "map_chefer" in names:
         both = torch.cat([1 - scaled[labelled], scaled[labelled]])
-        found["map_chefer"] = 100 * average_precision(both, torch.cat([~inside, inside]))
-    spots = smooth[labelled].double()
-    nan = spots.new_tensor(float("nan"))
+        scores["map_chefer"] = 100 * average_precision(both, torch.cat([~inside, inside]))
+    relevance = smooth[labelled].double()
+    has_object = bool(inside.any())
+    nan = relevance.new_tensor(float("nan"))
     if "pointing_game" in names:
-        known = bool(inside.any())
-        found["pointing_game"] = 100.0 * inside[_first_maximum(spots)].double() if known else nan
+        hit = inside[_first_maximum(relevance)] if has_object else nan
+        scores["pointing_game"] = 100 * hit.double()
     if "mask_share" in names:
-        positive = spots.clamp_min(0)
-        found["mask_share"] = 100 * positive[inside].sum() / positive.sum() if bool(inside.any()) else nan
-    return found, counts
+        positive = relevance.clamp_min(0)
+        scores["mask_share"] = 100 * positive[inside].sum() / positive.sum() if has_object else nan
+    return scores, counts
 
 
 def min_max(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -98,10 +108,11 @@ def min_max(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (x - low) / (high - low) if bool(high > low) else torch.zeros_like(x)
 
 
-def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
+    """(intersection, union)."""
     return (a & b).sum(), (a | b).sum()
 
 
-def _first_maximum(x: Float[Tensor, " n"]) -> Tensor:
-    """Index of the first maximum; torch's argmax promises no order among equals."""
+def _first_maximum(x: Float[Tensor, " n"]) -> Int[Tensor, ""]:
+    """Index of the first maximum; torch's argmax does not specify the order of equal values."""
     return (x == x.max()).nonzero()[0, 0]

@@ -1,22 +1,22 @@
-"""Token removal: what does the model say with the top patches alone, and what without them?
+"""Insertion and deletion by token removal (SkipPLUS; docs/equations.md#token-removal).
 
-SkipPLUS (docs/equations.md#token-removal).
-
-Patches are removed after `embed`, each of the others stays at its position, prefix tokens always stay. With P patches,
-ratio r and k = int(r·P), ranked by the map (stable, descending; ties in raster order):
+Patches are removed after `embed`. The remaining patches keep their positions, prefix tokens are never
+removed. With P patches, ratio r and k = int(r·P), ranked by the map (stable, descending; ties in raster
+order):
 
     insertion keeps the top k         deletion removes the top k, so P − k are left
     accuracy(r) = 100 · [argmax = target]          AOPC(r) = 100 · (p_whole − p_left) of the target
     area = ∫ curve dr / (r_last − r_first), trapezoid; a single ratio: the curve itself
 
     insertion_accuracy = area                      deletion_accuracy = 100 − area
-    insertion_aopc     = 100 − area                deletion_aopc     = area            higher is better in all four
+    insertion_aopc     = 100 − area                deletion_aopc     = area       higher is better in all
 
-All four come from one set of runs. Runs with the same number of patches left share a batch, over maps, images, insertion
-and deletion, in chunks of a bounded number of tokens. `embed` and the run on the whole image happen once for all maps.
+All four come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
+over maps, images, insertion and deletion, in chunks of a bounded number of tokens. `embed` and the pass on
+the whole image run once for all maps.
 
-A model whose patches cannot be removed (Swin) is masked instead (`vit.masking`). A model that reads only patches says
-nothing when none is left: probability and expected accuracy 1 / classes.
+Models whose patches cannot be removed (Swin) are masked in their attention instead (`vit.masking`). A model
+that reads patches only has no output when none is left: probability and expected accuracy are 1 / classes.
 """
 
 from collections.abc import Sequence
@@ -36,23 +36,25 @@ from steadygaze.vit.subsets import Piece, chunk_of, pieces, reads_nothing, run_p
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
+INSERTION, DELETION = 0, 1
 
 
 @dataclass(frozen=True)
 class CachedForward:
-    """A batch of images seen by the model once: everything that all maps and measures share."""
+    """The model's output on unmodified images, computed once and shared by all maps and metrics."""
 
     vit: ViT
     images: Float[Tensor, "b c h w"]
 
     @cached_property
     def tokens(self) -> Float[Tensor, "b n d"]:
-        """The embedding."""
+        """Embedded images."""
         return self.vit.embed(self.images)
 
     @cached_property
     def logits(self) -> Float[Tensor, "b classes"]:
-        """Logits of the whole images."""
+        """Logits of the unmodified images."""
         return self.vit.logits(self.tokens)
 
     @cached_property
@@ -67,7 +69,7 @@ class CachedForward:
 
     @property
     def chunk(self) -> int:
-        """Tokens that may run at once."""
+        """Maximum number of tokens in one forward pass."""
         return chunk_of(self.images)
 
 
@@ -77,75 +79,79 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The same, at least in float32: what half precision gave is not rounded again."""
+    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
-    """Patches by relevance, highest first; equal ones in raster order."""
+    """Patch indices by descending relevance; ties in raster order."""
     return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
 
 
-def removal(whole: CachedForward, maps: Float[Tensor, "m b gh gw"], target: Int[Tensor, " b"],
-            ratios: Sequence[float] = RATIOS) -> dict[str, Values]:  # fmt: skip
-    """The four removal scores of every map, in percent, higher is better; `detail` is the raw curve over the ratios."""
+def removal(
+    whole: CachedForward,
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    ratios: Sequence[float] = RATIOS,
+) -> dict[str, Values]:
+    """The four removal scores of every map, in percent, higher is better; `detail` is the raw curve."""
     ratios = checked_ratios(ratios)
-    right, probability = curves(whole, ranking(maps), target, ratios)
-    lost = whole.probabilities.gather(1, target[:, None])[:, 0][:, None] - probability  # (2, M, B, R)
-    raw = dict(zip(NAMES, (*(100 * right), *(100 * lost)), strict=True))
-    turned = ("deletion_accuracy", "insertion_aopc")
+    correct, probability = curves(whole, ranking(maps), target, ratios)
+    whole_probability = whole.probabilities.gather(1, target[:, None])
+    lost = whole_probability - probability  # (2, M, B, R)
+    raw = dict(zip(NAMES, (*(100 * correct), *(100 * lost)), strict=True))
     areas = {name: area(curve, ratios) for name, curve in raw.items()}
-    return {name: Values(100 - areas[name] if name in turned else areas[name], raw[name]) for name in NAMES}
+    scores = {name: 100 - areas[name] if name in LOWER_IS_BETTER else areas[name] for name in NAMES}
+    return {name: Values(scores[name], raw[name]) for name in NAMES}
 
 
-def curves(whole: CachedForward, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"],
-           ratios: Sequence[float]) -> tuple[Float[Tensor, "2 m b r"], Float[Tensor, "2 m b r"]]:  # fmt: skip
-    """(right answer 0 or 1, probability of the target), first for insertion, then for deletion, at every ratio."""
+def curves(
+    whole: CachedForward, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"], ratios: Sequence[float]
+) -> tuple[Float[Tensor, "2 m b r"], Float[Tensor, "2 m b r"]]:
+    """(correct 0 or 1, probability of the target) at every ratio; index 0 is insertion, 1 is deletion."""
     m, b, p = order.shape
     image = torch.arange(b, device=order.device).repeat(m)
-    right = whole.probabilities.new_empty(2, len(ratios), m * b)
-    probability = right.clone()
-    runs = [
-        (kind, column, int(r * p) if kind == 0 else p - int(r * p))
-        for kind in (0, 1)
-        for column, r in enumerate(ratios)
-    ]
-    wanted: list[Piece] = []
-    for kind, column, left in sorted(runs, key=lambda run: run[2]):
-        here = (kind, column)
+    correct = whole.probabilities.new_empty(2, len(ratios), m * b)
+    probability = correct.clone()
+    settings = []  # (insertion or deletion, index of the ratio, number of remaining patches)
+    for index, ratio in enumerate(ratios):
+        k = int(ratio * p)
+        settings += [(INSERTION, index, k), (DELETION, index, p - k)]
+    forward_passes: list[Piece] = []
+    for kind, index, left in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
         if left == p:
-            right[here] = (whole.logits.argmax(1) == target).to(right.dtype).repeat(m)
-            probability[here] = whole.probabilities.gather(1, target[:, None])[:, 0].repeat(m)
+            correct[kind, index] = (whole.logits.argmax(1) == target).to(correct.dtype).repeat(m)
+            probability[kind, index] = whole.probabilities.gather(1, target[:, None])[:, 0].repeat(m)
         elif left == 0 and reads_nothing(whole.vit):
-            right[here] = probability[here] = 1 / whole.probabilities.shape[1]
+            correct[kind, index] = probability[kind, index] = 1 / whole.probabilities.shape[1]
         else:
-            keep = order[..., :left] if kind == 0 else order[..., p - left :]
-            wanted += pieces(whole.vit, whole.tokens, Group(image, keep.reshape(m * b, left)), here)
-    for piece, logits in run_pieces(whole.vit, whole.tokens, wanted):
+            keep = order[..., :left] if kind == INSERTION else order[..., p - left :]
+            group = Group(image, keep.reshape(m * b, left))
+            forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
+    for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
         classes = target[piece.group.image]
-        right[piece.place] = (logits.argmax(1) == classes).to(right.dtype)
+        correct[piece.place] = (logits.argmax(1) == classes).to(correct.dtype)
         probability[piece.place] = softmax(logits).gather(1, classes[:, None])[:, 0]
     shape = (2, len(ratios), m, b)
-    return right.view(shape).permute(0, 2, 3, 1), probability.view(shape).permute(0, 2, 3, 1)
+    return correct.view(shape).permute(0, 2, 3, 1), probability.view(shape).permute(0, 2, 3, 1)
 
 
 def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor, "*b"]:
-    """Trapezoid over the ratios, divided by their span: the mean height of the curve."""
+    """Trapezoid over the ratios divided by their span: the mean height of the curve."""
+    curve = curve.double()
     if len(ratios) == 1:
-        return curve[..., 0].double()
+        return curve[..., 0]
     x = torch.tensor(ratios, dtype=torch.float64, device=curve.device)
-    height = torch.trapezoid(curve.double(), x, dim=-1) / (x[-1] - x[0])
-    return height.clamp(
-        curve.double().amin(-1), curve.double().amax(-1)
-    )  # rounding must not leave the curve's range
+    height = torch.trapezoid(curve, x, dim=-1) / (x[-1] - x[0])
+    return height.clamp(curve.amin(-1), curve.amax(-1))  # rounding must not leave the curve's range
 
 
 def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
-    """Ratios in 0..1, rising."""
-    found = tuple(float(r) for r in ratios)
-    rising = all(a < b for a, b in pairwise(found))
-    if not found or not rising or found[0] < 0 or found[-1] > 1:
+    """Increasing ratios in 0..1; other input is an error."""
+    values = tuple(float(r) for r in ratios)
+    increasing = all(a < b for a, b in pairwise(values))
+    if not values or not increasing or values[0] < 0 or values[-1] > 1:
         raise BadInput(
-            f"ratios: expected numbers from 0 to 1 in rising order, such as 0.1, 0.5, 0.9, got {list(ratios)}"
+            f"ratios: expected increasing numbers from 0 to 1, such as 0.1, 0.5, 0.9, got {list(ratios)}"
         )
-    return found
+    return values

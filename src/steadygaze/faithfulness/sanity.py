@@ -1,15 +1,18 @@
-"""Sanity: a map must change when the model or the class does (Adebayo et al. 2018), and methods may be compared.
+"""Sanity checks: a map must change when the model or the class does (Adebayo et al. 2018).
 
-    randomisation       1 − |ρ| between the maps before and after weights are lost, mean over a cascade: the head is shuffled,
-                        then the last block too, and so on down to the embedding. 0..1, higher is better: 0 is a map that does
-                        not depend on the weights. `detail` is ρ at each step, from the head down
-    class_sensitivity   ρ between the maps of the target and of the class the model finds least likely ("second": second likeliest).
-                        −1..1, lower is better: 1 is a map that is the same for every class
-    agreement           mean ρ with the maps of the other methods. −1..1, neither is better. `detail` is ρ with each method, so that
-                        the mean of the rows over the images is the matrix that `agreement` gives, (M, M)
+    randomisation       1 − |ρ| between the maps before and after weights are shuffled, mean over a cascade:
+                        the head, then also the last block, and so on down to the embedding. 0..1, higher is
+                        better; 0 is a map that does not depend on the weights. `detail` is ρ at each step,
+                        from the head down (docs/equations.md#randomisation)
+    class_sensitivity   ρ between the maps of the target and of the least likely class ("second": the second
+                        most likely). −1..1, lower is better; 1 is a map that is the same for both classes
+                        (docs/equations.md#class-sensitivity)
+    agreement           mean ρ with the maps of the other methods. −1..1, no direction is better. `detail`
+                        is ρ with each method; its mean over the images is the (M, M) matrix that
+                        `agreement` returns (docs/equations.md#agreement)
 
-ρ is Spearman's rank correlation over the patches. Shuffled: a parameter keeps its values, in random order, so that scales stay
-plausible and every architecture can be served. It happens on a copy of the model; the model itself is not touched.
+ρ is Spearman's rank correlation over the patches. Shuffling permutes the entries of each parameter, which
+keeps their scale and works for every architecture. It happens on a copy of the model.
 """
 
 from collections.abc import Callable
@@ -25,94 +28,112 @@ from steadygaze.faithfulness.ranks import spearman
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode, remember
 
-Explain = Callable[
-    [nn.Module, Tensor, Tensor], Tensor
-]  # model, images (B,C,H,W), target (B,) -> maps (M,B,gh,gw)
+# (model, images (B, C, H, W), target (B,)) -> maps (M, B, gh, gw)
+Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
-def randomisation(explain: Explain, vit: ViT, images: Float[Tensor, "b c h w"], maps: Float[Tensor, "m b gh gw"],
-                  target: Int[Tensor, " b"], *, seed: int = 0, cascade: bool = True) -> Values:  # fmt: skip
-    """1 − |ρ| after the weights are shuffled, layer by layer. cascade=False: each layer alone, the others as they were.
+def randomisation(
+    explain: Explain,
+    vit: ViT,
+    images: Float[Tensor, "b c h w"],
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    *,
+    seed: int = 0,
+    cascade: bool = True,
+) -> Values:
+    """1 − |ρ| after the weights are shuffled, layer by layer.
 
-    A map that is constant is NaN; one that becomes constant has changed (ρ = 0).
+    cascade: False shuffles one layer at a time and restores it before the next.
+    A constant map gives NaN; a map that becomes constant has changed (ρ = 0).
     """
-    copy = deepcopy(vit.model)
-    groups = layers(adapt(copy), images[:1])
-    rho = []
-    for index, group in enumerate(groups):
-        kept = [] if cascade else [p.detach().clone() for p in group]
+    model = deepcopy(vit.model)
+    correlations = []
+    for index, group in enumerate(parameter_groups(adapt(model), images[:1])):
+        originals = [] if cascade else [p.detach().clone() for p in group]
         shuffle(group, torch.Generator().manual_seed(seed * 1_000_003 + index))
-        rho.append(spearman(maps.flatten(2), _maps(explain, copy, images, target, maps).flatten(2)))
-        for p, old in zip(group, kept, strict=False):
-            p.data.copy_(old)
-    detail = torch.stack(rho, -1).nan_to_num(0.0)
+        shuffled_maps = _maps(explain, model, images, target, maps)
+        correlations.append(spearman(maps.flatten(2), shuffled_maps.flatten(2)))
+        for p, original in zip(group, originals, strict=False):
+            p.data.copy_(original)
+    detail = torch.stack(correlations, -1).nan_to_num(0.0)
     constant = (maps.flatten(2) == maps.flatten(2)[..., :1]).all(-1)
     return Values((1 - detail.abs()).mean(-1).masked_fill(constant, float("nan")), detail)
 
 
-def class_sensitivity(explain: Explain, model: nn.Module, images: Float[Tensor, "b c h w"], maps: Float[Tensor, "m b gh gw"],
-                      target: Int[Tensor, " b"], logits: Float[Tensor, "b classes"], other: str = "least") -> Values:  # fmt: skip
-    """ρ between the maps of the target and of another class. other: "least" likely, or the likeliest "second" to the target."""
+def class_sensitivity(
+    explain: Explain,
+    model: nn.Module,
+    images: Float[Tensor, "b c h w"],
+    maps: Float[Tensor, "m b gh gw"],
+    target: Int[Tensor, " b"],
+    logits: Float[Tensor, "b classes"],
+    other: str = "least",
+) -> Values:
+    """ρ between the maps of the target and of another class.
+
+    other: the "least" likely class, or the "second" most likely one (the most likely besides the target).
+    """
     if logits.shape[1] < 2:
-        raise BadInput("class_sensitivity: expected a model of at least two classes, got one")
+        raise BadInput("class_sensitivity: expected a model with at least two classes, got one")
     if other not in ("least", "second"):
         raise UnknownName("class to compare with", other, ("least", "second"))
-    rest = logits.scatter(1, target[:, None], float("inf") if other == "least" else float("-inf"))
-    second = rest.argmin(1) if other == "least" else rest.argmax(1)
-    return Values(spearman(maps.flatten(2), _maps(explain, model, images, second, maps).flatten(2)))
+    excluded = float("inf") if other == "least" else float("-inf")
+    remaining = logits.scatter(1, target[:, None], excluded)
+    classes = remaining.argmin(1) if other == "least" else remaining.argmax(1)
+    return Values(spearman(maps.flatten(2), _maps(explain, model, images, classes, maps).flatten(2)))
 
 
 def agreement(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m"]:
-    """Mean rank correlation between each two methods over the images, 1 on the diagonal; constant maps are left out."""
-    return _alike(maps).nanmean(2)
+    """Mean rank correlation of each two methods over the images, 1 on the diagonal; ignores constant maps."""
+    return _pairwise_correlations(maps).nanmean(2)
 
 
 def agreement_by_image(maps: Float[Tensor, "m b gh gw"]) -> Values:
-    """Mean rank correlation with the other methods, NaN for one method alone; detail: with each, in their order."""
-    rho = _alike(maps)
-    others = rho.masked_fill(
-        torch.eye(len(maps), dtype=torch.bool, device=maps.device)[:, :, None], float("nan")
-    )
+    """Mean rank correlation with the other methods, NaN for a single method; `detail`: with each method."""
+    rho = _pairwise_correlations(maps)
+    diagonal = torch.eye(len(maps), dtype=torch.bool, device=maps.device)[:, :, None]
+    others = rho.masked_fill(diagonal, float("nan"))
     return Values(others.nanmean(1), rho.transpose(1, 2))
 
 
-def _alike(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m b"]:
+def _pairwise_correlations(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m b"]:
     flat = maps.flatten(2)
     return torch.stack([spearman(one.expand_as(flat), flat) for one in flat])
 
 
-def layers(vit: ViT, images: Float[Tensor, "b c h w"]) -> list[list[nn.Parameter]]:
-    """The parameters of head, last block, ..., first block, embedding: those that each of them really uses, each once."""
+def parameter_groups(vit: ViT, images: Float[Tensor, "b c h w"]) -> list[list[nn.Parameter]]:
+    """Parameters of head, last block, ..., first block, embedding: those that each really uses, each once."""
     parameters = list(vit.model.parameters())
     with torch.enable_grad(), evaluation_mode(vit.model):
         for p in parameters:
             p.requires_grad_(p.is_floating_point())
         x = vit.embed(images)
-        steps = [x]
+        outputs = [x]
         for block in vit.blocks:
             x = block(remember(x.detach(), vit.layout(x)))
-            steps.append(x)
-        steps.append(vit.head(remember(x.detach(), vit.layout(x))))
-        used = [torch.autograd.grad(y.sum(), parameters, allow_unused=True) for y in steps]
-    groups, seen = [], set()
-    for grads in reversed(used):
-        group = [p for p, g in zip(parameters, grads, strict=True) if g is not None and id(p) not in seen]
-        seen |= {id(p) for p in group}
+            outputs.append(x)
+        outputs.append(vit.head(remember(x.detach(), vit.layout(x))))
+        gradients = [torch.autograd.grad(y.sum(), parameters, allow_unused=True) for y in outputs]
+    groups, grouped = [], set()
+    for grads in reversed(gradients):
+        used = [p for p, g in zip(parameters, grads, strict=True) if g is not None]
+        group = [p for p in used if id(p) not in grouped]
+        grouped |= {id(p) for p in group}
         groups.append(group)
     return [g for g in groups if g]
 
 
 def shuffle(parameters: list[nn.Parameter], generator: torch.Generator) -> None:
-    """Put the entries of each parameter into random order, in place."""
+    """Permute the entries of each parameter in place."""
     for p in parameters:
         order = torch.randperm(p.numel(), generator=generator).to(p.device)
         p.data.copy_(p.data.flatten()[order].view(p.shape))
 
 
 def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, like: Tensor) -> Tensor:
-    found = explain(model, images, target)
-    if found.shape != like.shape:
-        raise BadInput(
-            f"explain: expected maps of shape {tuple(like.shape)}, as those that are measured, got {tuple(found.shape)}"
-        )
-    return found.detach()
+    maps = explain(model, images, target)
+    if maps.shape != like.shape:
+        expected, got = tuple(like.shape), tuple(maps.shape)
+        raise BadInput(f"explain: expected maps of shape {expected}, like those evaluated, got {got}")
+    return maps.detach()

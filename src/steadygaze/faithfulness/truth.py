@@ -1,11 +1,14 @@
-"""Against known truth: which patches are relevant is known (tasks of `ground_truth.py`, or any mask that is the truth).
+"""Metrics against known relevance (docs/equations.md#known-truth).
 
-A patch is truly relevant if most of its labelled pixels are 255, and left out if it has none.
+A patch is relevant if most of its labelled pixels are object (255). Patches without labelled pixels are
+left out.
 
-    truth_auroc       P(a relevant patch scores higher than another one), ties count half; 0..1, 0.5 is chance
-    truth_precision   100 · relevant ones among the top n / n, with n their number; ties in raster order; 0..100
+    truth_auroc       P(a relevant patch scores higher than another one), ties count half; 0..1, chance
+                      level 0.5
+    truth_precision   100 · |relevant ∩ top n| / n, n the number of relevant patches; ties in raster order;
+                      0..100
 
-Higher is better. NaN where every patch, or none, is relevant.
+Higher is better. NaN where all patches are relevant, or none.
 """
 
 import torch
@@ -21,28 +24,28 @@ from steadygaze.faithfulness.ranks import auroc
 def truth(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> dict[str, Values]:
     """`truth_auroc` and `truth_precision` of every map."""
     grid = (maps.shape[-2], maps.shape[-1])
-    relevant, known = patches(masks, grid)
+    relevant_by_image, labelled = relevant_patches(masks, grid)
     areas, precisions = [], []
     for image in range(maps.shape[1]):
-        there = known[image]
-        scores, yes = maps[:, image].flatten(1)[:, there], relevant[image][there]
-        areas.append(auroc(scores, yes))
-        n = int(yes.sum())
-        top = scores.argsort(dim=1, descending=True, stable=True)[:, :n]
-        defined = 0 < n < len(yes)
-        precisions.append(
-            100 * yes[top].double().mean(1) if defined else torch.full_like(areas[-1], float("nan"))
-        )
+        scores = maps[:, image].flatten(1)[:, labelled[image]]
+        relevant = relevant_by_image[image][labelled[image]]
+        areas.append(auroc(scores, relevant))
+        n = int(relevant.sum())
+        if 0 < n < len(relevant):
+            top = scores.argsort(dim=1, descending=True, stable=True)[:, :n]
+            precisions.append(100 * relevant[top].double().mean(1))
+        else:
+            precisions.append(torch.full_like(areas[-1], float("nan")))
     return {
         "truth_auroc": Values(torch.stack(areas, 1)),
         "truth_precision": Values(torch.stack(precisions, 1)),
     }
 
 
-def patches(
+def relevant_patches(
     masks: UInt8[Tensor, "b h w"], grid: tuple[int, int]
 ) -> tuple[Bool[Tensor, "b p"], Bool[Tensor, "b p"]]:
-    """(truly relevant, has a labelled pixel) for each patch."""
-    yes = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid).flatten(1)
-    no = F.adaptive_avg_pool2d((masks == BACKGROUND)[:, None].double(), grid).flatten(1)
-    return yes > no, (yes + no) > 0
+    """(is relevant, has a labelled pixel) for each patch."""
+    object_share = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid).flatten(1)
+    background_share = F.adaptive_avg_pool2d((masks == BACKGROUND)[:, None].double(), grid).flatten(1)
+    return object_share > background_share, (object_share + background_share) > 0

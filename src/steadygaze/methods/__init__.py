@@ -4,6 +4,7 @@
 """
 
 import sys
+import warnings
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -104,10 +105,13 @@ def _describe_alias(name: str, alias: Alias) -> MethodInfo:
     )
 
 
-class _Callable(ModuleType):
+class _CallableUntilNextVersion(ModuleType):
+    """`sg.methods()` was the name of `sg.list_methods()` in version 0.1."""
+
     def __call__(self) -> list[MethodInfo]:
+        warnings.warn("sg.methods() is now sg.list_methods()", DeprecationWarning, stacklevel=2)
         return list_methods()
 
 
 listed = list_methods
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = _CallableUntilNextVersion

@@ -1,7 +1,7 @@
-"""FAN, fully attentional network (Zhou et al., ICML 2022): self-attention over tokens, then attention over channels in place of the MLP.
+"""FAN, fully attentional network (Zhou et al., ICML 2022): channel attention takes the place of the MLP.
 
-ViT models have a convolutional stem, Hybrid models the first stages of ConvNeXt. A class token joins behind the blocks, for two
-class-attention blocks.
+FAN-ViT models have a convolutional stem, FAN-Hybrid models the first stages of ConvNeXt. The class token is
+added after the blocks, for two class-attention blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from timm.models._registry import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from steadygaze.models.fan_stems import ConvNeXtStem, ConvStem, FourierPositions
-from steadygaze.models.parts import Classifier, Grid, attend, cfg, init_linear, split_heads, to_map, to_tokens
+from steadygaze.models.layers import (
+    Classifier,
+    Grid,
+    attend,
+    cfg,
+    init_linear,
+    split_heads,
+    to_map,
+    to_tokens,
+)
 
 
 class Attention(nn.Module):
@@ -48,7 +57,7 @@ class LocalMix(nn.Module):
 
 
 class ChannelAttention(nn.Module):
-    """s ⊙ LN(MLP(u)), s = τ·σ(Qᵀ K): one number for each channel, Q and K softmaxes over the tokens."""
+    """s ⊙ LN(MLP(u)), s = τ·σ(Qᵀ K): one scale per channel; Q and K are softmaxes over the tokens."""
 
     def __init__(self, dim: int, heads: int, ratio: float = 4.0) -> None:
         super().__init__()
@@ -83,7 +92,7 @@ class Block(nn.Module):
 
 
 class ClassAttention(nn.Module):
-    """The class token asks all tokens."""
+    """Attention whose only query is the class token."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -95,7 +104,11 @@ class ClassAttention(nn.Module):
 
 
 class ClassBlock(nn.Module):
-    """Class attention and an MLP on the class token. The second residual starts from the norm, so patches come out as twice it."""
+    """Class attention and an MLP on the class token.
+
+    The second residual is added to the output of the norm, so that patches leave the block as twice that
+    output.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -111,24 +124,31 @@ class ClassBlock(nn.Module):
 
 
 class FAN(Classifier):
-    """One grid from start to end. convnext: blocks of the two stages of a ConvNeXt stem; None is the convolutional stem."""
+    """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem."""
 
-    def __init__(self, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000, embed_dim: int = 192,
-                 depth: int = 12, num_heads: int = 4, convnext: tuple[int, int] | None = None, class_blocks: int = 2,
-                 drop_path_rate: float = 0.0, head_init_scale: float = 1.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 4,
+        convnext: tuple[int, int] | None = None,
+        class_blocks: int = 2,
+        drop_path_rate: float = 0.0,
+        head_init_scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.img_size, self.in_chans = (
-            (img_size, img_size) if isinstance(img_size, int) else img_size,
-            in_chans,
-        )
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.in_chans = in_chans
         self.num_classes, self.num_features, self.embed_dim = num_classes, embed_dim, embed_dim
         self.patch_embed = (
             ConvStem(embed_dim, in_chans) if convnext is None else ConvNeXtStem(embed_dim, convnext, in_chans)
         )
         self.pos_embed = FourierPositions(embed_dim)
-        self.blocks = nn.ModuleList(
-            Block(embed_dim, num_heads, drop_path_rate) for _ in range(depth)
-        )  # the same rate in each
+        # the drop path rate is the same in all blocks
+        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, drop_path_rate) for _ in range(depth))
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, embed_dim), std=0.02))
         self.cls_blocks = nn.ModuleList(ClassBlock(embed_dim, num_heads) for _ in range(class_blocks))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
@@ -141,13 +161,13 @@ class FAN(Classifier):
         return {"pos_embed", "cls_token"}
 
     def embed(self, images: Tensor) -> tuple[Float[Tensor, "b n d"], Grid]:
-        """Tokens before the first block, and their grid."""
+        """Tokens at the input of the first block, and their grid."""
         x = self.patch_embed(images)
         grid = (x.shape[2], x.shape[3])
         return to_tokens(x + self.pos_embed(grid)), grid
 
     def read_out(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m d"]:
-        """Class token first: the class-attention blocks, and the last norm."""
+        """Class token and patches after the class-attention blocks and the final norm."""
         z = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         for block in self.cls_blocks:
             z = block(z)

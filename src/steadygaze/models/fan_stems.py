@@ -1,4 +1,4 @@
-"""What FAN makes its tokens by: a convolutional stem, or the first two stages of ConvNeXt-B; and its fixed positions."""
+"""Stems of FAN (convolutional, or the first two stages of ConvNeXt-B) and its Fourier position encoding."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxtyping import Float
 from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
 
-from steadygaze.models.parts import Grid
+from steadygaze.models.layers import Grid
 
 
 class ConvStem(nn.Sequential):
-    """Four 3x3 convolutions of stride 2, batch norms, GELU between them: 224 pixels -> 14x14."""
+    """Four 3x3 convolutions of stride 2 with batch norms and GELU: 224 pixels -> 14x14 tokens."""
 
     def __init__(self, width: int, in_chans: int = 3) -> None:
         channels = [in_chans, width // 8, width // 4, width // 2, width]
@@ -33,11 +33,8 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.dw = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.norm = LayerNorm2d(width, eps=1e-6)
-        self.fc1, self.act, self.fc2 = (
-            nn.Conv2d(width, 4 * width, 1),
-            nn.GELU(),
-            nn.Conv2d(4 * width, width, 1),
-        )
+        self.fc1, self.act = nn.Conv2d(width, 4 * width, 1), nn.GELU()
+        self.fc2 = nn.Conv2d(4 * width, width, 1)
         self.gamma = nn.Parameter(1e-6 * torch.ones(width))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
@@ -70,7 +67,7 @@ class ConvNeXtStem(nn.Module):
 
 
 class FourierPositions(nn.Module):
-    """Sines and cosines of the row and of the column, 32 each, through a learnt 1x1 convolution."""
+    """Sines and cosines of row and column, 32 features each, projected by a learned 1x1 convolution."""
 
     def __init__(self, width: int, features: int = 32) -> None:
         super().__init__()
@@ -79,12 +76,10 @@ class FourierPositions(nn.Module):
 
     def axis(self, length: int, like: Tensor) -> Float[Tensor, "n f"]:
         """[sin φω₀, cos φω₀, sin φω₁, ...] for φ = 2πi/length, i = 1..length."""
-        phase = (
-            2 * math.pi * torch.arange(1, length + 1, device=like.device, dtype=like.dtype) / (length + 1e-6)
-        )
-        omega = 10000 ** (
-            -2 * torch.arange(self.features // 2, device=like.device, dtype=like.dtype) / self.features
-        )
+        index = torch.arange(1, length + 1, device=like.device, dtype=like.dtype)
+        phase = 2 * math.pi * index / (length + 1e-6)
+        frequency = torch.arange(self.features // 2, device=like.device, dtype=like.dtype)
+        omega = 10000 ** (-2 * frequency / self.features)
         angle = phase[:, None] * omega
         return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
 

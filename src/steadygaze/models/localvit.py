@@ -1,6 +1,6 @@
-"""LocalViT (Li et al., 2021): DeiT with a depthwise convolution, squeeze and excitation in the feed-forward network of the patches.
+"""LocalViT (Li et al., 2021): DeiT with a depthwise convolution and squeeze-and-excitation in its FFN.
 
-The class token has no feed-forward network, and there is no norm before it.
+The FFN is applied to the patches only, without a norm before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from steadygaze.models.parts import Classifier, Grid, attend, cfg, init_linear, to_map, to_tokens
+from steadygaze.models.layers import Classifier, Grid, attend, cfg, init_linear, to_map, to_tokens
 
 
 class Attention(nn.Module):
@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 class _HardSigmoid(torch.autograd.Function):
-    """F.hardsigmoid, which torch differentiates once only."""
+    """F.hardsigmoid with a second derivative, which torch does not implement."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _HardSigmoid(torch.autograd.Function):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels scaled by what their means over the map say."""
+    """Channels scaled by a gate computed from their means over the map."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -58,21 +58,19 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         gate = _HardSigmoid.apply(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))[:, :, None, None]
-        gate.activation_ = True  # for the seam: of a product of two branches, this one is the gate
+        gate.activation_ = True  # for the seam: this factor of the product is the gate
         return gate * x
 
 
 class LocalFFN(nn.Module):
-    """1x1, depthwise 3x3 and 1x1 convolutions with batch norms, h-swish, squeeze and excitation."""
+    """1x1, depthwise 3x3 and 1x1 convolutions with batch norms, h-swish and squeeze-and-excitation."""
 
     def __init__(self, dim: int, ratio: float, reduction: int) -> None:
         super().__init__()
         hidden = int(dim * ratio)
         self.fc1, self.norm1 = nn.Conv2d(dim, hidden, 1, bias=False), nn.BatchNorm2d(hidden)
-        self.dw, self.norm2 = (
-            nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False),
-            nn.BatchNorm2d(hidden),
-        )
+        self.dw = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False)
+        self.norm2 = nn.BatchNorm2d(hidden)
         self.se = SqueezeExcite(hidden, hidden // reduction)
         self.fc2, self.norm3 = nn.Conv2d(hidden, dim, 1, bias=False), nn.BatchNorm2d(dim)
         self.act = nn.Hardswish()
@@ -97,25 +95,30 @@ class Block(nn.Module):
 
 
 class LocalViT(Classifier):
-    """A class token, learnt positions, one grid; the picture size is fixed."""
+    """A class token, a learned position embedding, one grid; the image size is fixed."""
 
-    def __init__(self, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000, patch_size: int = 16,
-                 embed_dim: int = 192, depth: int = 12, num_heads: int = 4, mlp_ratio: float = 4.0, se_reduction: int = 192,
-                 drop_path_rate: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        patch_size: int = 16,
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        se_reduction: int = 192,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.num_classes, self.num_features, self.embed_dim, self.in_chans = (
-            num_classes,
-            embed_dim,
-            embed_dim,
-            in_chans,
-        )
+        self.in_chans, self.num_classes = in_chans, num_classes
+        self.num_features, self.embed_dim = embed_dim, embed_dim
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim)
         self.img_size: tuple[int, int] = self.patch_embed.img_size
         self.grid: Grid = self.patch_embed.grid_size
         self.cls_token = nn.Parameter(trunc_normal_(torch.empty(1, 1, embed_dim), std=0.02))
-        self.pos_embed = nn.Parameter(
-            trunc_normal_(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim), std=0.02)
-        )
+        positions = torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim)
+        self.pos_embed = nn.Parameter(trunc_normal_(positions, std=0.02))
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         self.blocks = nn.ModuleList(
             Block(embed_dim, num_heads, mlp_ratio, se_reduction, rate) for rate in rates
@@ -128,7 +131,7 @@ class LocalViT(Classifier):
         return {"pos_embed", "cls_token"}
 
     def embed(self, images: Tensor) -> Float[Tensor, "b n d"]:
-        """Tokens before the first block, positions added."""
+        """Tokens at the input of the first block, position embedding added."""
         x = self.patch_embed(images)
         return torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
 

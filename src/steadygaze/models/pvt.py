@@ -1,6 +1,6 @@
-"""PVT v1, pyramid vision transformer (Wang et al., ICCV 2021): four stages, keys and values from a map that a convolution shrank.
+"""PVT v1, pyramid vision transformer (Wang et al., ICCV 2021): four stages, attention to a reduced map.
 
-The class token joins in the last stage alone.
+Only the last stage has a class token.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from steadygaze.models.parts import Classifier, Grid, attend, cfg, init_linear, to_map, to_tokens
+from steadygaze.models.layers import Classifier, Grid, attend, cfg, init_linear, to_map, to_tokens
 
 
 class Attention(nn.Module):
-    """Queries from every token, keys and values from the map shrunk by `reduce` in both directions."""
+    """Queries from every token, keys and values from the map reduced by `reduce` in both directions."""
 
     def __init__(self, dim: int, heads: int, reduce: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """prefix: class tokens among its tokens."""
+    """prefix: number of class tokens."""
 
     def __init__(
         self, dim: int, heads: int, ratio: float, reduce: int, drop_path: float, prefix: int
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """Patch embedding, positions, blocks."""
+    """Patch embedding, position embedding and blocks of one stage."""
 
     def __init__(
         self, before: int, dim: int, patch: int, grid: Grid, blocks: list[Block], prefix: int
@@ -67,7 +67,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b n d"], Grid]:
-        """Tokens before the first block of the stage, positions added, and their grid."""
+        """Tokens at the input of the first block, position embedding added, and their grid."""
         x = self.proj(x)
         grid = (x.shape[2], x.shape[3])
         x = self.norm(to_tokens(x))
@@ -76,35 +76,37 @@ class Stage(nn.Module):
         return x + self.positions(grid), grid
 
     def positions(self, grid: Grid) -> Float[Tensor, "1 n d"]:
-        """The learnt positions, resized for other picture sizes."""
+        """The learned position embedding, resized for other image sizes."""
         if grid == self.grid:
             return self.pos_embed
-        patches = F.interpolate(
-            to_map(self.pos_embed[:, self.prefix :], self.grid), size=grid, mode="bilinear"
-        )
+        learned = to_map(self.pos_embed[:, self.prefix :], self.grid)
+        patches = F.interpolate(learned, size=grid, mode="bilinear")
         return torch.cat([self.pos_embed[:, : self.prefix], to_tokens(patches)], dim=1)
 
 
 class PVT(Classifier):
-    """Stages of patches of 4, 8, 16 and 32 pixels; logits from the class token of the last."""
+    """Stages with patches of 4, 8, 16 and 32 pixels; logits from the class token of the last stage."""
 
-    def __init__(self, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000,
-                 depths: tuple[int, ...] = (2, 2, 2, 2), embed_dims: tuple[int, ...] = (64, 128, 320, 512),
-                 num_heads: tuple[int, ...] = (1, 2, 5, 8), mlp_ratios: tuple[float, ...] = (8, 8, 4, 4),
-                 sr_ratios: tuple[int, ...] = (8, 4, 2, 1), drop_path_rate: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        depths: tuple[int, ...] = (2, 2, 2, 2),
+        embed_dims: tuple[int, ...] = (64, 128, 320, 512),
+        num_heads: tuple[int, ...] = (1, 2, 5, 8),
+        mlp_ratios: tuple[float, ...] = (8, 8, 4, 4),
+        sr_ratios: tuple[int, ...] = (8, 4, 2, 1),
+        drop_path_rate: float = 0.0,
+    ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.img_size, self.in_chans, self.num_classes, self.num_features = (
-            (height, width),
-            in_chans,
-            num_classes,
-            embed_dims[-1],
-        )
+        self.img_size, self.in_chans = (height, width), in_chans
+        self.num_classes, self.num_features = num_classes, embed_dims[-1]
         rates = torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist()
         self.stages, before = nn.ModuleList(), in_chans
-        for s, (depth, dim, heads, ratio, reduce) in enumerate(
-            zip(depths, embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True)
-        ):
+        settings = zip(depths, embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True)
+        for s, (depth, dim, heads, ratio, reduce) in enumerate(settings):
             patch, prefix = 2 if s else 4, int(s + 1 == len(depths))
             height, width = height // patch, width // patch
             blocks = [Block(dim, heads, ratio, reduce, rates.pop(0), prefix) for _ in range(depth)]
@@ -116,7 +118,7 @@ class PVT(Classifier):
 
     @property
     def patch_embed(self) -> nn.Module:
-        """What pictures go into first."""
+        """The first module that receives the images."""
         return self.stages[0].proj  # type: ignore[return-value]
 
     def no_weight_decay(self) -> set[str]:

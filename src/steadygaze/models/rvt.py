@@ -1,8 +1,9 @@
-"""RVT, robust vision transformer (Mao et al., CVPR 2022): convolutional stem and FFN, mean pooling, no positions, no class token.
+"""RVT, robust vision transformer (Mao et al., CVPR 2022): convolutional stem and FFN, mean pooling.
 
-`_plus` models (RVT* in the paper) scale the attention logits of their first blocks by position: softmax((q kᵀ / √d) ⊙ σ(M)), with a
-learnt M for each head, of the model's own grid. RVT-B has a plain FFN; `conv_ffn=True` gives it the convolutional one, on which TAP
-was measured.
+RVT has neither a position embedding nor a class token. `_plus` models (RVT* in the paper) scale the
+attention logits of their first blocks by position: softmax((q kᵀ / √d) ⊙ σ(M)), with a learned matrix M for
+each head, which fixes the grid. RVT-B has a plain FFN; `conv_ffn=True` gives it the convolutional one, on
+which TAP was evaluated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from steadygaze.models.parts import Classifier, Grid, attend, cfg, split_heads, to_map, to_tokens
+from steadygaze.models.layers import Classifier, Grid, attend, cfg, split_heads, to_map, to_tokens
 
 
 class Stem(nn.Module):
@@ -34,13 +35,13 @@ class Stem(nn.Module):
 
     @staticmethod
     def grid(height: int, width: int) -> Grid:
-        """Rows and columns of tokens that pictures of this size give."""
+        """Rows and columns of the tokens of images of this size."""
         rows, columns = (((n - 3) // 2 + 1 - 1) // 2 + 1 for n in (height, width))
         return rows // 4, columns // 4
 
 
 class Attention(nn.Module):
-    """Self-attention; with `tokens`, its logits are scaled by position."""
+    """Self-attention. tokens: their number, if the attention logits are scaled by position."""
 
     def __init__(self, dim: int, heads: int, tokens: int | None = None) -> None:
         super().__init__()
@@ -49,9 +50,8 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.scaling = None
         if tokens is not None:  # σ(M) starts at about 1/2
-            self.scaling = nn.Parameter(
-                trunc_normal_(torch.empty(heads, tokens, tokens), std=0.02, a=-0.02, b=0.02)
-            )
+            scaling = torch.empty(heads, tokens, tokens)
+            self.scaling = nn.Parameter(trunc_normal_(scaling, std=0.02, a=-0.02, b=0.02))
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -64,7 +64,7 @@ class Attention(nn.Module):
 
 
 class ConvFFN(nn.Module):
-    """1x1, depthwise 3x3 and 1x1 convolutions on the map, each with a batch norm behind it."""
+    """1x1, depthwise 3x3 and 1x1 convolutions on the map, each followed by a batch norm."""
 
     def __init__(self, dim: int, ratio: float = 4.0) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ConvFFN(nn.Module):
 
 
 class LinearFFN(Mlp):
-    """The plain MLP; it needs no grid."""
+    """The plain MLP, which ignores the grid."""
 
     def forward(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b n d"]:
         return super().forward(x)
@@ -105,21 +105,26 @@ class Block(nn.Module):
 class RVT(Classifier):
     """One or two stages; between them a grouped convolution halves the grid.
 
-    scaled_blocks: how many of the first blocks scale their attention by position; then the image size is fixed.
+    scaled_blocks: number of first blocks that scale their attention by position, which fixes the image size.
     """
 
-    def __init__(self, img_size: int | tuple[int, int] = 224, in_chans: int = 3, num_classes: int = 1000,
-                 depths: tuple[int, ...] = (12,), embed_dims: tuple[int, ...] = (384,), num_heads: tuple[int, ...] = (6,),
-                 conv_ffn: bool = True, scaled_blocks: int = 0, drop_path_rate: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        depths: tuple[int, ...] = (12,),
+        embed_dims: tuple[int, ...] = (384,),
+        num_heads: tuple[int, ...] = (6,),
+        conv_ffn: bool = True,
+        scaled_blocks: int = 0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.img_size, self.in_chans = (height, width), in_chans
-        self.num_classes, self.num_features, self.scaled_blocks, self.conv_ffn = (
-            num_classes,
-            embed_dims[-1],
-            scaled_blocks,
-            conv_ffn,
-        )
+        self.num_classes, self.num_features = num_classes, embed_dims[-1]
+        self.scaled_blocks, self.conv_ffn = scaled_blocks, conv_ffn
         self.patch_embed = Stem(embed_dims[0], in_chans)
         rows, columns = Stem.grid(height, width)
         total, done = sum(depths), 0

@@ -1,4 +1,4 @@
-"""A small ViT for tasks made in memory: one patch a cell, a class token, learnt positions."""
+"""A small ViT for synthetic tasks, with a class token and a learned position embedding."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from torch import nn
 def small_vit(
     size: int, patch: int, classes: int, *, width: int = 64, depth: int = 3, heads: int = 4, seed: int = 0
 ) -> nn.Module:
-    """An untrained timm VisionTransformer for square pictures; its weights depend on `seed` alone."""
+    """An untrained timm VisionTransformer for square images; its weights depend on `seed` alone."""
     from timm.models.vision_transformer import VisionTransformer
 
     with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
-"""Modules that go into a stock vision transformer: token-aware average pooling (TAP) and context broadcasting (CB); and around one.
+"""Modules inserted into a vision transformer (TAP, context broadcasting), and a segmentation head around one.
 
-better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # the model given is left as it was
+better = sg.modules.insert(model, tap=sg.modules.TAP(), cb=sg.modules.CB())      # a copy; `model` is
+                                                                                 unchanged
 plain = sg.modules.remove(better)
 scores = sg.modules.segmenter(model, classes=21)(images)                         # (B, 21, H, W)
 """
@@ -12,6 +13,17 @@ from steadygaze.modules.segmenter import Segmenter, segmenter
 from steadygaze.modules.tap import TAP, TokenPool
 
 __all__ = [
-    "CB", "TAP", "ContextBroadcast", "Cost", "Inserted", "Segmenter", "TokenPool", "cost", "insert", "inserted", "remove", "restore",
+    "CB",
+    "TAP",
+    "ContextBroadcast",
+    "Cost",
+    "Inserted",
+    "Segmenter",
+    "TokenPool",
+    "cost",
+    "insert",
+    "inserted",
+    "remove",
+    "restore",
     "segmenter",
-]  # fmt: skip
+]

@@ -1,8 +1,8 @@
-"""What every inserted module shares: it names itself in checkpoints, knows its cost, and works through hooks on its block.
+"""Base of inserted modules: checkpoint metadata, cost, and the hooks through which they act on their block.
 
-An inserted module is a child of its block (`blocks.3.tap`), so that the block's own parameters keep their names. What it is
-stands in the state dict as text, in bytes: `blocks.3.tap._extra_state`. Any way to save a state dict therefore saves it, and a
-checkpoint says by itself which modules it needs.
+An inserted module is a child of its block (`blocks.3.tap`), so that the block's own parameters keep their
+names. Its specification is stored in the state dict as JSON in bytes (`blocks.3.tap._extra_state`). Every
+way of saving a state dict therefore saves it, and a checkpoint records which modules it needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ ALLOCATIONS = ("all", "shallow", "deep")
 
 @dataclass(frozen=True)
 class Cost:
-    """What modules add. multiply_adds: of convolutions, for one image. operations: those twice, and every sum and product beside."""
+    """Cost that modules add, for one image.
+
+    multiply_adds: of convolutions. operations: twice those, and every other addition and multiplication.
+    """
 
     parameters: int = 0
     multiply_adds: int = 0
@@ -38,26 +41,26 @@ class Cost:
 
 
 class Inserted(nn.Module):
-    """A module that `insert` put into a block. `before` and `after` are its hooks on modules of that block."""
+    """A module inside a block of a model. `before` and `after` are its hooks on modules of that block."""
 
-    mixes_tokens = True  # what `adapt` looks for: patches of such a model cannot be removed
-    spec: dict[str, Any]  # what it is: options by name, with "module"
+    mixes_tokens = True  # read by `adapt`: patches of such a model cannot be removed
+    spec: dict[str, Any]  # options by name, and the kind of module under "module"
 
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Answer for the input of `module`, its first argument, whether it comes by position or by name."""
+        """Forward pre-hook: transform the first argument of `module`, positional or by name."""
         if args:
             return (self(args[0]), *args[1:]), kwargs
         name = next(iter(kwargs))
         return args, {**kwargs, name: self(kwargs[name])}
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Answer for the output of `module`, or for the first one of several."""
+        """Forward hook: transform the output of `module`, or the first of several."""
         return self(output) if isinstance(output, Tensor) else (self(output[0]), *output[1:])
 
     def cost(self, tokens: int) -> Cost:
-        """What it adds for one image of that many tokens."""
+        """Cost for one image with `tokens` tokens."""
         raise NotImplementedError
 
     def get_extra_state(self) -> Tensor:
@@ -66,38 +69,41 @@ class Inserted(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         if decode(state) != self.spec:
             raise BadCheckpoint(
-                f"the checkpoint has {told(decode(state))} where the model has {told(self.spec)}. Load it with "
-                "steadygaze.load_model, or insert the module that it names."
+                f"the checkpoint has {describe(decode(state))} where the model has {describe(self.spec)}. "
+                "Load it with steadygaze.load_model, or insert that module first."
             )
 
 
 def decode(state: Tensor) -> dict[str, Any]:
-    """The description that `get_extra_state` wrote."""
+    """The specification that `get_extra_state` wrote."""
     return json.loads(bytes(state.cpu().to(torch.uint8).tolist()).decode("ascii"))
 
 
-def told(spec: dict[str, Any]) -> str:
-    """A description as a user would write it: CB(variant='plain', ...)."""
+def describe(spec: dict[str, Any]) -> str:
+    """A specification as a user would write it: CB(variant='plain', ...)."""
     return f"{spec['module']}({', '.join(f'{k}={v!r}' for k, v in spec.items() if k != 'module')})"
 
 
 def checked_allocation(allocation: Any) -> Allocation:
-    """ "all", "shallow", "deep", or the blocks as a tuple of numbers."""
+    """ "all", "shallow", "deep", or a tuple of block indices."""
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
-            raise UnknownName("allocation", allocation, ALLOCATIONS, "Or give the numbers of the blocks.")
+            raise UnknownName("allocation", allocation, ALLOCATIONS, "Or give block indices.")
         return allocation
     numbers = tuple(allocation) if isinstance(allocation, Sequence) else None
     if not numbers or not all(isinstance(i, int) and not isinstance(i, bool) for i in numbers):
         known = ", ".join(ALLOCATIONS)
         raise BadInput(
-            f"allocation: expected one of {known}, or the numbers of blocks such as (0, 1, 2), got {allocation!r}"
+            f"allocation: expected one of {known}, or block indices such as (0, 1, 2), got {allocation!r}"
         )
     return numbers
 
 
 def chosen_blocks(allocation: Allocation, depth: int) -> list[int]:
-    """Blocks 0..depth−1 that get the module: shallow is the first half (of 5: 3), deep the rest; below zero counts from the end."""
+    """Indices of the blocks that get the module.
+
+    "shallow" is the first half, rounded up, "deep" the rest; negative indices count from the end.
+    """
     half = -(-depth // 2)
     if isinstance(allocation, str):
         return list({"all": range(depth), "shallow": range(half), "deep": range(half, depth)}[allocation])

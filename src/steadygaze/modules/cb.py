@@ -1,13 +1,15 @@
-"""Context broadcasting: every token gets the mean of all tokens (Hyeon-Woo et al., ICCV 2023; docs/equations.md#cb).
+"""Context broadcasting: the mean token is added to every token (docs/equations.md#cb).
 
-| variant | x_i becomes                    | m is the mean over all tokens, class and distillation tokens included |
-| plain   | (x_i + m) / 2                  |                                                                       |
-| scaled  | x_i + Λ ⊙ m                    | Λ: one learnt number for each channel                                 |
-| gate    | x_i ⊙ (x_0 + 1)                | x_0 is the class token at that place                                  |
-| hybrid  | x_i ⊙ x_0 + (x_i + m) / 2      |                                                                       |
+Hyeon-Woo et al., "Scratching Visual Transformer's Back with Uniform Attention", ICCV 2023.
 
-position: "end" of the branch (behind its last linear map, before the residual: the paper's choice), "mid" (before its last linear
-map) or "front" (before its first). where: "mlp", "msa", "both".
+| variant | x_i becomes               | m is the mean over all tokens, prefix tokens included |
+| plain   | (x_i + m) / 2             |                                                       |
+| scaled  | x_i + Λ ⊙ m               | Λ: one learned scale per channel                      |
+| gate    | x_i ⊙ (x_0 + 1)           | x_0 is the class token at this point                  |
+| hybrid  | x_i ⊙ x_0 + (x_i + m) / 2 |                                                       |
+
+position: "end" of the branch (after its last linear layer, before the residual: the paper's choice), "mid"
+(before its last linear layer) or "front" (before its first). where: "mlp", "msa" (attention) or "both".
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Where = Literal["mlp", "msa", "both"]
 
 @dataclass(frozen=True)
 class CB:
-    """Context broadcasting as `insert` takes it. init: where Λ of "scaled" starts; at 0 the model starts as it was."""
+    """Options of context broadcasting. init: initial value of Λ in "scaled"; 0 changes no output."""
 
     variant: Variant = "plain"
     position: Position = "end"
@@ -50,7 +52,7 @@ class CB:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The branches of a block that get it."""
+        """The branches of a block in which it is inserted."""
         return ("mlp", "msa") if self.where == "both" else (self.where,)
 
     @property
@@ -59,7 +61,7 @@ class CB:
 
 
 class _Halfway(torch.autograd.Function):
-    """(x + m) / 2. A symmetric linear map: its gradient is itself, which halves the work of autograd's own."""
+    """(x + m) / 2. A symmetric linear map is its own gradient; autograd would do twice the work."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -81,7 +83,7 @@ def halfway(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 class ContextBroadcast(Inserted):
-    """CB on tokens (B, N, C) or (B, h, w, C); maps (B, C, h, w) with `channels_first`."""
+    """CB on tokens (B, N, C) or (B, h, w, C); with `channels_first` on (B, C, h, w)."""
 
     def __init__(self, width: int, spec: CB, *, channels_first: bool = False) -> None:
         super().__init__()
@@ -98,7 +100,8 @@ class ContextBroadcast(Inserted):
             scale = self.scale[:, None, None] if self.channels_first else self.scale
             return x + scale * x.mean(axes, keepdim=True)
         gate = (x[:, :1] + 1 if self.variant == "gate" else x[:, :1]).expand_as(x)
-        gate.activation_ = True  # type: ignore[attr-defined]  # for the seam: of a product of two branches, this one is the gate
+        # for the seam: this factor of the product is the gate
+        gate.activation_ = True  # type: ignore[attr-defined]
         return x * gate if self.variant == "gate" else x * gate + halfway(x, axes)
 
     def cost(self, tokens: int) -> Cost:

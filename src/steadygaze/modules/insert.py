@@ -1,4 +1,4 @@
-"""`insert`, `remove`, and what a checkpoint with modules is rebuilt by."""
+"""Inserting modules into a model, removing them, and rebuilding them from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.modules.base import Cost, Inserted, chosen_blocks, decode, told
+from steadygaze.modules.base import Cost, Inserted, chosen_blocks, decode, describe
 from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.sites import Site, broadcast_site, embedding_of, pooling_site
 from steadygaze.modules.tap import TAP, TokenPool
 from steadygaze.vit import ViT, adapt
 
 log = logging.getLogger("steadygaze.modules")
-NAMES = ("tap", "cb_mlp", "cb_msa")  # of the inserted children of a block
+NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block
 HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -29,43 +29,43 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
-    """A copy of the model with the modules in it; the given one is left as it was.
+    """A copy of the model with the modules inserted.
 
-    Weights of new modules come from torch's own initialisation and random state. Parameters and operations added are logged
-    (logger "steadygaze.modules"), and `cost` gives them. A block can hold one module of each kind.
+    New weights are initialised by torch with its global random state. The added parameters and operations
+    are logged (logger "steadygaze.modules") and returned by `cost`. A block can hold one module of each
+    kind.
     """
     for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB)):
         if spec is not None and not isinstance(spec, kind):
             raise BadInput(f"{name}: expected steadygaze.modules.{kind.__name__}(...), got {spec!r}")
     if tap is None and cb is None:
-        raise BadInput("expected something to insert: tap=TAP(...), cb=CB(...), or both")
-    made, vit, grids = _prepared(model)
+        raise BadInput("expected a module to insert: tap=TAP(...), cb=CB(...), or both")
+    copied, vit, grids = _copy_with_view(model)
     depth = len(vit.blocks)
     if tap is not None:
-        _check_whole(made)
+        _check_no_patch_dropout(copied)
         for i in chosen_blocks(tap.allocation, depth):  # type: ignore[arg-type]
-            _pool(vit, i, grids[i], tap)
+            _insert_tap(vit, i, grids[i], tap)
     if cb is not None:
         for i in chosen_blocks(cb.allocation, depth):  # type: ignore[arg-type]
             for branch in cb.branches:
-                _broadcast(vit, i, branch, cb)
-    _say(made, depth, _cost(vit, grids))
-    return made
+                _insert_cb(vit, i, branch, cb)
+    _log_cost(copied, depth, _cost(vit, grids))
+    return copied
 
 
 def remove(model: Model) -> Model:
-    """A copy of the model without inserted modules; what was learnt beside them stays."""
-    made = _copy(model)
-    for module in list(made.modules()):
-        for hooks in (getattr(module, name) for name in HOOKS[::2]):
-            for key in [
-                k for k, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Inserted)
-            ]:
+    """A copy of the model without inserted modules; all other weights are kept."""
+    copied = _copy(model)
+    for module in list(copied.modules()):
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            ours = [k for k, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Inserted)]
+            for key in ours:
                 for name in HOOKS:
                     getattr(module, name).pop(key, None)
         for name in [n for n, child in module.named_children() if isinstance(child, Inserted)]:
             del module._modules[name]
-    return made
+    return copied
 
 
 def inserted(model: nn.Module) -> dict[str, Inserted]:
@@ -74,41 +74,42 @@ def inserted(model: nn.Module) -> dict[str, Inserted]:
 
 
 def cost(model: nn.Module) -> Cost:
-    """Parameters and operations (for one image of the model's own size) that its inserted modules add."""
+    """Parameters and operations that inserted modules add, for one image of the model's input size."""
     vit = adapt(model)
     return _cost(vit, _grids(vit))
 
 
 def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
-    """The model with the modules that a state dict names, to load it into; the model itself if it names none."""
-    told_of = {
+    """A copy of the model with the modules that a state dict needs; the model itself if it needs none."""
+    states = {
         name.removesuffix("._extra_state"): value
         for name, value in weights.items()
         if name.endswith("._extra_state")
     }
-    wanted = {path: decode(value) for path, value in told_of.items() if path.rpartition(".")[2] in NAMES}
-    if not wanted:
+    needed = {path: decode(value) for path, value in states.items() if path.rpartition(".")[2] in NAMES}
+    if not needed:
         return model
-    made, vit, grids = _prepared(model)
-    names = {id(m): name for name, m in made.named_modules()}
+    copied, vit, grids = _copy_with_view(model)
+    names = {id(m): name for name, m in copied.named_modules()}
     for i, block in enumerate(vit.blocks):
         for child in NAMES:
-            ends = (f"{names[id(block.module)]}.{child}", f".{names[id(block.module)]}.{child}")
-            path = next((p for p in wanted if p == ends[0] or p.endswith(ends[1])), None)
-            spec = None if path is None else dict(wanted.pop(path))
-            if spec is None:
+            name = f"{names[id(block.module)]}.{child}"
+            path = next((p for p in needed if p == name or p.endswith(f".{name}")), None)
+            if path is None:
                 continue
+            spec = dict(needed.pop(path))
             kind = spec.pop("module")
             if kind == "TAP":
-                _pool(vit, i, grids[i], TAP(**spec))
+                _insert_tap(vit, i, grids[i], TAP(**spec))
             else:
-                _broadcast(vit, i, child.removeprefix("cb_"), CB(**spec))
-    if wanted:
-        path, spec = next(iter(wanted.items()))
+                _insert_cb(vit, i, child.removeprefix("cb_"), CB(**spec))
+    if needed:
+        path, spec = next(iter(needed.items()))
         raise BadCheckpoint(
-            f"the checkpoint has {told(spec)} at {path}, where a {type(model).__name__} has no block. Give the model that it is of."
+            f"the checkpoint has {describe(spec)} at {path}, where this {type(model).__name__} has no block. "
+            "Use the architecture that the checkpoint was saved from."
         )
-    return made
+    return copied
 
 
 def _cost(vit: ViT, grids: list[tuple[int, int]]) -> Cost:
@@ -121,23 +122,23 @@ def _cost(vit: ViT, grids: list[tuple[int, int]]) -> Cost:
 
 
 def _copy(model: Any) -> Any:
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper, and those of parallel training
-    model = (
-        model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
-    )
+    model = getattr(model, "_orig_mod", model)  # the wrapper of torch.compile
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
     if not isinstance(model, nn.Module):
         raise BadInput(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     return copy.deepcopy(model)
 
 
-def _prepared(model: Any) -> tuple[Any, ViT, list[tuple[int, int]]]:
-    made = _copy(model)
-    vit = adapt(made)
-    return made, vit, _grids(vit)
+def _copy_with_view(model: Any) -> tuple[Any, ViT, list[tuple[int, int]]]:
+    """(copy of the model, its view, the patch grid of each block)."""
+    copied = _copy(model)
+    vit = adapt(copied)
+    return copied, vit, _grids(vit)
 
 
 def _grids(vit: ViT) -> list[tuple[int, int]]:
-    """Rows and columns of the patches at the input of every block, at the model's own image size."""
+    """Rows and columns of the patches at the input of every block, at the model's input size."""
     parameter = next(vit.model.parameters())
     images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     modes = [(m, m.training) for m in vit.model.modules()]
@@ -149,23 +150,21 @@ def _grids(vit: ViT) -> list[tuple[int, int]]:
     finally:
         for m, mode in modes:
             m.training = mode
-    return (
-        list(layout.state[: len(vit.blocks)])
-        if not vit.plan.global_attention
-        else [layout.grid] * len(vit.blocks)
-    )
+    if vit.plan.global_attention:
+        return [layout.grid] * len(vit.blocks)
+    return list(layout.state[: len(vit.blocks)])
 
 
 def _prefix(vit: ViT, block: nn.Module) -> int:
-    """Class, register and distillation tokens at a block; PVT has one in its last stage only, and says so."""
+    """Number of class, register and distillation tokens at a block; the blocks of PVT state their own."""
     return getattr(block, "prefix", vit.prefix)
 
 
-def _pool(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
+def _insert_tap(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
     block = vit.blocks[index].module
     site = pooling_site(block)
     pool = TokenPool(site.width, spec, grid=grid, prefix=_prefix(vit, block))
-    _put(block, "tap", pool, site)
+    _attach(block, "tap", pool, site)
     if not vit.plan.fixed_size:
         pool.shape = (vit.plan.input_size[1], vit.plan.input_size[2])
         embedding = embedding_of(vit.model)
@@ -173,26 +172,27 @@ def _pool(vit: ViT, index: int, grid: tuple[int, int], spec: TAP) -> None:
             embedding.register_forward_pre_hook(pool.check_images)
 
 
-def _check_whole(model: nn.Module) -> None:
-    """Patches that are dropped in training leave no grid to pool on; a quarter of 14x14 would even pass for 7x7."""
+def _check_no_patch_dropout(model: nn.Module) -> None:
+    """Patches dropped in training leave no grid to pool on; a quarter of 14x14 would even look like 7x7."""
     for name, module in model.named_modules():
         share = getattr(module, "prob", 0.0) if type(module).__name__.startswith("PatchDropout") else 0.0
         if share > 0:
             raise BadInput(
-                f"TAP pools each patch with its neighbours, and this model drops {share:.0%} of them in training ({name}). "
-                "Make it without patch_drop_rate."
+                f"TAP pools each patch with its neighbours, but this model drops {share:.0%} of its patches "
+                f"in training ({name}). Create it without patch_drop_rate."
             )
 
 
-def _broadcast(vit: ViT, index: int, branch: str, spec: CB) -> None:
+def _insert_cb(vit: ViT, index: int, branch: str, spec: CB) -> None:
     block = vit.blocks[index].module
     if spec.needs_class_token and not _has_class_token(vit, block):
         raise BadInput(
-            f"CB(variant={spec.variant!r}) multiplies by the class token, and block {index} of this {vit.plan.kind} has none. "
-            "Take variant='plain' or 'scaled'."
+            f"CB(variant={spec.variant!r}) multiplies by the class token, and block {index} of this "
+            f"{vit.plan.kind} has none. Use variant='plain' or 'scaled'."
         )
     site = broadcast_site(block, branch, spec.position)
-    _put(block, f"cb_{branch}", ContextBroadcast(site.width, spec, channels_first=site.channels_first), site)
+    broadcast = ContextBroadcast(site.width, spec, channels_first=site.channels_first)
+    _attach(block, f"cb_{branch}", broadcast, site)
 
 
 def _has_class_token(vit: ViT, block: nn.Module) -> bool:
@@ -200,14 +200,15 @@ def _has_class_token(vit: ViT, block: nn.Module) -> bool:
     if _prefix(vit, block) == 0:
         return False
     model: Any = vit.model
-    return not (hasattr(model, "reg_token") and model.cls_token is None)  # timm's models with registers alone
+    return not (hasattr(model, "reg_token") and model.cls_token is None)  # timm models with registers only
 
 
-def _put(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
-    """Make the module a child of the block, like it in device, dtype and mode, and let it answer at the site."""
+def _attach(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
+    """Add the module to the block, with the block's device, dtype and mode, and hook it at the site."""
     if isinstance(getattr(block, name, None), Inserted):
         raise BadInput(
-            f"the model has {told(getattr(block, name).spec)} in this block already. Take modules.remove(model) first."
+            f"this block already contains {describe(getattr(block, name).spec)}. "
+            "Call modules.remove(model) first."
         )
     parameter = next(block.parameters())
     block.add_module(name, module.to(parameter.device, parameter.dtype).train(block.training))
@@ -217,19 +218,22 @@ def _put(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
         site.module.register_forward_hook(module.after)
 
 
-def _say(model: nn.Module, depth: int, added: Cost) -> None:
-    for kind, found in _by_kind(model):
-        log.info("%s in %d of %d blocks", kind, len(found), depth)
-    whole = sum(p.numel() for p in model.parameters())
+def _log_cost(model: nn.Module, depth: int, added: Cost) -> None:
+    for description, names in _by_description(model):
+        log.info("%s in %d of %d blocks", description, len(names), depth)
+    total = sum(p.numel() for p in model.parameters())
     log.info(
-        "%+d parameters (%.2f %%), %+.4g GFLOP an image (%+.4g GMAC of convolutions)",
-        added.parameters, 100 * added.parameters / whole, added.operations / 1e9, added.multiply_adds / 1e9,
-    )  # fmt: skip
+        "%+d parameters (%.2f %%), %+.4g GFLOP per image (%+.4g GMAC of convolutions)",
+        added.parameters,
+        100 * added.parameters / total,
+        added.operations / 1e9,
+        added.multiply_adds / 1e9,
+    )
 
 
-def _by_kind(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """(what it is, names) of equal inserted modules."""
+def _by_description(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
+    """(description, names) of the inserted modules that are alike."""
     groups: dict[str, list[str]] = {}
     for name, module in inserted(model).items():
-        groups.setdefault(f"{told(module.spec)} as {name.rpartition('.')[2]}", []).append(name)
+        groups.setdefault(f"{describe(module.spec)} as {name.rpartition('.')[2]}", []).append(name)
     yield from groups.items()

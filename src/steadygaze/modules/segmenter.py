@@ -1,10 +1,10 @@
-"""A segmenter made of any vision transformer: the linear decoder of Strudel et al. 2021, "Segmenter", which DINO's probes use too.
+"""A segmentation model from any vision transformer: the linear decoder of Strudel et al. 2021 ("Segmenter").
 
 | symbol | variable |
 | --- | --- |
-| z, patch tokens of the last block behind the final norm | `tokens` |
+| z, patch tokens of the last block after the final norm | `tokens` |
 | W z + b, one score for each class and patch | `decoder` |
-| bilinear, to the picture | `forward` |
+| bilinear upsampling to the size of the image | `forward` |
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from steadygaze.vit.view import evaluation_mode
 
 
 class Segmenter(nn.Module):
-    """images (B, 3, H, W) -> scores of each class for each pixel, (B, classes, H, W). Made by `segmenter`.
+    """images (B, 3, H, W) -> class scores of each pixel (B, classes, H, W). Created by `segmenter`.
 
-    backbone: the classifier it is made of, with inserted modules if it has any; its own head is kept, and not used.
+    backbone: the classifier, with its inserted modules; its own head is kept but not used.
     """
 
     def __init__(self, backbone: nn.Module, norm: str, width: int, classes: int) -> None:
@@ -31,10 +31,8 @@ class Segmenter(nn.Module):
         self.decoder = nn.Linear(width, classes)
 
     def tokens(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b gh gw d"]:
-        """Patches of the last block, behind the final norm, where they lie."""
-        vit = adapt(
-            self.backbone
-        )  # cached; not kept here, for a copy of this module must not run the old one
+        """Patch tokens of the last block after the final norm, on their grid."""
+        vit = adapt(self.backbone)  # cached by adapt; an attribute would still run the original in a copy
         x = vit.embed(images)
         for block in vit.blocks:
             x = block(x)
@@ -46,31 +44,33 @@ class Segmenter(nn.Module):
         return F.interpolate(scores, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
     def no_weight_decay(self) -> set[str]:
-        """What timm's optimisers leave alone in the backbone: positions and the class token."""
+        """Parameters of the backbone without weight decay: position embedding and class token."""
         own = getattr(self.backbone, "no_weight_decay", None)
         return {f"backbone.{name}" for name in own()} if callable(own) else set()
 
 
 def segmenter(model: nn.Module, classes: int) -> Segmenter:
-    """A segmenter of so many classes with this classifier inside (the very module, not a copy).
+    """A segmentation model with `classes` classes around this classifier (the module itself, not a copy).
 
-    The decoder's weights come from torch's own initialisation and random state. Any model that `adapt` views will do.
+    The decoder is initialised by torch with its global random state. Any model that `adapt` supports can be
+    used.
     """
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 255:
-        raise BadInput(f"classes: expected a whole number from 2 to 255, got {classes!r}")
+        raise BadInput(f"classes: expected an integer from 2 to 255, got {classes!r}")
     if isinstance(model, ViT | Segmenter):
         raise BadInput(f"model: expected a classifier, a torch.nn.Module, got a {type(model).__name__}")
     vit = adapt(model)
     norm, z = _final_norm(vit)
-    made = Segmenter(model, norm, z.shape[-1], classes)
-    made.decoder.to(z.device, z.dtype)
-    return made.train(model.training)
+    segmentation_model = Segmenter(model, norm, z.shape[-1], classes)
+    segmentation_model.decoder.to(z.device, z.dtype)
+    return segmentation_model.train(model.training)
 
 
 def _final_norm(vit: ViT) -> tuple[str, Tensor]:
-    """The name of the first norm that the head calls, and patches of the last block; "" where the head has none for their width.
+    """(name of the final norm, patch tokens of the last block); the name is "" where no norm fits the width.
 
-    Found by running the head once: each library puts it elsewhere, and models that average their patches norm the mean.
+    It is the first norm that the head calls, found by running the head once: libraries place it
+    differently, and models that average their patches normalise the mean.
     """
     names = {
         m: name
@@ -94,7 +94,7 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
             handle.remove()
     if z.dim() != 4:
         raise UnsupportedModel(
-            f"segmenter: expected patches of a {vit.plan.kind} as a picture, got {tuple(z.shape)}"
+            f"segmenter: expected patch tokens of a {vit.plan.kind} on a grid, got {tuple(z.shape)}"
         )
     norm = called[0] if called else ""
     weight = getattr(vit.model.get_submodule(norm), "weight", None)

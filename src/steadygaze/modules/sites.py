@@ -1,4 +1,7 @@
-"""Where a block can be hooked, found by the names that timm, transformers, torchvision and `steadygaze.models` give its parts."""
+"""Where modules are hooked into a block.
+
+Sites are found by the submodule names of timm, transformers, torchvision and `steadygaze.models`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from steadygaze.vit.parts import first
 
 NORM1 = ("norm1", "layernorm_before", "layer_norm1", "ln_1")
 ATTENTION = ("attn", "attention", "self_attn", "self_attention")
-MLP = ("mlp", "intermediate")  # some of transformers' lie in two parts, intermediate and output
+MLP = ("mlp", "intermediate")  # in some models of transformers: two modules, intermediate and output
 MLP_LAST = ("mlp.fc2", "mlp.down_proj", "mlp.weights_out", "output.dense", "mlp.3")
 ATTENTION_LAST = (
     "attn.proj",
@@ -22,7 +25,7 @@ ATTENTION_LAST = (
     "self_attn.out_proj",
 )
 WINDOWED = ("SwinTransformerBlock", "SwinTransformerV2Block", "SwinTransformerV2CrBlock")
-ELSEWHERE = {  # blocks whose attention is not fed by norm1 of their own input, in raster order
+NO_POOLING = {  # blocks whose attention does not read norm1 of the block input in raster order
     "SwinTransformerV2Block": "cuts its input into windows before any module sees it",
     "SwinTransformerV2CrBlock": "cuts its input into windows before any module sees it",
     "MultiScaleBlock": "pools inside its attention, and its residual too",
@@ -35,7 +38,7 @@ ELSEWHERE = {  # blocks whose attention is not fed by norm1 of their own input, 
 
 @dataclass(frozen=True)
 class Site:
-    """A module to hook, on its input or its output, and the number of channels that are seen there."""
+    """A module to hook at its input ("before") or output ("after"), and the number of channels there."""
 
     module: nn.Module
     side: Literal["before", "after"]
@@ -44,18 +47,17 @@ class Site:
 
 
 def pooling_site(block: nn.Module) -> Site:
-    """Before the norm that feeds attention; in blocks with their norms behind, before attention itself."""
+    """Input of the norm that precedes attention; in post-norm blocks, the input of attention."""
     kind = type(block).__name__
     norm, attention = first(block, *NORM1), first(block, *ATTENTION)
-    if kind in ELSEWHERE or attention is None:
-        raise UnsupportedModel(
-            f"TAP cannot go into a {kind}: it {ELSEWHERE.get(kind, 'has no attention that is known here')}."
-        )
+    if kind in NO_POOLING or attention is None:
+        reason = NO_POOLING.get(kind, "has no attention module with a known name")
+        raise UnsupportedModel(f"TAP cannot be inserted into a {kind}: it {reason}.")
     return Site(attention if "Post" in kind else norm, "before", width_of(block))
 
 
 def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
-    """Where CB sees the tokens of a branch ("mlp" or "msa") at its "front", "mid" or "end"."""
+    """Site of CB in a branch ("mlp" or "msa"), at its "front", "mid" or "end"."""
     kind = type(block).__name__
     body = first(block, *(MLP if branch == "mlp" else ATTENTION))
     last = first(block, *(MLP_LAST if branch == "mlp" else ATTENTION_LAST))
@@ -66,8 +68,8 @@ def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
     unseen = position == "mid" and (last is None or isinstance(body, nn.MultiheadAttention))
     if body is None or windowed or unseen or kind == "MultiScaleBlock":
         raise UnsupportedModel(
-            f"CB cannot go to the {position} of the {branch} of a {kind}: no module there sees all tokens of an image. "
-            "Take position='end' and where='mlp'."
+            f"CB cannot be inserted at the {position} of the {branch} of a {kind}: no module there sees all "
+            "tokens of an image. Use position='end' and where='mlp'."
         )
     if position == "mid":
         conv = isinstance(last, nn.Conv2d)
@@ -75,23 +77,21 @@ def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
     if position == "front":
         norm = first(block, *NORM1)
         if branch == "msa" and norm is not None and "Post" not in kind:
-            return Site(
-                norm, "after", width_of(block)
-            )  # attention may take its input by name, or three times
+            # not at attention itself, which may take its input by name, or three times
+            return Site(norm, "after", width_of(block))
         return Site(body, "before", width_of(block))
-    split = type(body).__name__.endswith(
-        "Intermediate"
-    )  # then `output` may add the residual: only its last product is the MLP's
+    # where the MLP is split into `intermediate` and `output`, `output` may add the residual
+    split = type(body).__name__.endswith("Intermediate")
     return Site(last if split else body, "after", width_of(block))
 
 
 def width_of(block: nn.Module) -> int:
-    """Channels of a block's tokens: what its first norm sees."""
+    """Number of channels of a block's tokens, by its first norm."""
     norm = first(block, *NORM1)
     return int((getattr(norm, "normalized_shape", None) or norm.weight.shape)[-1])
 
 
 def embedding_of(model: nn.Module) -> nn.Module | None:
-    """The module that images go into first."""
+    """The patch embedding, the first module that receives the images."""
     names = ("patch_embed", "embeddings", "conv_proj")
     return next((m for name, m in model.named_modules() if name.rpartition(".")[2] in names), None)

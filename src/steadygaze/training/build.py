@@ -235,10 +235,10 @@ def _with_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
 def _specs(model: nn.Module, name: str) -> dict[str, str]:
     """Where a model has TAP or CB, and in which form."""
     from steadygaze import modules
-    from steadygaze.modules.base import told
+    from steadygaze.modules.base import describe
 
     return {
-        path: told(m.spec)
+        path: describe(m.spec)
         for path, m in modules.inserted(model).items()
         if path.rpartition(".")[2].startswith(name)
     }

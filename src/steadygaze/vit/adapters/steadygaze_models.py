@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from steadygaze.models import FAN, PVT, RVT, LocalViT
-from steadygaze.models.parts import to_map, to_tokens
+from steadygaze.models.layers import to_map, to_tokens
 from steadygaze.vit.adapters.timm_hierarchical import Layer
 from steadygaze.vit.adapters.timm_hierarchical import _plan as staged
 from steadygaze.vit.view import Layout, Plan, Readout

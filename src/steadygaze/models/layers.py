@@ -1,4 +1,4 @@
-"""What the architectures of this folder share: attention, moves between tokens and maps, and what timm asks of a classifier."""
+"""Shared by the architectures of this package: attention, token and map layouts, the interface of timm."""
 
 from __future__ import annotations
 
@@ -14,20 +14,32 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def cfg(first_conv: str, **changes: Any) -> dict[str, Any]:
-    """How timm describes a model of 224 pixels and 1000 classes that has no weights to fetch."""
+    """timm's configuration of a model for 224 pixels and 1000 classes without pretrained weights."""
     return {
-        "num_classes": 1000, "input_size": (3, 224, 224), "pool_size": None, "crop_pct": 0.9, "interpolation": "bicubic",
-        "mean": MEAN, "std": STD, "first_conv": first_conv, "classifier": "head", **changes,
-    }  # fmt: skip
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": MEAN,
+        "std": STD,
+        "first_conv": first_conv,
+        "classifier": "head",
+        **changes,
+    }
 
 
 def to_map(x: Float[Tensor, "b n c"], grid: Grid) -> Float[Tensor, "b c h w"]:
+    """Tokens in raster order as a feature map."""
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def to_tokens(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
-    """By a permutation of four axes. Behind `flatten(2).transpose(1, 2)`, torch 2.15 gives an eval-mode batch norm wrong gradients at
-    batch 1: the strides that its gradient then has are not those of a map."""
+    """A feature map as tokens in raster order.
+
+    Not by `flatten(2).transpose(1, 2)`: with its strides, torch 2.15 computes wrong gradients of an
+    eval-mode batch norm at batch size 1.
+    """
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
@@ -36,13 +48,13 @@ def split_heads(x: Float[Tensor, "b n c"], heads: int) -> Float[Tensor, "b h n d
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Float[Tensor, "b n c"]:
-    """softmax(q·kᵀ / √d)·v of (B, N, C) queries, keys and values, heads joined again."""
+    """softmax(q·kᵀ / √d)·v of (B, N, C) queries, keys and values, heads concatenated."""
     q, k, v = (split_heads(t, heads) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def init_linear(module: nn.Module) -> None:
-    """Weights of linear maps from a normal distribution of width 0.02, biases zero."""
+    """Linear layers: weights from a truncated normal distribution (std 0.02), biases zero."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -50,7 +62,7 @@ def init_linear(module: nn.Module) -> None:
 
 
 class Classifier(nn.Module):
-    """What timm asks of a model: forward in two halves, and a head that can be changed."""
+    """The interface of a timm model: `forward_features`, `forward_head` and a replaceable classifier."""
 
     num_classes: int
     num_features: int
