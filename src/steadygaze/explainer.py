@@ -4,7 +4,7 @@ Methods share passes: one forward pass for each setting of rules, one backward p
 that only reads attention uses a forward pass that runs anyway.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol, overload
@@ -34,6 +34,7 @@ class HoldsModel(Protocol):
 
 Model = nn.Module | ViT | HoldsModel
 MethodName = str | Method
+Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
 
 
 @overload
@@ -53,7 +54,7 @@ def explain(
     images: Tensor,
     target: Target = None,
     *,
-    method: Sequence[MethodName],
+    method: Methods,
     score: str | None = None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
@@ -64,7 +65,7 @@ def explain(
     images: Tensor,
     target: Target = None,
     *,
-    methods: Sequence[MethodName],
+    methods: Methods,
     score: str | None = None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
@@ -245,9 +246,7 @@ class _Batch:
         scores = torch.stack(maps, 1) if classes is not None and classes.dim() == 2 else maps[0]
         _check_map(m, scores)
         score = "callable" if classes is None else self.score or m.score
-        return Attribution(
-            scores=scores.detach(), target=classes, logits=logits, method=m.name, score=score
-        )
+        return Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=score)
 
 
 def _columns(target: Any, logits: Tensor) -> list[Any]:

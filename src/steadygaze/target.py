@@ -41,7 +41,9 @@ def resolve_target(
     if target is None:
         return logits.argmax(-1)
     if isinstance(target, (bool, float, str)):
-        raise BadInput(f"target: expected None, a class index, one index per image, or a callable, got {target!r}")
+        raise BadInput(
+            f"target: expected None, a class index, one index per image, or a callable, got {target!r}"
+        )
     try:
         index = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -28,7 +28,7 @@ from steadygaze.methods.diffmask import with_gates
 from steadygaze.runs.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.subsets import can_mask, subset_logits
+from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
 SIDE = 448  # pixels of the longer side that is shown
 RANDOM = "random"
@@ -69,7 +69,7 @@ class Viewer:
         return [f"{number} {name}".strip() for number, name in enumerate(names)]
 
     @cached_property
-    def way(self) -> str:
+    def way(self) -> HidingMode:
         """How patches go: "remove", or the best that the model allows."""
         if self.vit.plan.removable:
             return "remove"

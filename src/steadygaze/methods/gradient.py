@@ -110,9 +110,7 @@ register_alias(
 
 
 @register_method("integrated_gradients", "model", family="gradient", cost=40.0)
-def integrated_gradients(
-    query: Query, *, steps: int = 20, space: str = "tokens"
-) -> Float[Tensor, "b h w"]:
+def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens") -> Float[Tensor, "b h w"]:
     """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels")."""
     _check_positive("integrated_gradients", "steps", steps)
     if space not in SPACES:

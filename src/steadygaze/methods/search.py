@@ -91,7 +91,8 @@ def hiding_mode(query: Query, name: str, hide: str) -> HidingMode:
     mode: HidingMode = "mask" if can_mask(query.vit, query.tokens) else "fill"
     instead = "hidden from attention" if mode == "mask" else "filled with the mean colour"
     warnings.warn(
-        f"{name}: patches of a {plan.kind} cannot be removed, so they are {instead} (hide={mode!r}).", stacklevel=4
+        f"{name}: patches of a {plan.kind} cannot be removed, so they are {instead} (hide={mode!r}).",
+        stacklevel=4,
     )
     return mode
 
@@ -156,9 +157,7 @@ def uniform_draws(query: Query, seed: int, *shape: int) -> Float[Tensor, "b *sha
 
 
 @contextmanager
-def manner(
-    told: Callable[[str, int, int], None] | None = None, *, partial: bool = True
-) -> Iterator[None]:
+def manner(told: Callable[[str, int, int], None] | None = None, *, partial: bool = True) -> Iterator[None]:
     """Deprecated: give `on_progress` and `allow_partial` to `explain`."""
     token = _MANNER.set((told, partial))
     try:

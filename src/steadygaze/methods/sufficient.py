@@ -145,7 +145,9 @@ def sufficient(
 ) -> Float[Tensor, "b h w"]:
     """The fewest patches that keep the model confident (batched gradient SIS): positive in the subset."""
     if callable(query.target):
-        raise BadInput("sufficient: a callable target has no confidence to compare with a threshold. Give a class.")
+        raise BadInput(
+            "sufficient: a callable target has no confidence to compare with a threshold. Give a class."
+        )
     result = _search(query, Settings(threshold, space, budget, minimal, summed))
     late = (result.step + 1) / (result.confidence.shape[1] + 1)
     scores = torch.where(result.subset, late, late - 1).to(query.images)
