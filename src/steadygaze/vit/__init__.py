@@ -68,7 +68,7 @@ def _view(model: nn.Module, shape: int) -> ViT:
             "register_adapter adds a class of your own."
         )
         raise UnsupportedModel(
-            f"{type(model).__module__}.{type(model).__name__} is not a vision transformer that steadygaze knows. "
+            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. "
             f"{advice}"
         )
     vit = ViT(model, with_inserted(model, plan))
