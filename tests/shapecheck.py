@@ -1,5 +1,43 @@
-"""How annotations are checked under pytest: by beartype, where an int may stand for a float, as for a type checker."""
+"""How annotations are checked under pytest: by beartype, where an int may stand for a float, as for a type checker.
+
+In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, and none of the
+functions in `SELF_CHECKING`: these are public and refuse wrong arguments themselves, which other tests test.
+"""
+
+from collections.abc import Callable
+from typing import Any, get_args
 
 from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+EVERYTHING = ("trace", "methods", "aggregate", "heatmap", "drawing")
+SELF_CHECKING = (
+    "steadygaze.data.preprocess.Preprocess.normalise",
+    "steadygaze.data.preprocess.Preprocess.undo",
+    "steadygaze.faithfulness.evaluate.evaluate",
+    "steadygaze.faithfulness.metric.Batch.__init__",
+)
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def check(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with checks of its annotations."""
+    if f"{function.__module__}.{function.__qualname__}" in SELF_CHECKING:
+        return function
+    part = function.__module__.split(".")[1]
+    if part not in EVERYTHING:
+        hints = function.__annotations__.items()
+        function.__annotations__ = {name: hint for name, hint in hints if names_array(hint)}
+    return _beartype(function)
+
+
+def names_array(hint: Any) -> bool:
+    """Whether an annotation says anything about the shape of an array.
+
+    >>> from jaxtyping import Float; from torch import Tensor
+    >>> names_array(dict[str, Float[Tensor, "b n"]]), names_array(int | None)
+    (True, False)
+    """
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return True
+    return any(names_array(argument) for argument in get_args(hint))

@@ -20,7 +20,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "steadygaze"
 LEVELS = (
     ("errors", "types"),
-    ("registry", "progress", "files", "seeding"),
+    ("registry", "progress", "files", "seeding", "quantity"),
     ("target", "drawing"),
     ("heatmap", "data"),
     ("models",),

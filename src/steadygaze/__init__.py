@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.errors import UnknownName as UnknownName
     from steadygaze.errors import UnsupportedModel as UnsupportedModel
     from steadygaze.explainer import explain as explain
+    from steadygaze.faithfulness.metric import list_metrics as list_metrics
+    from steadygaze.faithfulness.metric import register_metric as register_metric
     from steadygaze.heatmap import Attribution as Attribution
     from steadygaze.loading.load import load_model as load_model
     from steadygaze.loading.loaded import LoadedModel as LoadedModel
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.progress import Progress as Progress
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import stress as stress
-    from steadygaze.runs.verify import verify as verify
+    from steadygaze.runs.verify.api import verify as verify
     from steadygaze.training.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
@@ -49,7 +51,9 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "explain": "steadygaze.explainer",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
-    "verify": "steadygaze.runs.verify",
+    "verify": "steadygaze.runs.verify.api",
+    "register_metric": "steadygaze.faithfulness.metric",
+    "list_metrics": "steadygaze.faithfulness.metric",
     "stress": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "train": "steadygaze.training.loop",

@@ -74,7 +74,7 @@ def explain(
     model: Any,
     images: Any,
     target: Any = None,
-    method: Any = None,
+    method: Any = DEFAULT,
     score: str | None = None,
     *,
     methods: Any = None,
@@ -124,11 +124,11 @@ def explain(
 
 
 def _given_methods(method: Any, methods: Any) -> Any:
-    if method is not None and methods is not None:
+    if methods is None:
+        return method
+    if method != DEFAULT:
         raise BadInput(f"give either method or methods, got method={method!r} and methods={methods!r}")
-    if methods is not None:
-        return [methods] if isinstance(methods, (str, Method)) else methods
-    return DEFAULT if method is None else method
+    return [methods] if isinstance(methods, (str, Method)) else methods
 
 
 def _parse_methods(given: Any) -> dict[str, Method]:

@@ -412,7 +412,7 @@ def test_files(tmp_path, monkeypatch) -> None:
         raise OSError(28, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("safetensors.torch.save_file", full)
+        patched.setattr("safetensors.torch.save", full)
         with pytest.raises(OSError):
             write(path, mask, {})
     assert path.read_bytes() == whole, "a failed write leaves the old file"

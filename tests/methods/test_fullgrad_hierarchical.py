@@ -12,7 +12,7 @@ from benchmarks import zoo
 from benchmarks.oracles import unfused
 from helpers import tiny_models
 from oracles import hierarchical as oracle
-from steadygaze.aggregate import fit
+from steadygaze.aggregate import resize_map
 from steadygaze.trace import PLAIN, Rules, Trace, Want, forward, frozen
 from steadygaze.vit.view import ViT, evaluation_mode
 
@@ -146,7 +146,7 @@ def test_swin_against_the_oracle_token_by_token() -> None:
     grids, last = trace.run.layout.state, trace.run.layout.grid
     total = maps["ixg"].scores + head / (last[0] * last[1])
     for l, pieces in enumerate(wanted):
-        total = total + sum(fit(p.unflatten(1, grids[l + k]), last) for k, p in enumerate(pieces))
+        total = total + sum(resize_map(p.unflatten(1, grids[l + k]), last) for k, p in enumerate(pieces))
     assert (maps["fullgrad"].scores - total).abs().max() < 1e-12
 
 

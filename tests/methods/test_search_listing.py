@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.progress import Progress
-from steadygaze.runs.plan import choose, make_plan, passes
+from steadygaze.runs.verify.plan import choose, forward_passes, make_plan
 
 SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}
 LONG = ("rise", "lime", "kernel_shap", "hsic")  # these take any budget
@@ -131,17 +131,17 @@ def test_quick_is_all_but_the_searches() -> None:
     assert everything - quick == set(SEARCHED) and quick < everything
     assert {m.name for m in choose(vit, ["quick", "rise:budget=9"])} - quick == {"rise:budget=9"}
     assert choose(vit, ["quick+plus"]) == choose(vit, ["all+plus"])
-    assert passes(sg.method("rise", budget=9)) == 9 and passes(sg.method("occlusion")) == 197
+    assert forward_passes(sg.method("rise", budget=9)) == 9 and forward_passes(sg.method("occlusion")) == 197
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.001, ""), (1.0, "5 minutes"), (60.0, "5.0 hours")])
 def test_verify_says_what_searches_cost(seconds: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command, vit = import_module("steadygaze.cli.verify"), sg.adapt(small()[0])
     plan = make_plan(vit, ["gae", "rise:budget=100"], ["deletion_aopc"], None, None, 0)
-    ready: Any = SimpleNamespace(plan=plan, vit=vit, found=SimpleNamespace(items=[None] * 3))
+    ready: Any = SimpleNamespace(plan=plan, vit=vit, source=SimpleNamespace(count=3))
     assert command._forward_seconds(vit) > 0
     monkeypatch.setattr(command, "_forward_seconds", lambda vit: seconds)
-    text = command.price(ready)
+    text = command.search_cost(ready)
     assert said in text and bool(said) == (
-        "rise:budget=100: about 100 forward passes a picture (the other methods: 2)" in text
+        "rise:budget=100: about 100 forward passes per image (the other methods: 2)" in text
     )

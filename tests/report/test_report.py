@@ -13,17 +13,17 @@ from helpers.runs import Page, pictures
 from steadygaze.cli import app
 from steadygaze.report import svg
 from steadygaze.report.html import write_report
-from steadygaze.runs.request import Request, verify_run
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.verify.request import VerifyRequest, run_verify
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     data = pictures(folder / "data")
-    ask = Request(model="embedded", data=data, out=folder / "run", methods=["gaze", "rollout", "ixg"], limit=9, batch=3,
+    ask = VerifyRequest(model="embedded", data=data, out=folder / "run", methods=["gaze", "rollout", "ixg"], limit=9, batch_size=3,
                   scores=["logit", "log_odds"], ratios=[0.2, 0.5, 0.8], command="steadygaze verify --model embedded <&>")  # fmt: skip
-    verify_run(ask)
+    run_verify(ask)
     return folder / "run"
 
 
@@ -141,9 +141,10 @@ def copied(run, folder, rows=lambda row: row, **settings):
         (
             {"pictures_hash": "0123"},
             lambda row: {**row, "image": "other/" + row["image"]},
-            "pictures of other",
+            "images of other",
         ),
-        ({"pictures_hash": "0123"}, lambda row: {**row, "value": row["value"] + 1}, "pictures of other"),
+        ({"pictures_hash": "0123"}, lambda row: {**row, "content": "0123"}, "images of other"),
+        ({}, lambda row: {**row, "content": "0123"}, "images of other"),
     ],
 )
 def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings, rows, says):
@@ -160,14 +161,14 @@ def test_more_methods_and_a_smaller_sample_of_the_same_pictures_are_one_table(ru
     rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
     some = copied(run, tmp_path / "some", rows, pictures_hash="0123")
     (section,) = Rows.read(run, some).table(repeats=50).sections
-    assert not section.variant and len(section.images) == len(names)
+    assert not section.variant and len(section.names) == len(names)
     assert {cell.images for (_, line), cell in section.cells.items() if line[0] == "alti"} == {4}
 
 
 def test_the_start_layer_is_drawn(run, tmp_path):
-    ask = Request(model="embedded", data=run.parent / "data", out=tmp_path / "run", methods=["ixg", "cat"], limit=3,
+    ask = VerifyRequest(model="embedded", data=run.parent / "data", out=tmp_path / "run", methods=["ixg", "cat"], limit=3,
                   ratios=[0.5], start_layers="0,2,5")  # fmt: skip
-    verify_run(ask)
+    run_verify(ask)
     text = write_report([tmp_path / "run"], repeats=50, pictures=False)[0].read_text()
     assert "Where PLUS begins" in text and text.count("<polyline") == 2
     assert "ixg+plus</span>" in text

@@ -207,7 +207,7 @@ def test_the_command_shows_pictures_with_their_maps(tmp_path):
         turned >= 1
         and "3 cat" in done.output
         and "clean" in done.output
-        and "6 pictures are few" in done.output
+        and "6 images are few" in done.output
     )
     text = (tmp_path / "two" / "compare.html").read_text()
     page = Page(text)

@@ -43,24 +43,25 @@ def main(folder: Path) -> None:
     import torch
 
     from steadygaze.data.images import read_image
-    from steadygaze.runs import loop, request, store
+    from steadygaze.runs import store
+    from steadygaze.runs.verify import request
 
     torch.set_num_threads(1)
     data = pictures(folder / "data")
     log = folder / "computed"
 
-    def ask(out: Path) -> request.Request:
-        return request.Request(
-            model="embedded", data=data, out=out, methods=["ixg", "rollout"], batch=2, ratios=[0.5, 0.9]
+    def ask(out: Path) -> request.VerifyRequest:
+        return request.VerifyRequest(
+            model="embedded", data=data, out=out, methods=["ixg", "rollout"], batch_size=2, ratios=[0.5, 0.9]
         )
 
-    ready = request.prepare_run(
+    ready = request.prepare_verify(
         ask(folder)
     )  # the fork has the model already, as it would cost seconds in a new process
     assert read_image
 
     def attempt(out: Path, slow: bool) -> None:
-        real, compute = os.write, loop.compute
+        real, compute = os.write, request.compute_rows
 
         def write(file, piece):  # a kill may fall between two pieces of a batch
             time.sleep(0.001)
@@ -73,8 +74,8 @@ def main(folder: Path) -> None:
 
         if slow:
             store.os = type("os", (), {**vars(os), "write": staticmethod(write)})
-            loop.compute = counted
-        request.verify_run(ask(out), prepared=ready)
+            request.compute_rows = counted
+        request.run_verify(ask(out), prepared=ready)
 
     def rows(out: Path) -> list[bytes]:
         return sorted(

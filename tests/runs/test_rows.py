@@ -11,10 +11,11 @@ import pytest
 
 import steadygaze as sg
 from steadygaze.errors import RowsNotWritten
-from steadygaze.faithfulness.metric import METRICS, mean, pooled
+from steadygaze.faithfulness.metric import METRICS
+from steadygaze.quantity import mean, pooled
 from steadygaze.runs import store as store_module
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.statistics import bootstrap, difference, draws, interval
+from steadygaze.runs.table import bootstrap, difference, draws, interval
 from steadygaze.runs.store import Done, Store, prepare, repair
 
 SETTINGS = {"data": "d", "ratios": [0.1, 0.9], "seed": 0, "versions": {"steadygaze": "0.1.0", "torch": "2.6"}}
@@ -164,14 +165,28 @@ def test_the_full_device(tmp_path):
         store.append([row("a")])
 
 
-def test_done_counts_and_keys(tmp_path):
+def test_done_knows_rows_by_key(tmp_path):
     filled(tmp_path, [row("a"), row("a", method="cat"), row("b"), {"image": "c", "unreadable": "why"}])
     with Store(tmp_path, rank=1) as store:
-        store.append([{"image": "c", "unreadable": ""}, row("c")])
+        store.append([{"image": "c", "unreadable": ""}, row("c", content="0123")])
     done = Done(tmp_path)
-    assert done.missing(["a", "b", "c", "d"], 2) == ["b", "c", "d"]
+    keys = [("gaze", "logit", "insertion_accuracy"), ("cat", "logit", "insertion_accuracy")]
+    assert [image for image in "abcd" if done.lacks(image, keys)] == ["b", "c", "d"]
+    assert [image for image in "abcd" if done.lacks(image, keys[:1])] == ["d"]
     assert done.unreadable == {}, "what could be read later is no longer unreadable"
-    assert done.keys(["b", "d"]) == {("b", "gaze", "logit", "insertion_accuracy")}
+    assert done.has(("b", *keys[0])) and not done.has(("b", *keys[1]))
+    assert done.content == {"c": "0123"}, "rows of the first version have no content"
+
+
+def test_rows_of_a_replaced_image_no_longer_count(tmp_path):
+    filled(tmp_path, [row("a", content="old"), row("b", content="old"), row("b", method="cat")])
+    with Store(tmp_path, rank=1) as store:
+        store.replace({"b": "new"})
+        store.append([row("b", value=2.0, content="new")])
+    assert [(r["image"], r["content"]) for r in Rows.read(tmp_path)] == [("a", "old"), ("b", "new")]
+    with Store(tmp_path) as store:  # the first file came back
+        store.replace({"b": "old"})
+    assert [(r["image"], r["content"]) for r in Rows.read(tmp_path)] == [("a", "old"), ("b", "old")]
 
 
 def test_draws_are_draws():

@@ -19,9 +19,10 @@ from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch
 from steadygaze.faithfulness.sanity import agreement
 from steadygaze.report.html import write_report
-from steadygaze.runs import loop, request, store
-from steadygaze.runs.plan import begun, choose, make_plan
+from steadygaze.runs import maps, store
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.verify import request
+from steadygaze.runs.verify.plan import choose, make_plan, with_start_layers
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_scores_and_aliases_share_maps(model, monkeypatch):
         seen.append([m.name for m in method])
         return sg.explain(model, images, target=target, method=method, score=score)
 
-    monkeypatch.setattr(loop, "explain", spy)
+    monkeypatch.setattr(maps, "explain", spy)
     methods = ["gae", "genatt", "rollout", "ixg"]
     frame = sg.verify(model, batches(1), methods=methods, score=["logit", "log_odds"]).to_pandas()
     assert seen == [["gae", "rollout", "ixg"], ["gae", "ixg"]], "an alias or an attention map was made twice"
@@ -129,7 +130,7 @@ def test_targets(model):
         ((torch.zeros(1, 3, 16, 16), torch.tensor([1])), ["insertion_accuracy"], r"\[\(images, labels\)\]"),
         ([(torch.zeros(3, 16, 16), 1)], ["insertion_accuracy"], "DataLoader"),
         ([(torch.zeros(1, 3, 16, 16), ["cat"])], ["insertion_accuracy"], "'list'"),
-        ("folder", ["insertion_accuracy"], "steadygaze verify --data"),
+        (".", ["insertion_accuracy"], "sg.load_model"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(1))], ["insertion_accuracy"], "integers"),
         ([(torch.zeros(1, 3, 16, 16), torch.zeros(2).long())], ["insertion_accuracy"], "integers"),
         ([(torch.zeros(1, 3, 16, 16), torch.tensor([5]))], ["insertion_accuracy"], "0..4"),
@@ -165,7 +166,7 @@ def test_bad_names(model):
 
 
 def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch):
-    real = loop.explain
+    real = maps.explain
 
     def some_broken(vit, images, target, method, score):
         many = real(vit, images, target=target, method=method, score=score)
@@ -177,7 +178,7 @@ def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch
                 attribution.scores[hit] = 0
         return many
 
-    monkeypatch.setattr(loop, "explain", some_broken)
+    monkeypatch.setattr(maps, "explain", some_broken)
     given = list(batches(2, 4))
     rows = sg.verify(model, given, methods=["ixg", "rollout", "gae"])
     hit = {
@@ -209,8 +210,8 @@ def test_out_goes_on_where_it_stopped(model, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         sg.verify(model, stopped(), **kwargs)
     computed = []
-    real = loop.compute
-    monkeypatch.setattr(loop, "compute", lambda *a: computed.append(a[1].names) or real(*a))
+    real = request.compute_rows
+    monkeypatch.setattr(request, "compute_rows", lambda *a: computed.append(a[1].names) or real(*a))
     frame = sg.verify(model, batches(3), **kwargs).to_pandas()
     assert computed == [("6", "7", "8")]
     assert frame.equals(whole)
@@ -228,7 +229,7 @@ def test_out_is_not_gone_on_with_by_other_data(model, tmp_path):
     before = sg.verify(model, batches(2), **kwargs, **normal).to_pandas()
     (images, labels), *rest = batches(2)
     for other in (list(batches(2, seed=1)), list(batches(2, size=2)), [(images, (labels + 1) % 5), *rest]):
-        with pytest.raises(sg.BadInput, match="other pictures"):
+        with pytest.raises(sg.BadInput, match="other images"):
             sg.verify(model, other, **kwargs, **normal)
     with pytest.raises(sg.BadInput, match="mean was"):
         sg.verify(model, batches(2), **kwargs, mean=[0.4] * 3, std=[0.5] * 3)
@@ -260,7 +261,7 @@ def test_the_command(data, tmp_path):
     out = tmp_path / "run"
     text = cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--score", "logit,log_odds", "--limit", "6",
                "--seed", "3", "--out", str(out))  # fmt: skip
-    assert "gaze" in text and "6 pictures" in text and "mean of removal scores" in text
+    assert "gaze" in text and "6 images" in text and "mean of removal scores" in text
     run = json.loads((out / "run.json").read_text())
     assert (
         run["settings"]["seed"] == 3
@@ -274,7 +275,7 @@ def test_the_command(data, tmp_path):
         and set(frame["seed"]) == {3}
     )
     assert {name.split("/")[0] for name in frame["image"]} == {"airplane", "cat", "truck"}
-    assert "24 pictures" not in text
+    assert "24 images" not in text
     cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--limit", "7", "--out", str(out), code=2)
 
 
@@ -306,7 +307,7 @@ def test_what_is_painted_can_be_chosen(data, tmp_path):
         "older runs can be gone on with"
     )
     assert [s.variant for s in Rows.read(tmp_path / "black", tmp_path / "blur").table().sections] == [
-        "fill as usual",
+        "fill default",
         "fill blur",
     ]
     assert "noise" in cli(*words, str(tmp_path / "bad"), "--fill", "red", code=2)
@@ -315,12 +316,12 @@ def test_what_is_painted_can_be_chosen(data, tmp_path):
 def test_one_is_one_and_few_are_few(data, tmp_path):
     words = (*FAST, "--data", str(data), "--metrics", "insertion_accuracy,agreement", "--methods")
     one = cli(*words, "ixg", "--limit", "1", "--out", str(tmp_path / "one"))
-    assert "1 picture, 1 method, 2 metrics" in one and "One picture says nothing of others" in one
+    assert "1 image, 1 method, 2 metrics" in one and "A single image says nothing about others" in one
     assert "nan" not in one, "one method alone agrees with nobody"
     few = cli(
         *words, "ixg,rollout", "--score", "logit,log_odds", "--limit", "3", "--out", str(tmp_path / "few")
     )
-    assert "3 pictures, 2 methods, 2 scores each (3 different maps), 2 metrics" in few and "too narrow" in few
+    assert "3 images, 2 methods, 2 scores each (3 different maps), 2 metrics" in few and "too narrow" in few
     page = write_report([tmp_path / "few"], pictures=False)[0].read_text()
     assert (
         "4 ways of explaining" in page
@@ -365,8 +366,8 @@ def test_unreadable_pictures_are_named_and_may_be_mended(data, tmp_path, monkeyp
     before = (tmp_path / "run" / "rows-00000.jsonl").read_text()
     assert len(Rows.read(tmp_path / "run")) == 23 * 4
     computed = []
-    real = loop.compute
-    monkeypatch.setattr(loop, "compute", lambda *a: computed.append(a[1].names) or real(*a))
+    real = request.compute_rows
+    monkeypatch.setattr(request, "compute_rows", lambda *a: computed.append(a[1].names) or real(*a))
     assert "cat/0.png" in cli(*words, code=1) and not computed
     assert (tmp_path / "run" / "rows-00000.jsonl").read_text() == before
     broken.write_bytes(good)
@@ -382,7 +383,7 @@ def test_unreadable_pictures_are_named_and_may_be_mended(data, tmp_path, monkeyp
         (("--metrics", "nothing"), "unknown metric"),
         (("--score", "nothing"), "unknown score"),
         (("--ratios", "a,b"), "expected numbers"),
-        (("--ratios", "0.9,0.1"), "rising"),
+        (("--ratios", "0.9,0.1"), "increasing"),
         (("--start-layers", "99"), "layers 0.."),
         (("--start-layers", "all", "--methods", WHOLE), "no layers"),
         (("--target", "elephant"), "unknown class"),
@@ -398,7 +399,8 @@ def test_wrong_words_stop_before_anything_is_written(data, tmp_path, words, says
 
 def test_a_method_that_the_model_cannot_serve(tmp_path, data, monkeypatch):
     monkeypatch.setattr(
-        "steadygaze.runs.plan.unavailable", lambda m, vit: "it has windows" if m.name == "rollout" else ""
+        "steadygaze.runs.verify.plan.unavailable",
+        lambda m, vit: "it has windows" if m.name == "rollout" else "",
     )
     text = cli(
         *FAST, "--data", str(data), "--methods", "gaze,rollout", "--out", str(tmp_path / "run"), code=2
@@ -453,11 +455,11 @@ def test_start_layers(data, tmp_path):
     )
     names = Rows.read(out).to_pandas()["method"].unique().tolist()
     assert names == [f"ixg+plus:start={layer}" for layer in range(6)]
-    assert [m.name for m in begun(sg.method("cat"), [2])] == ["cat:start=2"]
-    assert [m.name for m in begun(sg.method("decompx+skipplus", cut="floor"), [1])] == [
+    assert [m.name for m in with_start_layers(sg.method("cat"), [2])] == ["cat:start=2"]
+    assert [m.name for m in with_start_layers(sg.method("decompx+skipplus", cut="floor"), [1])] == [
         "decompx+plus:start=1"
     ]
-    started = begun(sg.method("gaze"), [0, 1])
+    started = with_start_layers(sg.method("gaze"), [0, 1])
     assert len({m.name for m in started}) == 2 and all(m.base == sg.method("gaze").base for m in started)
 
 
@@ -543,5 +545,4 @@ def test_normalisation_is_asked_for(model):
 
 def test_plan_says_what_a_run_is(model):
     plan = make_plan(sg.adapt(model), ["gaze"], ["miou", "miou"], None, None, 0)
-    assert plan.metrics == ("miou",) and plan.needs_masks == ["miou"] and plan.rows_per_image == 1
-    assert request.words(["a, b", "c"]) == ["a", "b", "c"]
+    assert plan.metrics == ("miou",) and plan.needs_masks == ["miou"] and len(plan.keys) == 1

@@ -415,7 +415,7 @@ def test_a_cnn_in_memory(tmp_path):
         kept = sg.stress(model, batches(), **how, out=tmp_path / "run")
         assert sorted(map(str, kept)) == sorted(map(str, rows))
     assert len(rows_of(tmp_path / "run")) == len(rows)
-    with pytest.raises(sg.BadInput, match="other pictures"):
+    with pytest.raises(sg.BadInput, match="other images"):
         sg.stress(
             model, [(images.flip(-1), labels) for images, labels in batches()], **how, out=tmp_path / "run"
         )

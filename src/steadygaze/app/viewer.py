@@ -25,7 +25,7 @@ from steadygaze.heatmap import Attribution, percent
 from steadygaze.loading.load import Loaded
 from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.runs.plan import choose
+from steadygaze.runs.verify.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits

@@ -8,7 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from steadygaze.cli.verify import progress, say, tell_masking, wide
+from steadygaze.cli.running import progress, say, wide
+from steadygaze.cli.verify import print_masked_models
 from steadygaze.report.card import write_card
 from steadygaze.report.changes import short_list
 from steadygaze.runs.card import Ask, Shift, faithfulness, measured
@@ -16,7 +17,7 @@ from steadygaze.runs.loop import world
 from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.stress_compare import Change, compare
 from steadygaze.runs.stress_numbers import label
-from steadygaze.runs.table import masked_models
+from steadygaze.runs.verify.summary import masked_models
 from steadygaze.runs.wording import caution, number
 from steadygaze.runs.wording import label as faithful_label
 
@@ -49,7 +50,7 @@ def run(before: str, after: str, ask: Ask, method: str, show: int, pictures: boo
         for note in found.notes:
             say(console, f"note: {note}", "yellow")
         sections = [Rows.read(folder / "verify").table().sections for folder in folders]
-        tell_masking([s for side in sections for s in side], console)
+        print_masked_models([s for side in sections for s in side], console)
         runs = [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")]
         path = ask.out / "card.html"
         masked = [bool(masked_models(side)) for side in sections]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steadygaze.cli.verify import say
+from steadygaze.cli.running import say
 from steadygaze.errors import BadInput
 from steadygaze.report.html import write_all
 from steadygaze.report.svg import COLOURS, HEIGHT, WIDTH, Series, lines

@@ -116,7 +116,7 @@ def run(**asked: Any) -> int:
     """Do it; gives the exit code."""
     from rich.console import Console
 
-    from steadygaze.cli.verify import progress, say
+    from steadygaze.cli.running import progress, say
     from steadygaze.errors import RowsNotWritten
     from steadygaze.runs.loop import World
     from steadygaze.training.diffmask.loop import Request, Run

@@ -25,7 +25,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from steadygaze.cli.verify import say, wide
+from steadygaze.cli.running import say, wide
 from steadygaze.errors import BadInput
 from steadygaze.training.loop import Report, train
 from steadygaze.training.recipe_files import read_recipe, shipped

@@ -29,7 +29,7 @@ EXPECTED = (
 PIXEL_BYTES = 3 * 32 * 32  # planes of red, green and blue
 RECORD_BYTES = 2 + PIXEL_BYTES  # a coarse label, a fine label, the pixels
 
-Part = tuple[Int[np.ndarray, " n"], UInt8[np.ndarray, "n h w 3"]]  # labels, images
+Part = tuple[Int[np.ndarray, " _"], UInt8[np.ndarray, "_ h w 3"]]  # labels, images
 
 
 def read_cifar100(root: str | Path, *, coarse: bool = False) -> tuple[tuple[str, ...], Part, Part]:

@@ -1,6 +1,7 @@
 """Faithfulness metrics of attribution maps: pure functions of tensors and a view of the model.
 
-metric.py        METRICS, metric(name), Metric, Values, Batch
+metric.py        the registry: METRICS, register_metric, list_metrics, Metric, Values
+inputs.py        what a metric is given: Batch, MetricInput
 evaluate.py      evaluate(vit, batch, maps, metrics)
 removal.py       insertion and deletion by token removal
 perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
@@ -9,10 +10,41 @@ sanity.py        parameter randomisation, class sensitivity, agreement between m
 truth.py         AUROC and precision against known relevance
 ground_truth.py  synthetic tasks whose relevant patches are known
 ranks.py         rank statistics with ties
+
+A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """
 
+from steadygaze.faithfulness import localisation, perturbation, removal, sanity, truth
 from steadygaze.faithfulness.evaluate import Evaluation, evaluate
-from steadygaze.faithfulness.metric import METRICS, Batch, Metric, Values, metric
+from steadygaze.faithfulness.metric import (
+    METRICS,
+    Batch,
+    Metric,
+    MetricInfo,
+    MetricInput,
+    Values,
+    list_metrics,
+    metric,
+    register_metric,
+)
 from steadygaze.faithfulness.sanity import agreement
 
-__all__ = ["METRICS", "Batch", "Evaluation", "Metric", "Values", "agreement", "evaluate", "metric"]
+__all__ = [
+    "METRICS",
+    "Batch",
+    "Evaluation",
+    "Metric",
+    "MetricInfo",
+    "MetricInput",
+    "Values",
+    "agreement",
+    "evaluate",
+    "list_metrics",
+    "localisation",
+    "metric",
+    "perturbation",
+    "register_metric",
+    "removal",
+    "sanity",
+    "truth",
+]

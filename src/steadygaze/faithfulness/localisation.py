@@ -27,11 +27,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from steadygaze.faithfulness.metric import METRICS, Values
+from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, MetricInput
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics, mean, pooled
 from steadygaze.faithfulness.ranks import average_precision
+from steadygaze.quantity import Combine
 
-OBJECT, BACKGROUND = 255, 0
-NAMES = tuple(name for name, m in METRICS.items() if m.family == "localisation")
+NAMES = ("average_precision", "pixel_accuracy", "miou", "map_chefer", "pointing_game", "mask_share")
 # lengths of the counts: [correct, labelled] and [object ∩, object ∪, background ∩, background ∪]
 COUNTS = {"pixel_accuracy": 2, "miou": 4}
 
@@ -116,3 +117,40 @@ def _overlap(a: Bool[Tensor, " n"], b: Bool[Tensor, " n"]) -> tuple[Int[Tensor, 
 def _first_maximum(x: Float[Tensor, " n"]) -> Int[Tensor, ""]:
     """Index of the first maximum; torch's argmax does not specify the order of equal values."""
     return (x == x.max()).nonzero()[0, 0]
+
+
+# -- registration
+# ------------------------------------------------------------------------------------------------------
+
+
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """The localisation metrics that `names` lists."""
+    return localisation(given.maps, given.masks, names)
+
+
+def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
+    return Metric(
+        name,
+        "%",
+        "higher",
+        0,
+        100,
+        summary=summary,
+        combine=combine,
+        family="localisation",
+        compute=compute,
+        needs_masks=True,
+        uses_model=False,
+    )
+
+
+add_metrics(
+    [
+        _entry("average_precision", "average precision of the object's pixels, map upsampled by nearest"),
+        _entry("pixel_accuracy", "pixels on the correct side of the map's mean, summed over images", pooled),
+        _entry("miou", "mean IoU of object and background at the map's mean, summed over images", pooled),
+        _entry("map_chefer", "average precision over both channels, map and 1 − map"),
+        _entry("pointing_game", "the map's maximum lies in the object: 100 or 0"),
+        _entry("mask_share", "share of the positive relevance that lies in the object"),
+    ]
+)

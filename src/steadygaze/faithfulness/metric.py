@@ -1,216 +1,239 @@
-"""What a measure is, and the table of all of them: name, family, direction, range, unit.
+"""The registry of faithfulness metrics: what a metric declares, and how to add one.
 
-Every value is one number for one map of one image. `combine` makes the data set's number of many rows; where it is not the
-mean, the rows carry what it needs as `detail`. A value that is undefined for an image (a mask without object) is NaN and is
-left out.
+A metric gives one number for each map of each image. `combine` makes the number of a data set from many of
+them; where that is not the mean, rows carry what it needs as `detail`. A value that is undefined for an image
+(a mask without object) is NaN and is left out.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Float, Int, UInt8
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.inputs import Batch, MetricInput
+from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
+from steadygaze.registry import Registry
 
-Family = Literal["removal", "perturbation", "localisation", "sanity", "truth"]
-Better = Literal["higher", "lower", "neither"]
-Combine = Callable[[Any, Sequence[Any]], float]
-INF = float("inf")
+__all__ = [
+    "METRICS",
+    "Batch",
+    "Curve",
+    "Metric",
+    "MetricInfo",
+    "MetricInput",
+    "Values",
+    "add_metrics",
+    "in_table_order",
+    "list_metrics",
+    "mean",
+    "metric",
+    "pooled",
+    "register_metric",
+]
 
-
-def mean(values: Any, details: Sequence[Any] = ()) -> float:
-    """The mean of the values that are defined; NaN if none is."""
-    values = np.asarray(values, dtype=np.float64)
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
-
-
-def pooled(values: Any, details: Sequence[Any]) -> float:
-    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images first.
-
-    A pair whose second number is zero everywhere (no such pixel in the data) is left out.
-    """
-    known = [d for d in details if d is not None]
-    if not known:
-        return float("nan")
-    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
-    total = total[total[:, 1] > 0]
-    return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One measure: `low` and `high` bound its value, `better` says which way is good, `masks` whether it needs masks."""
-
-    name: str
-    family: Family
-    better: Better
-    low: float
-    high: float
-    unit: Literal["%", "", "nats"]
-    summary: str
-    masks: bool = False
-    explains: bool = False  # runs the method again: `evaluate` needs `explain`
-    combine: Combine = mean
+FAMILIES = (
+    "removal",
+    "perturbation",
+    "localisation",
+    "sanity",
+    "truth",
+)  # the order of tables; others follow
 
 
 @dataclass(frozen=True)
 class Values:
-    """A measure of M maps of B images; `detail` holds the raw curve, or the counts that `combine` adds up."""
+    """A metric of M maps of B images.
+
+    value: one number for each map and image; NaN where it is undefined
+    detail: the curve behind the value, or what `combine` adds up
+    note: how it was measured, for the rows
+    """
 
     value: Float[Tensor, "m b"]
     detail: Float[Tensor, "m b k"] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Images as the model wants them, with what is known of them. Masks: 255 object, 128 border (left out), 0 background."""
+class Curve:
+    """How the report draws the details of a metric, which are a curve over the ratios."""
 
-    images: Float[Tensor, "b c h w"]
-    labels: Int[Tensor, " b"]
-    masks: UInt8[Tensor, "b h w"] | None = None
-    mean: Float[Tensor, " c"] | None = (
-        None  # of the normalisation; needed by perturbations, which paint pixels
-    )
-    std: Float[Tensor, " c"] | None = None
-    names: tuple[
-        str, ...
-    ] = ()  # one for each image; random numbers of an image depend on the seed and its name
-
-    def __post_init__(self) -> None:
-        count = self.images.shape[0]
-        if tuple(self.labels.shape) != (count,):
-            raise BadInput(
-                f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}"
-            )
-        if self.names and len(self.names) != count:
-            raise BadInput(f"names: expected one for each of {count} images, got {len(self.names)}")
-        if self.masks is not None and tuple(self.masks.shape) != (count, *self.images.shape[-2:]):
-            raise BadInput(
-                f"masks: expected {(count, *self.images.shape[-2:])}, the size of the images, got {tuple(self.masks.shape)}. "
-                "Resize them with the images (nearest)."
-            )
-
-    def name(self, index: int) -> str:
-        """The name of an image; its index where none was given."""
-        return self.names[index] if self.names else str(index)
+    title: str
+    axis: str
+    better: str
 
 
-def _removal() -> list[Metric]:
-    said = "area under the curve over the ratios, by true token removal"
-    return [
-        Metric(
-            "insertion_accuracy",
-            "removal",
-            "higher",
-            0,
-            100,
-            "%",
-            f"right answers with the top k patches alone; {said}",
-        ),
-        Metric(
-            "deletion_accuracy",
-            "removal",
-            "higher",
-            0,
-            100,
-            "%",
-            f"100 − right answers without the top k patches; {said}",
-        ),
-        Metric(
-            "insertion_aopc",
-            "removal",
-            "higher",
-            0,
-            200,
-            "%",
-            f"100 − lost probability with the top k patches alone; {said}",
-        ),
-        Metric(
-            "deletion_aopc",
-            "removal",
-            "higher",
-            -100,
-            100,
-            "%",
-            f"lost probability without the top k patches; {said}",
-        ),
-    ]
+# several metrics that share forward passes have one function, which is told the names that are wanted
+Compute = Callable[[MetricInput, Sequence[str]], Mapping[str, Values]]
 
 
-def _perturbation() -> list[Metric]:
-    family: Family = "perturbation"
-    steps = "relevant pixels painted first; mean of nine steps"
-    found = [
-        Metric("positive_perturbation", family, "lower", 0, 100, "%", f"right answers, most {steps}"),
-        Metric("negative_perturbation", family, "higher", 0, 100, "%", f"right answers, least {steps}"),
-    ]
-    up: Better = "higher"
-    down: Better = "lower"
-    for sign, first, kl, accuracy in (("positive", "most", up, down), ("negative", "least", down, up)):
-        order = f"{first} relevant pixels turned into noise first, 29 points"
-        mean_height, as_code = (
-            f"{order}; mean height of the curve",
-            f"{order}; area with steps of 1, as the code",
+@dataclass(frozen=True)
+class Metric(Quantity):
+    """One entry of the registry. `register_metric` documents the fields; metrics with one `compute` run
+    together.
+
+    uses_model: false for metrics that look at maps and masks only
+    uses_fill: whether it paints pixels with the option `fill`
+    detail_by_method: the detail has one number for each map, not a curve
+    """
+
+    _: KW_ONLY
+    family: str
+    compute: Compute
+    needs_masks: bool = False
+    needs_explain: bool = False
+    uses_model: bool = True
+    uses_fill: bool = False
+    detail_by_method: bool = False
+    curve: Curve | None = None
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """The public description of a metric, as `list_metrics` gives it."""
+
+    name: str
+    family: str
+    unit: str
+    better: Better
+    low: float
+    high: float
+    label: str
+    summary: str
+    needs_masks: bool
+    needs_explain: bool
+
+
+METRICS: Registry[Metric] = Registry("metric")
+
+
+def register_metric(
+    name: str,
+    *,
+    unit: str = "",
+    better: Better = "higher",
+    low: float = -INF,
+    high: float = INF,
+    label: str = "",
+    summary: str | None = None,
+    family: str = "custom",
+    needs_masks: bool = False,
+    needs_explain: bool = False,
+    combine: Combine = mean,
+    replace: bool = False,
+) -> Callable[[Callable[[MetricInput], Tensor | Values]], Callable[[MetricInput], Tensor | Values]]:
+    """Register the decorated function as a faithfulness metric.
+
+    >>> import steadygaze as sg, torch
+    >>> @sg.register_metric("sparseness", better="higher", low=0, high=1)
+    ... def sparseness(given):
+    ...     "Gini coefficient of the absolute values of a map."
+    ...     values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
+    ...     n = values.shape[2]
+    ...     weights = 2 * torch.arange(1, n + 1, device=values.device) - n - 1
+    ...     return (values * weights).sum(2) / (n * values.sum(2))
+    >>> model = sg.load_model("embedded")
+    >>> data = [(torch.rand(2, 3, 32, 32), torch.tensor([3, 5]))]
+    >>> rows = sg.verify(model, data, method="gaze", metric="sparseness")
+    >>> len(rows), all(0 <= row["value"] <= 1 for row in rows)
+    (2, True)
+    >>> METRICS.remove("sparseness")  # forget it again
+
+    The function is given a `MetricInput` (maps, target, images, masks, the model and its logits) and returns
+    a tensor (M, B), one number for each map and image, or `Values` with details. It runs without gradients
+    unless the metric declares needs_explain, and the model is left as it was. From then on the metric works
+    as ours do: in `verify` and `steadygaze verify --metrics`, in runs that are resumed, in tables and in the
+    report.
+
+    unit: "%", "nats", ... or nothing
+    better: "higher", "lower", or "neither" for descriptive numbers
+    low, high: range of the values
+    label: name for people; by default the name with spaces
+    summary: one sentence for listings and the report; by default the first line of the docstring
+    family: heading under which the metric is listed
+    needs_masks: it is given images with masks; data without masks is an error
+    needs_explain: it runs the methods again, by `given.explain_again(model, target)`
+    combine: (values, details) -> the number of a data set; the mean by default
+    replace: replace a metric that has this name already, instead of raising an error
+    """
+
+    def decorate(
+        function: Callable[[MetricInput], Tensor | Values],
+    ) -> Callable[[MetricInput], Tensor | Values]:
+        def compute(given: MetricInput, names: Sequence[str]) -> Mapping[str, Values]:
+            values = function(given)
+            return {name: values if isinstance(values, Values) else Values(values)}
+
+        docstring = (function.__doc__ or "").strip()
+        entry = Metric(
+            name,
+            unit,
+            better,
+            low,
+            high,
+            label=label,
+            summary=docstring.partition("\n")[0] if summary is None else summary,
+            combine=combine,
+            family=family,
+            compute=compute,
+            needs_masks=needs_masks,
+            needs_explain=needs_explain,
         )
-        found += [
-            Metric(f"{sign}_kl", family, kl, 0, INF, "nats", f"KL(p whole ‖ p perturbed), {mean_height}"),
-            Metric(
-                f"{sign}_accuracy",
-                family,
-                accuracy,
-                0,
-                100,
-                "%",
-                f"answer still that of the whole picture, {mean_height}",
-            ),
-            Metric(f"{sign}_kl_code", family, kl, 0, INF, "nats", f"−log p of the first answer, {as_code}"),
-            Metric(f"{sign}_accuracy_code", family, accuracy, 0, 28, "", f"p of the first answer, {as_code}"),
-        ]
-    return found
+        METRICS.add(name, entry, replace=replace)
+        return function
+
+    return decorate
 
 
-def _localisation() -> list[Metric]:
-    def one(name: str, summary: str, combine: Combine = mean) -> Metric:
-        return Metric(name, "localisation", "higher", 0, 100, "%", summary, masks=True, combine=combine)
-
-    return [
-        one("average_precision", "average precision of the object's pixels, map upsampled by nearest"),
-        one("pixel_accuracy", "pixels on the right side of the map's mean, summed over images", pooled),
-        one("miou", "mean IoU of object and background at the map's mean, summed over images", pooled),
-        one("map_chefer", "average precision over both channels, map and 1 − map"),
-        one("pointing_game", "the map's maximum lies in the object: 100 or 0"),
-        one("mask_share", "share of the positive relevance that lies in the object"),
-    ]
-
-
-def _others() -> list[Metric]:
-    shuffled = (
-        "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
-    )
-    classes = "rank correlation of the maps of the target and of another class"
-    alike = "mean rank correlation with the maps of the other methods of the run"
-    area = "area under the ROC curve of the truly relevant patches"
-    precision = "truly relevant ones among the top n patches, n their number"
-    return [
-        Metric("randomisation", "sanity", "higher", 0, 1, "", shuffled, explains=True),
-        Metric("class_sensitivity", "sanity", "lower", -1, 1, "", classes, explains=True),
-        Metric("agreement", "sanity", "neither", -1, 1, "", alike),
-        Metric("truth_auroc", "truth", "higher", 0, 1, "", area, masks=True),
-        Metric("truth_precision", "truth", "higher", 0, 100, "%", precision, masks=True),
-    ]
-
-
-METRICS: dict[str, Metric] = {
-    m.name: m for m in (*_removal(), *_perturbation(), *_localisation(), *_others())
-}
+def add_metrics(entries: Iterable[Metric]) -> None:
+    """Register entries as they are; for metrics that share one `compute`."""
+    for entry in entries:
+        METRICS.add(entry.name, entry)
 
 
 def metric(name: str) -> Metric:
-    """The measure of that name, or `UnknownName` with the nearest one."""
-    if name not in METRICS:
-        raise UnknownName("metric", name, METRICS)
+    """The metric of that name, or `UnknownName` with the nearest one."""
     return METRICS[name]
+
+
+def list_metrics() -> list[MetricInfo]:
+    """All metrics, by family."""
+    return [
+        MetricInfo(
+            m.name,
+            m.family,
+            m.unit,
+            m.better,
+            m.low,
+            m.high,
+            m.title,
+            m.summary,
+            m.needs_masks,
+            m.needs_explain,
+        )
+        for m in map(metric, in_table_order(METRICS))
+    ]
+
+
+def in_table_order(names: Iterable[str]) -> list[str]:
+    """Metrics in the order of tables: by family, as registered; unknown ones last, by name."""
+    wanted = set(names)
+    families = {family: rank for rank, family in enumerate(FAMILIES)}
+    known = [name for name in METRICS if name in wanted]
+    known.sort(key=lambda name: families.get(METRICS[name].family, len(families)))
+    return known + sorted(wanted - set(known))
+
+
+def check_values(entry: Metric, values: Values, maps: Float[Tensor, "m b gh gw"]) -> Values:
+    """Refuse values of another shape than one number for each map and image."""
+    if not isinstance(values.value, Tensor) or values.value.shape != maps.shape[:2]:
+        shape = tuple(getattr(values.value, "shape", ()))
+        raise BadInput(
+            f"metric {entry.name!r}: expected one number for each map and image, {tuple(maps.shape[:2])}, "
+            f"got {shape}"
+        )
+    return values

@@ -17,6 +17,7 @@ KL. Ties are broken in raster order. The noise of an image depends on the seed a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -24,9 +25,10 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.faithfulness.inputs import Batch, CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.localisation import upsample
-from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.faithfulness.removal import CachedForward, at_least_float32
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics
+from steadygaze.quantity import INF, Better
 from steadygaze.seeding import image_seed
 
 FILLS = ("zero", "mean", "blur", "noise")
@@ -36,23 +38,18 @@ SIGNS = ("positive", "negative")
 BLUR = 22  # the standard deviation of fill="blur" is 1/22 of the image's longer side
 
 
-def perturbation(
-    whole: CachedForward,
-    batch: Batch,
-    maps: Float[Tensor, "m b gh gw"],
-    target: Int[Tensor, " b"],
-    names: Sequence[str],
-    *,
-    seed: int = 0,
-    fill: str = "zero",
-) -> dict[str, Values]:
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     """The metrics `names`, and those that share their forward passes; `detail` is the raw curve."""
     values: dict[str, Values] = {}
     for sign in SIGNS:
-        if f"{sign}_perturbation" in names:
-            values[f"{sign}_perturbation"] = chefer(whole, maps, target, fill_values(batch, fill, seed), sign)
-        if any(name.startswith(f"{sign}_") and not name.endswith("_perturbation") for name in names):
-            values |= diffmask(whole, maps, fill_values(batch, "noise", seed), sign)
+        filled_metric = f"{sign}_perturbation"
+        if filled_metric in names:
+            filled = fill_values(given.batch, given.fill, given.seed)
+            curve = chefer(given.forward, given.maps, given.target, filled, sign)
+            values[filled_metric] = replace(curve, note=given.fill)
+        if any(name.startswith(f"{sign}_") and name != filled_metric for name in names):
+            noise = fill_values(given.batch, "noise", given.seed)
+            values |= diffmask(given.forward, given.maps, noise, sign)
     return values
 
 
@@ -98,7 +95,8 @@ def diffmask(
     for kind, curve in curves.items():
         detail = torch.stack(curve)
         area = torch.trapezoid(detail, dim=-1)
-        values[f"{sign}_{kind}"] = Values(area if kind.endswith("code") else area / (POINTS - 1), detail)
+        height = area if kind.endswith("code") else area / (POINTS - 1)
+        values[f"{sign}_{kind}"] = Values(height, detail, "noise")
     return values
 
 
@@ -155,3 +153,49 @@ def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h
     """Gaussian blur, truncated at three sigma, reflected at the edges; one axis after the other."""
     height, width = (2 * min(int(3 * sigma + 0.5), side - 1) + 1 for side in images.shape[-2:])
     return gaussian_blur(gaussian_blur(images, [1, height], [sigma, sigma]), [width, 1], [sigma, sigma])
+
+
+# -- registration
+# ------------------------------------------------------------------------------------------------------
+
+
+def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> Metric:
+    uses_fill = name.endswith("_perturbation")
+    return Metric(
+        name,
+        unit,
+        better,
+        0,
+        high,
+        summary=summary,
+        family="perturbation",
+        compute=compute,
+        uses_fill=uses_fill,
+    )
+
+
+def _entries() -> list[Metric]:
+    steps = "relevant pixels painted first; mean of nine steps"
+    entries = [
+        _entry("positive_perturbation", "%", "lower", 100, f"correct predictions, most {steps}"),
+        _entry("negative_perturbation", "%", "higher", 100, f"correct predictions, least {steps}"),
+    ]
+    directions: tuple[tuple[str, str, Better, Better], ...] = (
+        ("positive", "most", "higher", "lower"),
+        ("negative", "least", "lower", "higher"),
+    )
+    for sign, first, kl, accuracy in directions:
+        order = f"{first} relevant pixels replaced by noise first, 29 points"
+        height = f"{order}; mean height of the curve"
+        as_code = f"{order}; area with steps of 1, as in the code"
+        same = "prediction is still that of the whole image"
+        entries += [
+            _entry(f"{sign}_kl", "nats", kl, INF, f"KL(p whole ‖ p perturbed), {height}"),
+            _entry(f"{sign}_accuracy", "%", accuracy, 100, f"{same}, {height}"),
+            _entry(f"{sign}_kl_code", "nats", kl, INF, f"−log p of the first prediction, {as_code}"),
+            _entry(f"{sign}_accuracy_code", "", accuracy, 28, f"p of the first prediction, {as_code}"),
+        ]
+    return entries
+
+
+add_metrics(_entries())

@@ -20,8 +20,6 @@ that reads patches only has no output when none is left: probability and expecte
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -29,58 +27,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.faithfulness.metric import Values
-from steadygaze.vit import ViT
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, softmax
+from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
 from steadygaze.vit.packing import Group
-from steadygaze.vit.subsets import Piece, chunk_of, pieces, reads_nothing, run_pieces
+from steadygaze.vit.subsets import Piece, pieces, reads_nothing, run_pieces
 
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
 INSERTION, DELETION = 0, 1
-
-
-@dataclass(frozen=True)
-class CachedForward:
-    """The model's output on unmodified images, computed once and shared by all maps and metrics."""
-
-    vit: ViT
-    images: Float[Tensor, "b c h w"]
-
-    @cached_property
-    def tokens(self) -> Float[Tensor, "b n d"]:
-        """Embedded images."""
-        return self.vit.embed(self.images)
-
-    @cached_property
-    def logits(self) -> Float[Tensor, "b classes"]:
-        """Logits of the unmodified images."""
-        return self.vit.logits(self.tokens)
-
-    @cached_property
-    def probabilities(self) -> Float[Tensor, "b classes"]:
-        """Softmax of the logits, at least in float32."""
-        return softmax(self.logits)
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of a map."""
-        return self.vit.layout(self.tokens).grid
-
-    @property
-    def chunk(self) -> int:
-        """Maximum number of tokens in one forward pass."""
-        return chunk_of(self.images)
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """Probabilities, at least in float32."""
-    return at_least_float32(logits).softmax(-1)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
@@ -102,7 +56,8 @@ def removal(
     raw = dict(zip(NAMES, (*(100 * correct), *(100 * lost)), strict=True))
     areas = {name: area(curve, ratios) for name, curve in raw.items()}
     scores = {name: 100 - areas[name] if name in LOWER_IS_BETTER else areas[name] for name in NAMES}
-    return {name: Values(scores[name], raw[name]) for name in NAMES}
+    note = "removal" if whole.vit.plan.removable else "attention masking"
+    return {name: Values(scores[name], raw[name], note) for name in NAMES}
 
 
 def curves(
@@ -155,3 +110,63 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
             f"ratios: expected increasing numbers from 0 to 1, such as 0.1, 0.5, 0.9, got {list(ratios)}"
         )
     return values
+
+
+# -- registration
+# ------------------------------------------------------------------------------------------------------
+
+
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """All four scores from one set of forward passes."""
+    return removal(given.forward, given.maps, given.target, given.ratios)
+
+
+def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Metric:
+    area_text = "area under the curve over the ratios, by token removal"
+    return Metric(
+        name,
+        "%",
+        "higher",
+        low,
+        high,
+        summary=f"{summary}; {area_text}",
+        family="removal",
+        compute=compute,
+        curve=curve,
+    )
+
+
+KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
+CORRECT, LOST = "correct predictions, %", "probability lost, points"
+add_metrics(
+    [
+        _entry(
+            "insertion_accuracy",
+            0,
+            100,
+            "correct predictions from the top k patches alone",
+            Curve(KEPT, CORRECT, "higher is better"),
+        ),
+        _entry(
+            "deletion_accuracy",
+            0,
+            100,
+            "100 − correct predictions without the top k patches",
+            Curve(REMOVED, CORRECT, "lower is better"),
+        ),
+        _entry(
+            "insertion_aopc",
+            0,
+            200,
+            "100 − probability lost with the top k patches alone",
+            Curve(KEPT, LOST, "lower is better"),
+        ),
+        _entry(
+            "deletion_aopc",
+            -100,
+            100,
+            "probability lost without the top k patches",
+            Curve(REMOVED, LOST, "higher is better"),
+        ),
+    ]
+)

@@ -15,7 +15,7 @@
 keeps their scale and works for every architecture. It happens on a copy of the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
@@ -23,13 +23,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.faithfulness.metric import Values
+from steadygaze.faithfulness.inputs import Explain, MetricInput
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.faithfulness.ranks import spearman
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode, remember
-
-# (model, images (B, C, H, W), target (B,)) -> maps (M, B, gh, gw)
-Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def randomisation(
@@ -137,3 +135,67 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
         expected, got = tuple(like.shape), tuple(maps.shape)
         raise BadInput(f"explain: expected maps of shape {expected}, like those evaluated, got {got}")
     return maps.detach()
+
+
+# -- registration
+# ------------------------------------------------------------------------------------------------------
+
+
+def _randomisation(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    assert given.explain is not None
+    images, target = given.batch.images, given.target
+    return {
+        "randomisation": randomisation(given.explain, given.vit, images, given.maps, target, seed=given.seed)
+    }
+
+
+def _class_sensitivity(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    assert given.explain is not None
+    values = class_sensitivity(
+        given.explain, given.vit.model, given.batch.images, given.maps, given.target, given.logits
+    )
+    return {"class_sensitivity": values}
+
+
+def _agreement(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    return {"agreement": agreement_by_image(given.maps)}
+
+
+SHUFFLED = "1 − |rank correlation| of the maps before and after weights are shuffled, mean over the cascade"
+add_metrics(
+    [
+        Metric(
+            "randomisation",
+            "",
+            "higher",
+            0,
+            1,
+            summary=SHUFFLED,
+            family="sanity",
+            compute=_randomisation,
+            needs_explain=True,
+        ),
+        Metric(
+            "class_sensitivity",
+            "",
+            "lower",
+            -1,
+            1,
+            summary="rank correlation of the maps of the target and of another class",
+            family="sanity",
+            compute=_class_sensitivity,
+            needs_explain=True,
+        ),
+        Metric(
+            "agreement",
+            "",
+            "neither",
+            -1,
+            1,
+            summary="mean rank correlation with the maps of the other methods of the run",
+            family="sanity",
+            compute=_agreement,
+            detail_by_method=True,
+        ),
+    ]
+)

@@ -11,13 +11,15 @@ left out.
 Higher is better. NaN where all patches are relevant, or none.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from steadygaze.faithfulness.localisation import BACKGROUND, OBJECT
-from steadygaze.faithfulness.metric import Values
+from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, MetricInput
+from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.faithfulness.ranks import auroc
 
 
@@ -49,3 +51,35 @@ def relevant_patches(
     object_share = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid).flatten(1)
     background_share = F.adaptive_avg_pool2d((masks == BACKGROUND)[:, None].double(), grid).flatten(1)
     return object_share > background_share, (object_share + background_share) > 0
+
+
+# -- registration
+# ------------------------------------------------------------------------------------------------------
+
+
+def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+    """Both metrics."""
+    return truth(given.maps, given.masks)
+
+
+def _entry(name: str, unit: str, high: float, summary: str) -> Metric:
+    return Metric(
+        name,
+        unit,
+        "higher",
+        0,
+        high,
+        summary=summary,
+        family="truth",
+        compute=compute,
+        needs_masks=True,
+        uses_model=False,
+    )
+
+
+add_metrics(
+    [
+        _entry("truth_auroc", "", 1, "area under the ROC curve of the truly relevant patches"),
+        _entry("truth_precision", "%", 100, "truly relevant ones among the top n patches, n their number"),
+    ]
+)

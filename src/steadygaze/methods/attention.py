@@ -10,6 +10,9 @@
 
 A is (B, heads, queries, keys) after softmax; the row that feeds the head is read: the class row, the mean of the patch rows for
 average-pooled heads, or the pooling's own attention as one more layer.
+
+Formulas: docs/equations.md#raw-attention, docs/equations.md#rollout, docs/equations.md#attcam,
+docs/equations.md#gae.
 """
 
 from typing import Any

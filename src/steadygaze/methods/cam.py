@@ -12,6 +12,8 @@
 The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm, as pytorch-grad-cam does;
 `normalise=True` divides each layer's map by its maximum (LayerCAM over layers); `tokens="all"` lets prefix tokens into the sums over p,
 as SkipPLUS' code does; `relu=True` drops negative scores. No min-max here.
+
+Formulas: docs/equations.md#gradcam-family.
 """
 
 from collections.abc import Callable

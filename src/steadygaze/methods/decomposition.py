@@ -14,6 +14,8 @@ Equations: docs/equations.md#pre-norm-mixing and docs/equations.md#decompx.
 
 No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads x heads numbers a token.
 ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.
+
+Formulas: docs/equations.md#attin, docs/equations.md#globenc, docs/equations.md#alti.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,8 @@ TransAtt sends relevance R, one-hot at the class, back through the network by th
 
 The layer's matrix is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R. In code, autograd carries relevance in place of a gradient.
 AttnLRP is input x gradient under its own rules (trace/rules.py): both operands of a product get half, softmax its own gradient.
+
+Formulas: docs/equations.md#attnlrp.
 """
 
 from typing import Any

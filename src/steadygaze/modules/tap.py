@@ -136,7 +136,7 @@ class TokenPool(Inserted):
 
     def weights(
         self, x: Float[Tensor, "b n d"], grid: tuple[int, int], prefix: int
-    ) -> Float[Tensor, "b k h w"]:
+    ) -> Float[Tensor, "#b k h w"]:
         """P: the weight of each branch at each patch; weights sum to 1 over the branches."""
         first, norm, last = self.predict.children()
         assert isinstance(first, nn.Conv2d)
@@ -147,7 +147,7 @@ class TokenPool(Inserted):
         return (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
 
     def matrix(
-        self, weights: Float[Tensor, "b k h w"], grid: tuple[int, int], prefix: int
+        self, weights: Float[Tensor, "#b k h w"], grid: tuple[int, int], prefix: int
     ) -> Float[Tensor, "b n n"]:
         """T as a matrix: row n holds the weights of the tokens that are pooled into token n."""
         share, column, inside, width = neighbourhood(

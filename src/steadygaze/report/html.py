@@ -17,18 +17,12 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.report import svg
 from steadygaze.report.page import Figure, how, legend
 from steadygaze.report.pictures import gallery
+from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.table import Cell, Line, Section
-from steadygaze.runs.wording import OVERALL, better, caution, counted, label, number, unit
+from steadygaze.runs.table import Cell
+from steadygaze.runs.verify.summary import Line, Section, quantity
 
 START = re.compile(r"[:,]start=(\d+)")
-KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
-CURVES = {
-    "insertion_accuracy": (KEPT, "right answers, %", "higher is better"),
-    "deletion_accuracy": (REMOVED, "right answers, %", "lower is better"),
-    "insertion_aopc": (KEPT, "probability lost, points", "lower is better"),
-    "deletion_aopc": (REMOVED, "probability lost, points", "higher is better"),
-}
 
 
 def write_report(
@@ -87,9 +81,9 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["value"] = number
+    environment.filters["value"] = lambda value, metric: quantity(metric).text(value)
     environment.filters["soft"] = _soft
-    environment.filters["counted"] = counted
+    environment.filters["counted"] = plural
     return environment.get_template(name).render(
         runs=[how(run) for run in runs],
         unreadable=list(rows.unreadable.values()) if rows else [],
@@ -115,12 +109,12 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
     run = rows.runs[section.run]
     return {
         "section": section,
-        "headings": [(metric, label(metric), better(metric)) for metric in section.shown],
+        "headings": [(q.name, q.title, q.better) for q in map(quantity, section.shown)],
         "lines": _ranking(section, base, ranks),
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
-        "first": label(section.shown[0]),
-        "caution": caution(len(section.images)),
+        "first": quantity(section.shown[0]).title,
+        "caution": small_sample_note(len(section.names)),
         "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
         "rest": max(0, len(drawn) - svg.COLOURS),
         "curves": _curves(section, ranks),
@@ -177,16 +171,19 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
 def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
     found = []
     across = [100 * ratio for ratio in section.ratios]
-    for metric, (title, axis, which) in CURVES.items():
+    for metric in section.metrics:
+        drawn = METRICS[metric].curve if metric in METRICS else None
+        if drawn is None:
+            continue
         series = []
         for line, rank in ranks.items():
-            curve = section.curve(metric, line) if (metric, line) in section.values else None
+            curve = section.curve(metric, line) if (metric, line) in section.table else None
             if curve is not None:
                 series.append(svg.Series(_called(line, section), across, curve.tolist(), rank))
         if series and len(across) > 1:
-            words = f"{label(metric)}: {axis}"
-            chart = svg.lines(series, x_label="share of the patches, %", y_label=axis, title=words)
-            found.append(Figure(title, which, chart))
+            title = f"{quantity(metric).title}: {drawn.axis}"
+            chart = svg.lines(series, x_label="share of the patches, %", y_label=drawn.axis, title=title)
+            found.append(Figure(drawn.title, drawn.better, chart))
     return found
 
 
@@ -200,8 +197,8 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
                 limits = [(y.low, y.high)], [(x.low, x.high)]
                 points.append(svg.Series(_called(line, section), [x.value], [y.value], rank, *limits))
         if len(points) > 1:
-            words = {"x_label": f"{label(across)}, %", "y_label": f"{label(up)}, %"}
-            chart = svg.scatter(points, **words, title="insertion against deletion")
+            axes = {"x_label": f"{quantity(across).title}, %", "y_label": f"{quantity(up).title}, %"}
+            chart = svg.scatter(points, **axes, title="insertion against deletion")
             return Figure(
                 "Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart
             )
@@ -224,7 +221,7 @@ def _start(section: Section) -> Figure | None:
         layers, cells = [layer for layer, _ in found], [cell for _, cell in found]
         limits = [(cell.low, cell.high) for cell in cells]
         series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
-    axis = f"{label(metric)}, {unit(metric)}".rstrip(", ")
+    axis = f"{quantity(metric).title}, {quantity(metric).unit}".rstrip(", ")
     chart = svg.lines(
         series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True
     )
@@ -249,13 +246,5 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
     """(metric, range and direction, meaning) of everything that is shown."""
-    found = []
-    for name in dict.fromkeys(name for section in sections for name in section.shown):
-        if name == OVERALL:
-            words = "the mean of a picture's removal scores; the ranking is by it"
-            found.append((label(name), "higher is better", words))
-        elif name in METRICS:
-            m = METRICS[name]
-            span = f"{m.low:g} to {m.high:g} {m.unit}".strip()
-            found.append((label(name), f"{span}, {m.better} is better", m.summary))
-    return found
+    names = dict.fromkeys(name for section in sections for name in section.shown)
+    return [(q.title, q.range_text, q.summary) for q in map(quantity, names) if q.summary]

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
-from steadygaze.runs.table import Line, Section
-from steadygaze.runs.wording import better
+from steadygaze.runs.verify.summary import Line, Section, quantity
 
 EACH = 4  # best ones, and as many worst ones
 SIDE = 200  # pixels
@@ -63,7 +62,7 @@ def compared(section: Section) -> list[Line]:
 def _extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list[str]]:
     values = section.array(metric, line)
     order = [int(i) for i in np.argsort(values, kind="stable") if not np.isnan(values[i])]
-    if better(metric) == "higher":
+    if quantity(metric).better == "higher":
         order.reverse()
     each = min(EACH, len(order) // 2)
     return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]

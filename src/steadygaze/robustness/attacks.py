@@ -7,6 +7,8 @@ With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
 
 Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full scale, so
 that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is attacked in evaluation mode.
+
+Formulas: docs/equations.md#fgsm, docs/equations.md#pgd.
 """
 
 from collections.abc import Sequence

@@ -7,6 +7,8 @@ Newcombe          interval of a paired difference, from two Wilson intervals and
                   of two equal pictures would claim certainty
 McNemar           exact two-sided test that as many are gained as lost: binomial of gained among gained + lost, p = 1/2
 bootstrap         paired, percentile, seeded: any number a picture
+
+Formulas: docs/equations.md#paired-changes.
 """
 
 import math

@@ -4,6 +4,8 @@
 
 0 is perfect, lower is better. Confidence is the largest probability. torchmetrics puts an exact 1.0 into a bin of its own;
 here it belongs to the last one, as in the paper.
+
+Formulas: docs/equations.md#ece.
 """
 
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 Features are what the final classifier is given: the input of the linear map whose output is the logits. A picture gets the
 class that most of its k nearest training pictures have, nearest by cosine or by Euclidean distance; between equal votes the
 smallest class index wins, as in scikit-learn. Accuracy in 0..1, higher is better.
+
+Formulas: docs/equations.md#knn.
 """
 
 from collections.abc import Sequence

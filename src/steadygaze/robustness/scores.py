@@ -11,6 +11,8 @@ AlexNet's clean error is that of torchvision's weights, which the authors used. 
 that issue 49 there links to; the numbers here could not be compared with it, so take mFR with that doubt, or give
 `mean_flip_rate` a baseline of your own. mCE is defined on the 15 common corruptions: AlexNet's errors on
 the 4 extra ones are not published, so 19 give a mean error, and an mCE only with a baseline of one's own.
+
+Formulas: docs/equations.md#corruption-error, docs/equations.md#flip-rate.
 """
 
 from collections.abc import Mapping, Sequence

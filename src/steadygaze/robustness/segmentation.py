@@ -6,6 +6,8 @@ Counts and IoU are those of `data.confusion`; pictures are corrupted by `corrupt
 | --- | --- | --- | --- |
 | `"all"` | every one that is given | every one that is given | over corruptions of the mean over severities |
 | `"cityscapes-c"` | the 16 of Cityscapes-C (Kamann & Rother 2020; Xie et al. 2021, "SegFormer") | noise 1 to 3, others 1 to 5 | the same |
+
+Formulas: docs/equations.md#miou.
 """
 
 from __future__ import annotations

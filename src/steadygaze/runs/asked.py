@@ -1,20 +1,24 @@
-"""What a run over folders is asked for, by `verify` and by `stress` alike."""
+"""Names of the first version, until `stress` uses `runs.request`."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.loading.load import Loaded, load_model
-from steadygaze.runs.loop import World
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.data.content import names_hash as digest
+from steadygaze.data.content import tensor_hash
+from steadygaze.errors import BadInput
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.runs.processes import World
+from steadygaze.runs.request import number_of_classes as outputs
+
+__all__ = ["Asked", "digest", "fingerprint", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -40,31 +44,27 @@ class Asked:
         if self.data is None or not self.data.is_dir():
             if self.data is None:
                 raise BadInput(
-                    "data: expected a folder of pictures, got none. Give --data FOLDER; only shifts and neighbours do without."
+                    "data: expected a folder of pictures, got none. Only shifts and neighbours do without."
                 )
-            raise BadInput(
-                f"data: expected a folder of pictures, got {self.data}: {'a file' if self.data.exists() else 'no such folder'}"
-            )
+            kind = "a file" if self.data.exists() else "no such folder"
+            raise BadInput(f"data: expected a folder of pictures, got {self.data}: {kind}")
         return self.data
 
-    def load(self, place: World) -> Loaded:
-        """The model, on its device: the one asked for, this process's own, or a GPU if there is one."""
+    def load(self, place: World) -> LoadedModel:
         device: Any = self.device
         if device == "auto":
             device = place.device or ("cuda" if torch.cuda.is_available() else "cpu")
         return load_model(self.model, self.checkpoint, num_classes=self.num_classes, device=device)
 
-    def facts(self, loaded: Loaded) -> dict[str, Any]:
-        """What defines the numbers of any run: the same again goes on with it."""
+    def facts(self, loaded: LoadedModel) -> dict[str, Any]:
         return {
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
-            "preprocessing": {k: str(v) for k, v in sorted(loaded.recipe.items())},
+            "preprocessing": loaded.preprocess.describe(),
             "data": "" if self.data is None else self.data.resolve().name,
             "limit": self.limit,
         }
 
     def given(self) -> dict[str, Any]:
-        """Where model and data are, so that a report can open them again."""
         paths = {"data": self.data, "masks": self.masks, "checkpoint": self.checkpoint}
         return {
             "model": self.model,
@@ -73,31 +73,5 @@ class Asked:
         }
 
 
-def outputs(model: nn.Module, size: tuple[int, int]) -> int:
-    """How many classes a classifier tells apart."""
-    parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), evaluation_mode(model):
-        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UnsupportedModel(
-            f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got {got}. "
-            "A segmenter is stressed by the suite segmentation alone."
-        )
-    return logits.shape[1]
-
-
-def digest(lines: Iterable[str]) -> str:
-    """16 hex digits that tell one list of pictures from another."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
 def fingerprint(tensors: Iterable[Tensor | None]) -> str:
-    """16 hex digits that tell one batch from another."""
-    found = hashlib.sha256()
-    for x in tensors:
-        if x is not None:
-            found.update(f"{x.dtype} {tuple(x.shape)}".encode())
-            found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+    return tensor_hash(*tensors)

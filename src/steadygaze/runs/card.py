@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from steadygaze.errors import BadInput
-from steadygaze.faithfulness.metric import mean
 from steadygaze.method_registry import DEFAULT
-from steadygaze.runs.loop import World
-from steadygaze.runs.request import Request as VerifyRequest
-from steadygaze.runs.request import prepare_run, verify_run
+from steadygaze.progress import Progress
+from steadygaze.quantity import mean
+from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.statistics import difference
 from steadygaze.runs.stress_request import Request as StressRequest
 from steadygaze.runs.stress_request import prepare_stress, stress_run
 from steadygaze.runs.stress_suite import Options
-from steadygaze.runs.table import Line, Section, combine_of
-from steadygaze.runs.wording import better
+from steadygaze.runs.table import difference
+from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify.summary import Line, Section, quantity
 
 SUITE = ("corruptions", "attacks", "occlusion", "attention")
 Step = Callable[
@@ -51,7 +50,7 @@ class Shift:
         """better or worse where the interval leaves zero out; otherwise nothing."""
         if not (self.low > 0 or self.high < 0):
             return ""
-        return "better" if (self.difference > 0) == (better(self.metric) == "higher") else "worse"
+        return "better" if (self.difference > 0) == (quantity(self.metric).better == "higher") else "worse"
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,19 @@ def measured(side: str, which: str, ask: Ask, place: World, step: Step) -> Path:
     ready = prepare_stress(strong, place)
     with step(f"stressing {which}", ready.work(place)) as told:
         stress_run(strong, place, told, ready)
-    true = VerifyRequest(**common, out=out / "verify", methods=list(ask.methods), metrics=list(ask.metrics))
-    prepared = prepare_run(true, place)
-    with step(f"verifying {which}", len(prepared.found.items)) as told:
-        verify_run(true, place, told, prepared)
+    common["batch_size"] = common.pop("batch")
+    more: dict[str, Any] = {"metrics": list(ask.metrics)} if ask.metrics else {}
+    true = VerifyRequest(**common, out=out / "verify", methods=list(ask.methods), **more)
+    prepared = prepare_verify(true, place)
+    with step(f"verifying {which}", prepared.source.count or 0) as told:
+        before = 0
+
+        def report(progress: Progress) -> None:
+            nonlocal before
+            told(progress.done - before, progress.done - before)
+            before = progress.done
+
+        run_verify(true, place, report, prepared)
     return out
 
 
@@ -126,18 +134,20 @@ def _section(folder: Path) -> Section:
 
 
 def _shift(one: Section, two: Section, metric: str, line: Line) -> Shift:
-    common = sorted(set(one.images) & set(two.images))
+    common = sorted(set(one.names) & set(two.names))
     if not common:
         raise BadInput("the two sides have no picture in common: give the same data")
     places = [[section.names.index(name) for name in common] for section in (two, one)]
     values = np.stack([section.array(metric, line)[p] for section, p in zip((two, one), places, strict=True)])
     details = (
         [section.detail(metric, line) for section in (two, one)]
-        if combine_of(metric) is not mean
+        if quantity(metric).combine is not mean
         else [None, None]
     )
     known = [d[p] for d, p in zip(details, places, strict=True) if d is not None]
     pair = np.stack(known) if len(known) == len(details) else None
-    gap, low, high = difference(values, pair, combine=combine_of(metric), repeats=one.repeats, seed=one.seed)
+    gap, low, high = difference(
+        values, pair, combine=quantity(metric).combine, repeats=one.repeats, seed=one.seed
+    )
     was, now = (section.cells[metric, line].value for section in (one, two))
     return Shift("/".join(line), metric, was, now, gap, low, high, int((~np.isnan(values).any(0)).sum()))

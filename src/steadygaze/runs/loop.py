@@ -1,262 +1,315 @@
-"""Images x methods x metrics, batch by batch.
+"""The loop of `verify` and `stress`: jobs in, rows out.
 
-A batch's composition depends on the order of the data and the batch size alone, never on what was done before or on
-how many processes work; batch b belongs to process b % world. So the rows of a run that was stopped, or split, are
-those of one that was not.
+A job is some images together with the rows that each of them must have in the end. What is on disk is skipped
+by key, images that cannot be read are recorded and tried again when the run is resumed, images whose file
+changed are computed again, and the rows of a job are written at once. The composition of a job depends on the
+order of the data and the batch size only, never on what was done before or on the number of processes: so the
+rows of a run that was stopped, or split, are those of an uninterrupted one.
 """
 
 from __future__ import annotations
 
-import os
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from steadygaze.errors import BadImage
+from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.runs.load_ahead import load_ahead
+from steadygaze.runs.maps import BROKEN as BROKEN
+from steadygaze.runs.maps import ZERO as ZERO
+from steadygaze.runs.processes import World as World
+from steadygaze.runs.processes import world as world
+from steadygaze.runs.rows import Row, RowKey, Rows, json_number, key_of
+from steadygaze.runs.store import Done, Store, prepare
 
-from steadygaze.errors import BrokenMap, DegenerateMap
-from steadygaze.explainer import explain
-from steadygaze.faithfulness.evaluate import evaluate
-from steadygaze.faithfulness.metric import Batch, Values
-from steadygaze.method_registry import Method
-from steadygaze.methods.search import listener, manner
-from steadygaze.runs.plan import Plan
-from steadygaze.runs.rows import Row
-from steadygaze.runs.store import Done, key_of
-from steadygaze.vit import ViT
-
-ZERO, BROKEN = "zero map", "broken map"
-
-
-@dataclass(frozen=True)
-class World:
-    """Which process this is, of how many, and how they wait for one another."""
-
-    rank: int = 0
-    size: int = 1
-    local_main: bool = True
-    device: torch.device | None = None
-    wait: Callable[[], None] = lambda: None
-    end: Callable[[], None] = lambda: None
-
-
-def world() -> World:
-    """The processes that `accelerate launch` or `torchrun` started; this one alone otherwise."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
-            warnings.warn(
-                "accelerate launch --cpu starts one process however many are asked for (it leaves that to MPI). On CPUs "
-                "use accelerate launch --multi_gpu --num_processes 2 -m steadygaze ..., or torchrun.",
-                stacklevel=2,
-            )
-        return World()
-    from accelerate import PartialState
-
-    cpu = (
-        os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-        or not torch.cuda.is_available()
-    )
-    state = PartialState(
-        cpu=cpu, timeout=timedelta(days=30)
-    )  # a process may wait for a slower one at the end
-    return World(
-        state.process_index,
-        state.num_processes,
-        state.is_local_main_process,
-        state.device,
-        state.wait_for_everyone,
-        state.destroy_process_group,
-    )
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+READERS = 8  # threads that read files to check their content
+NAMED = 5  # replaced images that a warning names
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """The pictures of one batch.
+class Job:
+    """Images that are computed together; subclasses add what their loader needs. Plain data, so that it can
+    be pickled.
 
-    load: gives the batch (None if no picture is left), and why others could not be read
-    again: whether one of these names, which could not be read before, can be read now
+    images: names, as they stand in rows
+    keys: the rows that each of these images must have in the end
+    batch: the process `batch % world.size` does the job, so jobs of one batch stay together
+    work: units of progress; 0 is the number of images
+    requires: jobs without rows of their own that come before the first unfinished job that requires them
     """
 
-    names: tuple[str, ...]
-    load: Callable[[], tuple[Batch | None, dict[str, str]]]
-    again: Callable[[Sequence[str]], bool] = lambda names: False
+    images: tuple[str, ...]
+    keys: tuple[RowKey, ...]
+    batch: int = 0
+    work: int = 0
+    requires: tuple[Job, ...] = field(default=(), repr=False)
+
+    @property
+    def size(self) -> int:
+        """Units of progress."""
+        return self.work or len(self.images)
 
 
-Target = Callable[[Batch], Tensor]  # the class that is explained, (B,)
-Told = Callable[[int, int], None]  # pictures finished, of them computed now
+J = TypeVar("J", bound=Job)
+J_contra = TypeVar("J_contra", bound=Job, contravariant=True)
 
 
-def run(
-    vit: ViT,
-    chunks: Iterable[Chunk],
-    plan: Plan,
-    target: Target,
-    identity: dict[str, Any],
-    append: Callable[[list[Row]], None],
-    done: Done,
-    told: Told = lambda finished, computed: None,
-    place: World | None = None,
-    ahead: int = 0,
-) -> None:
-    """Compute what is missing of this process's batches; `append` is given each batch's new rows at once."""
-    place = place or World()
-    mine = (chunk for number, chunk in enumerate(chunks) if number % place.size == place.rank)
-    for chunk, loaded in _loaded(_pending(mine, plan, done, told), ahead):
-        batch, failed = loaded
-        there = done.keys(chunk.names) if any(done.counts.get(name) for name in chunk.names) else set()
-        rows: list[Row] = [
-            {"image": image, "unreadable": why}
-            for image, why in failed.items()
-            if done.unreadable.get(image) != why
+@dataclass(frozen=True)
+class Inputs(Generic[T_co]):
+    """What loading a job gives.
+
+    data: for the function that computes; None if no image of the job could be read
+    content: image -> content hash, for each image that was read
+    unreadable: image -> reason
+    """
+
+    data: T_co | None
+    content: Mapping[str, str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+class Loader(Protocol[J_contra, T_co]):
+    """Reads the images of a job. It is pickled for worker processes where a platform has no fork."""
+
+    def load(self, job: J_contra) -> Inputs[T_co]:
+        """The images of a job, ready for the model."""
+        ...
+
+    def readable(self, job: J_contra, image: str) -> bool:
+        """Whether an image that could not be read in an earlier run can be read now."""
+        ...
+
+    def content(self, job: J_contra, image: str) -> str:
+        """The content hash of an image as it is now; may raise `BadImage`. "" if there is no way to know."""
+        ...
+
+
+Compute = Callable[[J, T], Iterable[Row]]
+
+
+@dataclass
+class Pace:
+    """Seconds that the model worked, and that it waited for images or for the disk."""
+
+    model: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of the time in the model, 0..1."""
+        return self.model / (self.model + self.waiting) if self.model else 0.0
+
+
+def total_work(jobs: Iterable[Job], world: World) -> int:
+    """All units of progress of this process's jobs, with the jobs that they require."""
+    own = [job for job in jobs if world.owns(job.batch)]
+    return _size(_required(own)) + _size(own)
+
+
+def _size(jobs: Iterable[Job]) -> int:
+    return sum(job.size for job in jobs)
+
+
+def _required(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that these require, each once, in order."""
+    return list({id(job): job for needing in jobs for job in needing.requires}.values())
+
+
+class Run:
+    """A run that is being computed: into a folder that can be resumed, or into memory if `out` is None.
+
+    settings: everything that defines the numbers; a folder that holds a run with other settings is refused
+    about: what does not change the numbers, such as the command
+    task, unit: what `on_progress` is told; total: units of all jobs of this process, None if unknown
+
+        with Run(out, settings, about, task="verify", unit="images") as run:
+            run.execute(jobs, loader, compute)
+        rows = run.rows()
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        settings: dict[str, Any],
+        about: dict[str, Any],
+        *,
+        task: str,
+        unit: str = "images",
+        total: int | None = None,
+        world: World | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
+        self.out, self.settings, self.about = out, settings, about
+        self.world = world or World()
+        self.task, self.unit, self.total, self.on_progress = task, unit, total, on_progress
+        self.pace = Pace()
+        self.done = Done(None)
+        self._finished = self._resumed = 0
+        self._gathered: list[Row] = []
+        self._store: Store | None = None
+        self._prepared: dict[int, Job] = {}  # required jobs that are done, by id
+        self._retried: set[str] = set()  # images that were unreadable in an earlier run and can be read now
+
+    def __enter__(self) -> Run:
+        if self.out is not None:
+            if self.world.local_main:
+                prepare(self.out, self.settings, self.about)
+            self.world.wait()
+            self._store = Store(self.out, self.world.rank)
+            self.world.wait()  # every file is open before any process reads them
+            self.done = Done(self.out)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self._store.close()
+        if error is None:
+            self.world.wait()
+
+    def rows(self) -> Rows:
+        """Everything that was computed, by this and by earlier runs into the same folder."""
+        if self.out is None:
+            return Rows([{"settings": self.settings, "about": self.about}], self._gathered)
+        return Rows.read(self.out)
+
+    def execute(
+        self,
+        jobs: Sequence[J],
+        loader: Loader[J, T],
+        compute: Compute[J, T],
+        *,
+        num_workers: int = 0,
+        processes: bool = False,
+    ) -> None:
+        """Compute what is missing of this process's jobs.
+
+        num_workers: threads, or with `processes` worker processes, that load images ahead of the model
+        """
+        own = [job for job in jobs if self.world.owns(job.batch)]
+        self._forget_replaced(own, loader)
+        pending = self._pending(own, loader)
+        required = [job for job in _required(pending) if id(job) not in self._prepared]
+        todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
+        new = [job for job in _required(own) if id(job) not in self._prepared]
+        skipped = _size(new) + _size(own) - _size(todo)
+        self._resumed += skipped
+        self._report(skipped)
+        clock = time.perf_counter()
+        for job, inputs in zip(
+            todo, load_ahead(loader.load, todo, num_workers, processes=processes), strict=True
+        ):
+            began = time.perf_counter()
+            self.pace.waiting += began - clock
+            rows = self._unreadable_rows(inputs)
+            if inputs.data is not None:
+                rows += self._new_rows(compute(job, inputs.data), inputs.content)
+            clock = time.perf_counter()
+            self.pace.model += clock - began
+            self._append(rows)
+            self._report(job.size)
+        self._prepared |= {id(job): job for job in new}
+
+    def _pending(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
+        """The jobs with an image that lacks rows; an image that was unreadable counts if it can be read
+        now.
+        """
+        readable: dict[str, bool] = {}
+
+        def wanted(job: J, image: str) -> bool:
+            if not self.done.lacks(image, job.keys):
+                return False
+            if image in self.done.unreadable and image not in readable:
+                readable[image] = loader.readable(job, image)
+            return readable.get(image, True)
+
+        pending = [job for job in jobs if sum(wanted(job, image) for image in job.images)]
+        self._retried |= {image for image, can_be_read in readable.items() if can_be_read}
+        return pending
+
+    def _forget_replaced(self, jobs: Sequence[J], loader: Loader[J, T]) -> None:
+        """Recompute images whose content is not that of their rows."""
+        computed = {image: job for job in jobs for image in job.images if image in self.done.content}
+
+        def current(image: str) -> str:
+            try:
+                return loader.content(computed[image], image)
+            except BadImage:
+                return ""  # the file is gone, its rows are still true of it
+
+        with ThreadPoolExecutor(READERS) as pool:
+            contents = dict(zip(computed, pool.map(current, computed), strict=True))
+        replaced = {
+            image: content
+            for image, content in contents.items()
+            if content not in ("", self.done.content[image])
+        }
+        for image in computed:
+            del self.done.content[image]  # checked: no later call asks again
+        if not replaced:
+            return
+        for image in replaced:
+            self.done.forget(image)
+        if self._store is not None:
+            self._store.replace(replaced)
+        named = ", ".join(list(replaced)[:NAMED]) + (", ..." if len(replaced) > NAMED else "")
+        warnings.warn(
+            f"{len(replaced)} image{'s' if len(replaced) > 1 else ''} changed since rows were computed and "
+            "will be "
+            f"computed again: {named}",
+            stacklevel=3,
+        )
+
+    def _unreadable_rows(self, inputs: Inputs[Any]) -> list[Row]:
+        """Lines that record which images could not be read, and which can be read again."""
+        known = self.done.unreadable
+        failed = {image: why for image, why in inputs.unreadable.items() if known.get(image) != why}
+        again = [image for image in inputs.content if image in self._retried]
+        for image in again:
+            self._retried.discard(image)
+            known.pop(image, None)
+        known.update(failed)
+        return [
+            *({"image": image, "unreadable": reason} for image, reason in failed.items()),
+            *({"image": image, "unreadable": ""} for image in again),
         ]
-        if batch is not None:
-            rows += [{"image": image, "unreadable": ""} for image in batch.names if image in done.unreadable]
-            rows += [
-                row for row in compute(vit, batch, plan, target(batch), identity) if key_of(row) not in there
-            ]
-        if rows:
-            append(rows)
-        told(len(chunk.names), len(chunk.names))
+
+    def _new_rows(self, rows: Iterable[Row], content: Mapping[str, str]) -> Iterator[Row]:
+        for row in rows:
+            if not self.done.has(key_of(row)):
+                yield {**row, "content": content[row["image"]]}
+
+    def _append(self, rows: list[Row]) -> None:
+        if rows and self._store is not None:
+            self._store.append(rows)
+        elif rows:
+            self._gathered.extend(rows)
+
+    def _report(self, units: int) -> None:
+        if units:
+            self._finished += units
+            self.on_progress(
+                Progress(self.task, self._finished, self.total, self.unit, resumed=self._resumed)
+            )
 
 
-def _pending(chunks: Iterable[Chunk], plan: Plan, done: Done, told: Told) -> Iterator[Chunk]:
-    for chunk in chunks:
-        missing = done.missing(chunk.names, plan.rows_per_image)
-        lost = [name for name in missing if name in done.unreadable]
-        if len(missing) > len(lost) or (lost and chunk.again(lost)):
-            yield chunk
-        else:
-            told(len(chunk.names), 0)
+# -- names of the first version, until `stress` uses the loop above
+# ----------------------------------------------------
+
+Told = Callable[[int, int], None]
+short = json_number
 
 
-def _loaded(
-    chunks: Iterator[Chunk], ahead: int
-) -> Iterator[tuple[Chunk, tuple[Batch | None, dict[str, str]]]]:
-    """Load chunks; one ahead of the computing if asked."""
-    if not ahead:
-        for chunk in chunks:
-            yield chunk, chunk.load()
-        return
-    with ThreadPoolExecutor(1) as pool:
-        waiting: list[tuple[Chunk, Any]] = []
-        for chunk in chunks:
-            waiting.append((chunk, pool.submit(chunk.load)))
-            if len(waiting) > 1:
-                first, future = waiting.pop(0)
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+def maps_of(*arguments: Any) -> list[tuple[Any, list[int]]]:
+    from steadygaze.runs.maps import maps_of as flagged_maps
 
-
-def compute(vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[str, Any]) -> Iterator[Row]:
-    """Every row of a batch, by image, column and metric."""
-    maps, flags = explained(vit, batch.images, target, plan)
-
-    def again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return explained(model, images, classes, plan)[0]
-
-    found = evaluate(
-        vit, batch, maps, plan.metrics, target=target, seed=plan.seed, ratios=plan.ratios, fill=plan.fill, explain=again
-    )  # fmt: skip
-    numbers = {name: _Numbers(values) for name, values in found.values.items()}
-    alike = numbers.get("agreement")
-    if alike and alike.detail is not None:
-        alike.detail = alike.detail[
-            ..., list(plan.source)
-        ]  # from maps to columns: a row says how alike each column is
-    for b, image in enumerate(batch.names):
-        for column, source in zip(plan.columns, plan.source, strict=True):
-            flag = flags.get((source, b))
-            for name in plan.metrics:
-                row: Row = {
-                    **identity,
-                    "method": column.method.name,
-                    "score": column.score,
-                    "metric": name,
-                    "image": image,
-                }
-                row["value"], detail = (None, None) if flag == BROKEN else numbers[name].of(source, b)
-                row |= {
-                    k: v
-                    for k, v in (("detail", detail), ("note", found.notes.get(name)), ("flag", flag))
-                    if v
-                }
-                row["seed"] = plan.seed
-                yield row
-
-
-class _Numbers:
-    """Values as numbers whose text is as short as their precision allows."""
-
-    def __init__(self, values: Values) -> None:
-        self.value = values.value.detach().cpu().numpy()
-        self.detail = None if values.detail is None else values.detail.detach().cpu().numpy()
-
-    def of(self, m: int, b: int) -> tuple[float | None, list[float | None] | None]:
-        return short(self.value[m, b]), None if self.detail is None else [short(x) for x in self.detail[m, b]]
-
-
-def short(x: Any) -> float | int | None:
-    """As JSON: none where it is not finite, whole numbers as such."""
-    if not np.isfinite(x):
-        return None
-    exact = float(str(x))  # the shortest text of a float32 is not that of the double of equal value
-    return int(exact) if exact.is_integer() else exact
-
-
-Flags = dict[tuple[int, int], str]
-
-
-def explained(model: nn.Module | ViT, images: Tensor, target: Tensor, plan: Plan) -> tuple[Tensor, Flags]:
-    """The maps of the plan, (M, B, gh, gw), and which of them are zero or broken (those are zero here)."""
-    maps: list[Tensor] = []
-    flags: Flags = {}
-    for score, methods in plan.calls:
-        for made, broken in maps_of(model, images, target, list(methods), score):
-            flags |= {(len(maps), b): BROKEN for b in broken}
-            empty = (made.flatten(1) == 0).all(1).nonzero()[:, 0].tolist()
-            flags |= {(len(maps), b): ZERO for b in empty if b not in broken}
-            maps.append(made)
-    return torch.stack(maps), flags
-
-
-def maps_of(
-    model: nn.Module | ViT, images: Tensor, target: Tensor, methods: list[Method], score: str | None
-) -> list[tuple[Tensor, list[int]]]:
-    """One map (B, gh, gw) for each method, and the images where it is broken, which are zero. One broken map does not
-    spoil others."""
-    with (
-        warnings.catch_warnings(),
-        manner(listener(), partial=False),
-    ):  # a stopped search must not become a row
-        warnings.simplefilter("ignore", DegenerateMap)  # counted, and told at the end
-        try:
-            many = explain(model, images, target=target, method=list[str | Method](methods), score=score)
-            return [(many[m.name].scores, []) for m in methods]
-        except BrokenMap:
-            if len(methods) > 1:
-                return [maps_of(model, images, target, [m], score)[0] for m in methods]
-        if len(images) > 1:
-            parts = [
-                maps_of(model, images[b : b + 1], target[b : b + 1], methods, score)[0]
-                for b in range(len(images))
-            ]
-            return [
-                (torch.cat([made for made, _ in parts]), [b for b, (_, broken) in enumerate(parts) if broken])
-            ]
-    return [(images.new_zeros(1, *_grid(model, images)), [0])]
-
-
-def _grid(model: nn.Module | ViT, images: Tensor) -> tuple[int, int]:
-    from steadygaze.vit import adapt
-
-    vit = adapt(model) if isinstance(model, nn.Module) else model
-    if not vit.plan.global_attention:
-        return vit.grid
-    with torch.no_grad():
-        return vit.layout(vit.embed(images)).grid
+    return [(maps, [b for b, f in flags.items() if f == BROKEN]) for maps, flags in flagged_maps(*arguments)]

@@ -5,12 +5,15 @@ A folder RUN holds
 | file | content |
 | --- | --- |
 | `run.json` | `settings`, everything that defines the numbers, and `about`: command, versions, when it began |
-| `rows-00000.jsonl` | one line a row, one file for each worker; `.jsonl.gz` is read too |
+| `rows-00000.jsonl` | one line a row, one file for each process; `.jsonl.gz` is read too |
+| `replaced-00000.jsonl` | only if image files changed between a stop and its resumption: the content that counts |
+| `samples/` | images and maps for the report |
 
-A row is one number: model, weights, method, score, metric, image, value, seed; and where there is something to say,
-detail (the curve or the sums behind the value), note (how it was measured), flag (the map was empty or broken). A run of
-`stress` has a setting (`clean`, `fog/3`, `fgsm/8`, ...) instead of method and score. A line with `unreadable` says why a
-picture could not be used.
+A row is one number: model, weights, method, score, metric, image, value, seed and content (a hash of the
+image file); where they apply, detail (the curve or the sums behind the value), note (how it was measured) and
+flag (the map was empty or broken). A run of `stress` has a setting (`clean`, `fog/3`, `fgsm/8`, ...) instead
+of method and score. A line with `unreadable` gives the reason why an image could not be used. Rows of the
+first version have no content.
 """
 
 from __future__ import annotations
@@ -21,15 +24,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from steadygaze.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from steadygaze.runs.stress_card import Card
-    from steadygaze.runs.table import Table
+    from steadygaze.runs.verify.summary import Table
 
 Row = dict[str, Any]
+RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
+Key = tuple[str, str, str, str]  # image and row key: what tells a row from every other row of the run
 COLUMNS = (
     "model",
     "weights",
@@ -42,12 +49,35 @@ COLUMNS = (
     "note",
     "flag",
     "seed",
+    "content",
 )
 STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 
 
+def row_key(row: Row) -> RowKey:
+    """What tells a row from the other rows of its image."""
+    return row.get("method") or row["setting"], row.get("score", ""), row["metric"]
+
+
+def key_of(row: Row) -> Key:
+    """What tells a row from every other row of the run."""
+    return row["image"], *row_key(row)
+
+
+def json_number(x: Any) -> float | int | None:
+    """A number as short as its precision allows; None where it is not finite, whole numbers as integers.
+
+    >>> json_number(np.float32(0.1)), json_number(np.float32(2)), json_number(float("nan"))
+    (0.1, 2, None)
+    """
+    if not np.isfinite(x):
+        return None
+    exact = float(str(x))  # the shortest text of a float32 is not that of the double of equal value
+    return int(exact) if exact.is_integer() else exact
+
+
 def row_files(folder: Path) -> list[Path]:
-    """The files of rows in a run's folder, by worker."""
+    """The row files in a run's folder, by process."""
     return sorted([*folder.glob("rows-*.jsonl"), *folder.glob("rows-*.jsonl.gz")])
 
 
@@ -58,15 +88,15 @@ def read_run(folder: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(
-            f"{folder} is no run: no run.json in it. Make one with: steadygaze verify (or stress) ... --out {folder}"
+            f"{folder} is no run: it has no run.json. Make a run with: steadygaze verify (or stress) ... "
+            f"--out {folder}"
         ) from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
 
 def lines(path: Path) -> Iterator[Row]:
-    """The lines of one file of rows; a last line that was not finished is left out, whatever else is broken is an
-    error."""
+    """The lines of one row file; an unfinished last line is left out, any other broken line is an error."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -75,13 +105,41 @@ def lines(path: Path) -> Iterator[Row]:
                 yield json.loads(line)
             except ValueError as error:
                 raise BadInput(
-                    f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
+                    f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed "
+                    "again."
                 ) from error
 
 
+def replaced_file(folder: Path, rank: int) -> Path:
+    """Where a process records images whose file changed since their rows were written."""
+    return folder / f"replaced-{rank:05d}.jsonl"
+
+
+def replacements(folder: Path) -> dict[str, tuple[int, str]]:
+    """Images whose file changed during the run -> (how often, the content that counts)."""
+    latest: dict[str, tuple[int, str]] = {}
+    for path in sorted(folder.glob("replaced-*.jsonl")):
+        for mark in lines(path):
+            latest[mark["image"]] = max(
+                latest.get(mark["image"], (0, "")), (mark["version"], mark["content"])
+            )
+    return latest
+
+
+def valid_lines(folder: Path) -> Iterator[Row]:
+    """The lines of a run, without the rows of files that were replaced since."""
+    current = {image: content for image, (_, content) in replacements(folder).items()}
+    for path in row_files(folder):
+        for row in lines(path):
+            stale = "metric" in row and row.get("content") != current.get(row["image"], row.get("content"))
+            if not stale:
+                yield row
+
+
 class Rows:
-    """The rows of one run or of several. Iterating gives dicts; folders are read as they are walked through, not
-    kept."""
+    """The rows of one run or of several. Iterating gives dicts; rows of folders are read anew each time, not
+    kept.
+    """
 
     def __init__(
         self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None
@@ -99,13 +157,12 @@ class Rows:
         return cls([read_run(path) for path in paths], folders=paths)
 
     def everything(self) -> Iterator[tuple[int, Row]]:
-        """(which run, line), the lines about unreadable pictures too."""
+        """(number of the run, line), including the lines about unreadable images."""
         for row in self._rows:
             yield 0, row
         for number, folder in enumerate(self.folders):
-            for path in row_files(folder):
-                for row in lines(path):
-                    yield number, row
+            for row in valid_lines(folder):
+                yield number, row
 
     def __iter__(self) -> Iterator[Row]:
         return (row for _, row in self.everything() if "unreadable" not in row)
@@ -122,41 +179,37 @@ class Rows:
         return {run["settings"].get("kind", "verify") for run in self.runs}
 
     @property
-    def _absent(self) -> tuple[str, ...]:
-        return {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}.get(
-            frozenset(self.kinds), ()
-        )
-
-    @property
     def unreadable(self) -> dict[str, str]:
-        """Pictures that could not be used, and why."""
-        found: dict[str, str] = {}
+        """Images that could not be used -> the reason."""
+        reasons: dict[str, str] = {}
         for _, row in self.everything():
             if "unreadable" in row:
-                found[row["image"]] = row["unreadable"]
-        return {image: why for image, why in found.items() if why}
+                reasons[row["image"]] = row["unreadable"]
+        return {image: reason for image, reason in reasons.items() if reason}
 
     @property
     def flagged(self) -> dict[tuple[str, str], int]:
-        """(method or setting, flag) -> how many maps were empty or broken."""
-        maps: set[tuple[str, ...]] = set()
+        """(method or setting, flag) -> number of maps that were empty or broken."""
+        maps: set[tuple[str, str, str, str]] = set()
         for row in self:
             if row.get("flag"):
-                maps.add(
-                    (row.get("method") or row["setting"], row["flag"], row.get("score", ""), row["image"])
-                )
+                name, score, _ = row_key(row)
+                maps.add((name, row["flag"], score, row["image"]))
         counts: dict[tuple[str, str], int] = {}
-        for method, flag, _, _ in sorted(maps):
-            counts[method, flag] = counts.get((method, flag), 0) + 1
+        for name, flag, _, _ in sorted(maps):
+            counts[name, flag] = counts.get((name, flag), 0) + 1
         return counts
 
     def to_pandas(self) -> pd.DataFrame:
-        """One line a row: model, weights, method, score (or setting), metric, image, value, detail, note, flag, seed,
-        versions."""
+        """One line a row: model, weights, method and score (or setting), metric, image, value, detail, note,
+        flag, seed,
+        content, versions."""
         import pandas as pd
 
-        columns = tuple(name for name in ("setting", *COLUMNS) if name not in self._absent)
-        versions = [_in_words(run["settings"]["versions"]) for run in self.runs]
+        absent = {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}
+        left_out = absent.get(frozenset(self.kinds), ())
+        columns = tuple(name for name in ("setting", *COLUMNS) if name not in left_out)
+        versions = [_versions_text(run["settings"]["versions"]) for run in self.runs]
         data = [
             [row.get(name) for name in columns] + [versions[number]]
             for number, row in self.everything()
@@ -164,22 +217,24 @@ class Rows:
         ]
         frame = pd.DataFrame(data, columns=[*columns, "versions"])
         frame["value"] = frame["value"].astype(float)
-        return frame.fillna({"note": "", "flag": ""})
+        return frame.fillna({"note": "", "flag": "", "content": ""})
 
     def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
         """The ranking: one value with its 95 % interval for each method, score and metric."""
-        from steadygaze.runs.table import Table
+        from steadygaze.runs.verify.summary import Table
 
         if STRESS in self.kinds:
             raise BadInput("expected rows of verify, got rows of a stress run: their numbers are in cards()")
         return Table.of(self, repeats=repeats, seed=seed)
 
     def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Card]:
-        """What each stress run found: one value with its 95 % interval for each setting and metric, and the scores."""
+        """The summary of each stress run: one value with its 95 % interval for each setting and metric, and
+        the scores.
+        """
         from steadygaze.runs.stress_card import Card
 
         return Card.of(self, repeats=repeats, seed=seed)
 
 
-def _in_words(versions: dict[str, str]) -> str:
+def _versions_text(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())

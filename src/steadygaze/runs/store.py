@@ -1,85 +1,86 @@
 """Writing rows so that a run can be killed at any moment.
 
-A batch of rows is one write at the end of the worker's own file, then fsync. What was reported is on the disk; what a
-kill cut off is a last line without its end, which the next start drops. A batch whose rows are all there is never
-computed again.
+The rows of a job are one write at the end of the process's own file, followed by fsync. Rows that were
+reported are on the disk; what a kill cut off is a last line without its end, which the next start drops. Rows
+that are there are never computed again, unless the image they belong to was replaced since.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, RowsNotWritten
-from steadygaze.runs.rows import Row, lines, read_run, row_files
+from steadygaze.files import write_atomic
+from steadygaze.runs.rows import (
+    Key as Key,
+)
+from steadygaze.runs.rows import (
+    Row,
+    RowKey,
+    read_run,
+    replaced_file,
+    replacements,
+    row_files,
+    row_key,
+    valid_lines,
+)
+from steadygaze.runs.rows import (
+    key_of as key_of,
+)
 
 try:
     import fcntl
-except ImportError:  # Windows: no lock, the rest is the same
+except ImportError:  # Windows has no such lock; everything else is the same
     fcntl = None  # type: ignore[assignment]
-
-Key = tuple[str, str, str, str]  # image, method and score (of a stress run: setting and nothing), metric
 
 
 def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:
-    """Begin the run in `folder`, or make it ready to go on; one with other settings is refused."""
+    """Begin the run in `folder`, or make it ready to be resumed; one with other settings is refused."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RowsNotWritten(
-            f"the folder {folder} cannot be made ({error.strerror}): choose another --out"
+            f"the folder {folder} cannot be made ({error.strerror}): choose another output folder"
         ) from error
     path = folder / "run.json"
     if path.exists():
-        _compare(folder, read_run(folder)["settings"], settings)
+        _check_same_settings(folder, read_run(folder)["settings"], settings)
     elif row_files(folder):
         raise BadInput(
-            f"{folder} holds rows but no run.json, so nobody knows what they are: choose another --out"
+            f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
+            "folder"
         )
     else:
-        _write_whole(
-            path, json.dumps({"settings": settings, "about": about}, indent=2, ensure_ascii=False) + "\n"
-        )
+        _write_run(path, {"settings": settings, "about": about})
     for file in row_files(folder):
         repair(file)
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is either there in full or not at all."""
+def _write_run(path: Path, run: dict[str, Any]) -> None:
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_atomic(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise RowsNotWritten(
             f"{path} could not be written ({error.strerror}): nothing was computed"
         ) from error
 
 
-def _compare(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     now = json.loads(json.dumps(now))
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if changed:
-        shown = "; ".join(
-            f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed
-        )
-        shown += " (other pictures, or others first)" if "pictures_hash" in changed else ""
+        changes = (f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
+        hint = " (other images, or the same ones in another order)" if "pictures_hash" in changed else ""
         raise BadInput(
-            f"{folder} holds a run with other settings: {shown}. Give the same ones to go on with it, or another --out."
+            f"{folder} holds a run with other settings: {'; '.join(changes)}{hint}. Use the same settings to "
+            "resume "
+            "it, or choose another output folder."
         )
 
 
@@ -109,23 +110,26 @@ def repair(path: Path) -> None:
             raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
 
 
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-def _leave_to_the_parent() -> None:
-    """A fork that outlives its killed parent would hold the lock, and the run could not be gone on with."""
+def _close_in_child() -> None:
+    """A forked worker that outlives its killed parent would hold the lock, and the run could not be
+    resumed.
+    """
     for store in list(_OPEN):
         store.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Store:
-    """The file of one worker, open for appending."""
+    """The file of one process, open for appending."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder, self.rank = folder, rank
         self.path = folder / f"rows-{rank:05d}.jsonl"
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -137,17 +141,19 @@ class Store:
             except BlockingIOError as error:
                 os.close(self._file)
                 raise BadInput(
-                    f"{folder}: another process is writing this run. Wait for it, or choose another --out."
+                    f"{folder}: another process is writing this run. Wait for it, or choose another output "
+                    "folder."
                 ) from error
             except OSError:  # a file system without locks
                 pass
         _OPEN.add(self)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Write the rows of a batch; when this returns, they are on the disk. If it fails, the file is as it was."""
-        data = "".join(
-            json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows
-        ).encode()
+        """Write the rows of a job; when this returns, they are on the disk. If it fails, the file is as it
+        was.
+        """
+        texts = (json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows)
+        data = "".join(f"{text}\n" for text in texts).encode()
         before = os.fstat(self._file).st_size
         try:
             rest = memoryview(data)
@@ -158,9 +164,24 @@ class Store:
             with suppress(OSError):
                 os.ftruncate(self._file, before)
             raise RowsNotWritten(
-                f"{self.path} could not be written: {error.strerror}. The rows before are intact; make room and give "
-                "the same command again, it goes on from there."
+                f"{self.path} could not be written: {error.strerror}. The rows before are intact; free some "
+                "space and "
+                "run the same command again to resume."
             ) from error
+
+    def replace(self, contents: dict[str, str]) -> None:
+        """Record that these images now have this content: rows of their earlier content no longer count."""
+        path = replaced_file(self.folder, self.rank)
+        versions = {image: version for image, (version, _) in replacements(self.folder).items()}
+        marks = [
+            {"image": image, "content": content, "version": versions.get(image, 0) + 1}
+            for image, content in contents.items()
+        ]
+        try:
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
+            write_atomic(path, before + "".join(f"{json.dumps(mark)}\n" for mark in marks))
+        except OSError as error:
+            raise RowsNotWritten(f"{path} could not be written: {error.strerror}") from error
 
     def _sync(self) -> None:
         try:
@@ -185,37 +206,61 @@ _NO_SYNC = {22, 95}  # EINVAL, EOPNOTSUPP: pipes and special files
 
 
 class Done:
-    """What a folder already holds: how many rows of each picture, and which could not be read."""
+    """What a folder already holds: which rows of each image, of which content, and which images were
+    unreadable.
+
+    Rows are kept as one bit for each image and row key, so that a run of millions of rows fits into memory.
+    """
 
     def __init__(self, folder: Path | None) -> None:
-        self.files = [] if folder is None else row_files(folder)
-        self.counts: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
-        for path in self.files:
-            for row in lines(path):
-                if "unreadable" in row:
-                    self.unreadable[row["image"]] = row["unreadable"]
-                else:
-                    self.counts[row["image"]] = self.counts.get(row["image"], 0) + 1
-        self.unreadable = {image: why for image, why in self.unreadable.items() if why}
+        self.content: dict[
+            str, str
+        ] = {}  # image -> content hash of its rows; "" where rows of one image disagree
+        self._bits: dict[RowKey, int] = {}
+        self._rows: dict[str, int] = {}  # image -> bits of its rows
+        self._masks: dict[tuple[RowKey, ...], int] = {}
+        for row in () if folder is None else valid_lines(folder):
+            image = row["image"]
+            if "unreadable" in row:
+                self.unreadable[image] = row["unreadable"]
+                continue
+            self._rows[image] = self._rows.get(image, 0) | self._bit(row_key(row))
+            if "content" in row and self.content.setdefault(image, row["content"]) != row["content"]:
+                self.content[image] = ""
+        self.unreadable = {image: reason for image, reason in self.unreadable.items() if reason}
 
-    def missing(self, images: Sequence[str], expected: int) -> list[str]:
-        """Those of `images` that lack rows."""
-        return [image for image in images if self.counts.get(image, 0) < expected]
+    def _bit(self, key: RowKey) -> int:
+        return 1 << self._bits.setdefault(key, len(self._bits))
+
+    def has(self, key: Key) -> bool:
+        """Whether this row is there."""
+        image, *rest = key
+        return bool(self._rows.get(image, 0) & self._bit((rest[0], rest[1], rest[2])))
+
+    def lacks(self, image: str, keys: Iterable[RowKey]) -> bool:
+        """Whether any of these rows of an image is missing."""
+        mask = self._mask(tuple(keys))
+        return self._rows.get(image, 0) & mask != mask
+
+    def _mask(self, keys: tuple[RowKey, ...]) -> int:
+        if keys not in self._masks:
+            self._masks[keys] = sum({self._bit(key) for key in keys})
+        return self._masks[keys]
+
+    def forget(self, image: str) -> None:
+        """The rows of an image no longer count."""
+        self._rows.pop(image, None)
+
+    # names of the first version, until `stress` uses `has` and `lacks`
+    @property
+    def counts(self) -> dict[str, int]:
+        return {image: bits.bit_count() for image, bits in self._rows.items()}
 
     def keys(self, images: Iterable[str]) -> set[Key]:
-        """The rows that are there of these pictures; reads the files again, which only a cut-off batch needs."""
-        wanted = {image for image in images if image in self.counts}
-        if not wanted:
-            return set()
         return {
-            key_of(row)
-            for path in self.files
-            for row in lines(path)
-            if row["image"] in wanted and "metric" in row
+            (image, *key)
+            for image in images
+            for key, bit in self._bits.items()
+            if self._rows.get(image, 0) >> bit & 1
         }
-
-
-def key_of(row: Row) -> Key:
-    """What tells a row from every other row of the run."""
-    return row["image"], row.get("method") or row["setting"], row.get("score", ""), row["metric"]

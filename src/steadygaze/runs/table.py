@@ -1,30 +1,29 @@
-"""From rows to a ranking: one section for each model and data set, one line for each method and score, one cell a
-metric."""
+"""Tables of images x columns, and confidence by bootstrap over images.
+
+`verify` and `stress` both collect values of images under columns (a method, score and metric; a setting and
+metric), and summarise them by percentile intervals. Images are drawn with replacement, with a seed, the same
+draws for every column of a data set, so that differences between two columns are paired. A draw is kept as
+how often each image was taken: one matrix product gives the resampled means of all columns at once.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import warnings
+from array import array as packed
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
+from jaxtyping import Float
 
-from steadygaze.errors import BadInput
-from steadygaze.faithfulness.metric import METRICS
-from steadygaze.faithfulness.metric import mean as plain_mean
-from steadygaze.runs.grouping import grouped, told_apart
-from steadygaze.runs.statistics import bootstrap, difference, interval
-from steadygaze.runs.wording import OVERALL, arrow, better, caution, counted, label, number
+from steadygaze.quantity import Combine, pooled
+from steadygaze.quantity import mean as plain_mean
 
-if TYPE_CHECKING:
-    import pandas as pd
+LEVEL = 0.95
+CELLS = 8_000_000  # entries of the draws that are held at once
 
-    from steadygaze.runs.rows import Rows
-
-Line = tuple[str, str]  # method, score
+Column = TypeVar("Column", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -38,282 +37,190 @@ class Cell:
     note: str = ""
 
 
-@dataclass
-class Section:
-    """All that was measured of one model (by its weights) on one data set."""
+class ImageTable(Generic[Column]):
+    """Values, and the numbers behind them, by image and column. A column is any key, such as (setting,
+    metric).
 
-    model: str
-    weights: str
-    data: str
-    repeats: int
-    seed: int
-    run: int = 0  # the first of its runs
-    variant: str = ""  # what tells it from another section of the same model and data
-    images: dict[str, int] = field(default_factory=dict)  # name -> place
-    values: dict[tuple[str, Line], dict[int, float]] = field(default_factory=dict)
-    details: dict[tuple[str, Line], dict[int, Any]] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    flags: dict[Line, set[int]] = field(default_factory=dict)
-    ratios: list[float] = field(default_factory=list)
+    >>> table = ImageTable[str]()
+    >>> table.add("top1", "b.png", 1.0), table.add("top1", "a.png", 0.0), table.add("top5", "b.png", 1.0)
+    (None, None, None)
+    >>> table.names, table.array("top5").tolist()
+    (['a.png', 'b.png'], [nan, 1.0])
+    """
 
-    def add(self, row: dict[str, Any]) -> None:
-        place = self.images.setdefault(row["image"], len(self.images))
-        line = row["method"], row["score"]
-        self.values.setdefault((row["metric"], line), {})[place] = (
-            float("nan") if row["value"] is None else row["value"]
-        )
-        if row.get("detail"):
-            detail = np.array([np.nan if x is None else x for x in row["detail"]], dtype=np.float32)
-            self.details.setdefault((row["metric"], line), {})[place] = detail
-        if row.get("note"):
-            self.notes[row["metric"]] = row["note"]
-        if row.get("flag"):
-            self.flags.setdefault(line, set()).add(place)
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}  # image -> position in order of arrival
+        self._images: dict[Column, packed[int]] = {}
+        self._values: dict[Column, packed[float]] = {}
+        self._details: dict[Column, dict[int, np.ndarray]] = {}
+        self._names: list[str] | None = None
+
+    def add(
+        self, column: Column, image: str, value: float | None, detail: Sequence[float | None] | None = None
+    ) -> None:
+        """Add one row; None is an undefined value."""
+        position = self._index.setdefault(image, len(self._index))
+        self._images.setdefault(column, packed("q")).append(position)
+        self._values.setdefault(column, packed("d")).append(float("nan") if value is None else value)
+        if detail:
+            numbers = np.array([np.nan if x is None else x for x in detail], dtype=np.float32)
+            self._details.setdefault(column, {})[position] = numbers
+        self._names = None
+
+    def __contains__(self, column: Column) -> bool:
+        return column in self._values
+
+    def __len__(self) -> int:
+        return len(self._index)
 
     @property
-    def title(self) -> str:
-        """The model and the data, and what else tells it from other sections."""
-        return f"{self.model} on {self.data}{f' ({self.variant})' if self.variant else ''}"
+    def columns(self) -> list[Column]:
+        """The columns in order of arrival."""
+        return list(self._values)
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
-        """The images in order of name, as in `array`: intervals do not depend on the order in which rows came."""
-        return sorted(self.images)
+        """All images in order of name: results do not depend on the order in which rows came."""
+        if self._names is None:
+            self._names = sorted(self._index)
+        return self._names
 
-    @cached_property
-    def order(self) -> np.ndarray:
-        place = {name: i for i, name in enumerate(self.names)}
-        return np.array([place[name] for name in self.images], dtype=int)
+    def names_of(self, columns: Iterable[Column]) -> list[str]:
+        """The images that have a row in any of these columns, in order of name."""
+        positions = {position for column in columns for position in self._images[column]}
+        return [name for name in self.names if self._index[name] in positions]
 
-    @cached_property
-    def metrics(self) -> list[str]:
-        there = {name for name, _ in self.values}
-        return [name for name in METRICS if name in there] + sorted(there - set(METRICS))
+    def count(self, column: Column) -> int:
+        """The number of images of a column, undefined values included."""
+        return len(set(self._images[column]))
 
-    @cached_property
-    def removal(self) -> list[str]:
-        return [name for name in self.metrics if name in METRICS and METRICS[name].family == "removal"]
+    def array(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray:
+        """The values of these images (default: all, in order of name), NaN where there is none."""
+        out = np.full(len(self._index), np.nan)
+        out[np.frombuffer(self._images[column], dtype=np.int64)] = self._values[column]
+        return out[self._positions(names)]
 
-    @property
-    def shown(self) -> list[str]:
-        """The columns of the table."""
-        return ([OVERALL] if len(self.removal) > 1 else []) + self.metrics
+    def detail(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray | None:
+        """(images, numbers) behind the values, NaN where there are none; None if the column has no
+        details.
+        """
+        details = self._details.get(column)
+        if not details:
+            return None
+        out = np.full((len(self._index), len(next(iter(details.values())))), np.nan)
+        out[list(details)] = np.stack(list(details.values()))
+        return out[self._positions(names)]
 
-    @cached_property
-    def all_lines(self) -> list[Line]:
-        return list(dict.fromkeys(line for _, line in self.values))
+    def _positions(self, names: Sequence[str] | None) -> np.ndarray:
+        return np.array([self._index[name] for name in (self.names if names is None else names)], dtype=int)
 
-    def lines_of(self, metric: str) -> list[Line]:
-        wanted = self.removal if metric == OVERALL else [metric]
-        return [line for line in self.all_lines if all((name, line) in self.values for name in wanted)]
 
-    def array(self, metric: str, line: Line) -> np.ndarray:
-        """The values of every image of the section, NaN where there is none."""
-        if metric == OVERALL:
-            return np.mean([self.array(name, line) for name in self.removal], axis=0)
-        out = np.full(len(self.images), np.nan)
-        there = self.values[metric, line]
-        out[self.order[list(there)]] = list(there.values())
+def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:
+    """How often each image is taken, for each repeat; in pieces that fit into memory.
+
+    >>> next(draws(5, 2, seed=0)).sum(1).tolist()
+    [5.0, 5.0]
+    """
+    rng = np.random.default_rng(seed)
+    step = max(1, CELLS // max(1, images))
+    for start in range(0, repeats, step):
+        rows = min(step, repeats - start)
+        taken = rng.integers(0, images, (rows, images)) + images * np.arange(rows)[:, None]
+        yield np.bincount(taken.ravel(), minlength=rows * images).reshape(rows, images).astype(np.float64)
+
+
+def bootstrap(
+    values: Float[np.ndarray, "k n"],
+    details: np.ndarray | None = None,
+    *,
+    combine: Combine = plain_mean,
+    repeats: int = 2000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "r k"]]:
+    """The data set's number of each of k columns over n images, and the same of every resampled data set.
+
+    values: NaN where undefined; such an image is left out
+    details: (k, n, d), what `combine` needs besides
+    """
+    images = values.shape[1]
+    every = np.ones((1, images))
+    if combine is plain_mean:
+        function = _means(values)
+    elif combine is pooled and details is not None:
+        function = _pooled(details)
+    else:
+        function = _any(values, details, combine)
+    return function(every)[0], np.concatenate([function(taken) for taken in draws(images, repeats, seed)])
+
+
+def _means(values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+
+    def function(taken: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return (taken @ filled.T) / (taken @ known.T.astype(np.float64))
+
+    return function
+
+
+def _pooled(details: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    filled = np.nan_to_num(details)
+
+    def function(taken: np.ndarray) -> np.ndarray:
+        sums = np.einsum("rn,knd->rkd", taken, filled, optimize=True).reshape(len(taken), len(details), -1, 2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares = np.where(sums[..., 1] > 0, sums[..., 0] / sums[..., 1], np.nan)
+            there = ~np.isnan(shares)
+            return 100 * np.where(there, shares, 0).sum(-1) / there.sum(-1)
+
+    return function
+
+
+def _any(
+    values: np.ndarray, details: np.ndarray | None, combine: Combine
+) -> Callable[[np.ndarray], np.ndarray]:
+    def function(taken: np.ndarray) -> np.ndarray:
+        out = np.empty((len(taken), len(values)))
+        for r, times in enumerate(taken):
+            rows = np.repeat(np.arange(values.shape[1]), times.astype(int))
+            for k in range(len(values)):
+                out[r, k] = combine(values[k, rows], [] if details is None else list(details[k, rows]))
         return out
 
-    def detail(self, metric: str, line: Line) -> np.ndarray | None:
-        """(images, numbers) behind the values, NaN where there is none."""
-        there = self.details.get((metric, line))
-        if not there:
-            return None
-        out = np.full((len(self.images), len(next(iter(there.values())))), np.nan)
-        out[self.order[list(there)]] = np.stack(list(there.values()))
-        return out
-
-    def curve(self, metric: str, line: Line) -> np.ndarray | None:
-        """The mean curve over the ratios, as it was measured (percent, not turned over)."""
-        detail = self.detail(metric, line)
-        if detail is None or detail.shape[1] != len(self.ratios):
-            return None
-        return np.nanmean(detail, axis=0)
-
-    @cached_property
-    def cells(self) -> dict[tuple[str, Line], Cell]:
-        found = {}
-        for metric in self.shown:
-            lines = self.lines_of(metric)
-            if not lines:
-                continue
-            values = np.stack([self.array(metric, line) for line in lines])
-            point, samples = bootstrap(
-                values,
-                self._details(metric, lines),
-                combine=combine_of(metric),
-                repeats=self.repeats,
-                seed=self.seed,
-            )
-            low, high = interval(samples)
-            for k, line in enumerate(lines):
-                count = int((~np.isnan(values[k])).sum())
-                found[metric, line] = Cell(
-                    float(point[k]), float(low[k]), float(high[k]), count, self.notes.get(metric, "")
-                )
-        return found
-
-    def _details(self, metric: str, lines: list[Line]) -> np.ndarray | None:
-        if combine_of(metric) is plain_mean:
-            return None
-        parts = [self.detail(metric, line) for line in lines]
-        return None if any(part is None for part in parts) else np.stack(parts)  # type: ignore[arg-type]
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        """Every method with its score, the best first."""
-        first = self.shown[0]
-        sign = 1 if better(first) == "lower" else -1
-
-        def key(line: Line) -> tuple[bool, float]:
-            cell = self.cells.get((first, line))
-            missing = cell is None or np.isnan(cell.value)
-            return missing, 0.0 if missing or cell is None else sign * cell.value
-
-        return sorted(self.all_lines, key=key)
-
-    def best(self, metric: str) -> Line | None:
-        """None where neither direction is better."""
-        if better(metric) == "neither":
-            return None
-        sign = 1 if better(metric) == "higher" else -1
-        there = [
-            line
-            for line in self.lines
-            if (metric, line) in self.cells and not np.isnan(self.cells[metric, line].value)
-        ]
-        return max(there, key=lambda line: sign * self.cells[metric, line].value) if there else self.lines[0]
-
-    def versus(self, baseline: Line | str, metric: str | None = None) -> dict[Line, Cell]:
-        """Each method minus the baseline, over the images that both have; paired, so an interval without zero is a
-        real difference."""
-        metric = metric or self.shown[0]
-        base = self.line(baseline) if isinstance(baseline, str) else baseline
-        found = {}
-        for line in self.lines_of(metric):
-            if line == base or (metric, base) not in self.cells:
-                continue
-            values = np.stack([self.array(metric, line), self.array(metric, base)])
-            how = {"combine": combine_of(metric), "repeats": self.repeats, "seed": self.seed}
-            value, low, high = difference(values, self._details(metric, [line, base]), **how)
-            found[line] = Cell(value, low, high, int((~np.isnan(values).any(0)).sum()))
-        return found
-
-    def line(self, name: str) -> Line:
-        """The line that `name` means: a method, or method/score where it has several."""
-        for line in self.lines:
-            if name in (line[0], "/".join(line)):
-                return line
-        raise BadInput(
-            f"no method {name!r} among the rows: {', '.join(dict.fromkeys(m for m, _ in self.lines))}"
-        )
+    return function
 
 
-def masked_models(sections: Iterable[Section]) -> list[str]:
-    """Models whose patches could not be removed, and were hidden from attention instead."""
-    return list(dict.fromkeys(s.model for s in sections if "attention masking" in s.notes.values()))
+def interval(samples: Float[np.ndarray, "r *k"]) -> tuple[np.ndarray, np.ndarray]:
+    """The limits of the middle 95 % of the resampled numbers; NaN if none is defined.
+
+    A draw without any image for which the number is defined is left out.
+    """
+    tail = 50 * (1 - LEVEL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN
+        low, high = np.nanpercentile(samples, [tail, 100 - tail], axis=0)
+    return low, high
 
 
-def combine_of(metric: str) -> Any:
-    return METRICS[metric].combine if metric in METRICS else plain_mean
-
-
-@dataclass(frozen=True)
-class Table:
-    """The ranking of each model and data set."""
-
-    sections: list[Section]
-
-    @classmethod
-    def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0) -> Table:
-        sections: dict[tuple[int, str, str], Section] = {}
-        groups = grouped(rows)
-        home = {run: group for group in groups for run in group}
-        for run, row in rows.everything():
-            if "unreadable" in row:
-                continue
-            first, model, weights = key = home[run][0], row["model"], row["weights"]
-            if key not in sections:
-                settings, variant = rows.runs[first]["settings"], told_apart(rows, home[run], groups)
-                ratios = list(settings.get("ratios", []))
-                sections[key] = Section(
-                    model, weights, settings.get("data", ""), repeats, seed, first, variant, ratios=ratios
-                )
-            sections[key].add(row)
-        return cls(list(sections.values()))
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """One dict for each number: model, data, method, score, metric, value, low, high, images, better, note,
-        and variant where another section has the same model and data."""
-        for section in self.sections:
-            for line in section.lines:
-                for metric in section.shown:
-                    cell = section.cells.get((metric, line))
-                    if cell is not None:
-                        yield {
-                            "model": section.model,
-                            "weights": section.weights,
-                            "data": section.data,
-                            "method": line[0],
-                            "score": line[1],
-                            "metric": metric,
-                            "value": cell.value,
-                            "low": cell.low,
-                            "high": cell.high,
-                            "images": cell.images,
-                            "flagged": len(section.flags.get(line, ())),
-                            "better": better(metric),
-                            "note": cell.note,
-                            "variant": section.variant,
-                        }
-
-    def to_pandas(self) -> pd.DataFrame:
-        """One line a number, best methods first."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.records()))
-
-    def csv(self) -> str:
-        """The same as text."""
-        out, records = io.StringIO(), list(self.records())
-        if records:
-            writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(
-                {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in record.items()}
-                for record in records
-            )
-        return out.getvalue()
-
-    def markdown(self) -> str:
-        """A Markdown table for each section: value [low, high], best in bold."""
-        parts = []
-        for section in self.sections:
-            best = {metric: section.best(metric) for metric in section.shown}
-            head = [f"{label(m)}{arrow(m)}" for m in section.shown]
-            lines = [
-                f"**{section.title}** ({section.weights}), {counted(len(section.images), 'picture')}; 95 % intervals",
-                "",
-                f"| method | score | {' | '.join(head)} |",
-                f"| --- | --- |{' ---: |' * len(head)}",
-            ]
-            for line in section.lines:
-                cells = [
-                    _text(section.cells.get((metric, line)), metric, best[metric] == line)
-                    for metric in section.shown
-                ]
-                lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
-            lines += ["", few] if (few := caution(len(section.images))) else []
-            parts.append("\n".join(lines))
-        return "\n\n".join(parts) + "\n"
-
-    __str__ = markdown
-
-
-def _text(cell: Cell | None, metric: str, strong: bool) -> str:
-    if cell is None or np.isnan(cell.value):
-        return ""
-    value = number(cell.value, metric)
-    return f"{f'**{value}**' if strong else value} [{number(cell.low, metric)}, {number(cell.high, metric)}]"
+def difference(
+    values: Float[np.ndarray, "2 n"],
+    details: np.ndarray | None = None,
+    *,
+    combine: Combine = plain_mean,
+    repeats: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """First minus second over the images that both have: value, low, high."""
+    both = ~np.isnan(values).any(0)
+    if not both.any():
+        return float("nan"), float("nan"), float("nan")
+    point, samples = bootstrap(
+        values[:, both],
+        None if details is None else details[:, both],
+        combine=combine,
+        repeats=repeats,
+        seed=seed,
+    )
+    low, high = interval(samples[:, 0] - samples[:, 1])
+    return float(point[0] - point[1]), float(low), float(high)

@@ -5,6 +5,8 @@
 
 Methods are pure functions of a `Trace`. Layers are numbered 0..L−1; x^l is the input of block l. Blocks below `start` run
 without a graph: SkipPLUS needs no gradient there.
+
+Formulas: docs/equations.md#notation, docs/equations.md#fullgrad.
 """
 
 from dataclasses import dataclass, field

@@ -133,10 +133,10 @@ class Interception(TorchFunctionMode):
     def __enter__(self: Mode) -> Mode:
         if not torch.compiler.is_compiling():
             _EAGER.enter(lambda: torch.compiler.set_stance("force_eager"))
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
             _EAGER.leave()
 

@@ -76,25 +76,26 @@ def verify(
     Example: steadygaze verify --model embedded --data photos --methods gae,gaze --out run
     """
     from steadygaze.cli.verify import run
-    from steadygaze.runs.request import Request
+    from steadygaze.runs.verify.plan import DEFAULT_METRICS
+    from steadygaze.runs.verify.request import VerifyRequest
 
-    request = Request(
+    request = VerifyRequest(
         model=model,
         data=data,
         out=out,
         checkpoint=checkpoint,
         masks=masks,
         methods=split_methods(methods or [DEFAULT]),
-        metrics=split_names(metrics),
+        metrics=split_names(metrics) or DEFAULT_METRICS,
         scores=split_names(score) or None,
         limit=limit,
         seed=seed,
-        batch=batch_size,
+        batch_size=batch_size,
         start_layers=start_layers,
         ratios=split_numbers(ratios, "ratios"),
         fill=fill,
         target=target,
-        workers=num_workers,
+        num_workers=num_workers,
         num_classes=num_classes,
         device=device,
         command=command_line(),

@@ -1,5 +1,6 @@
-"""What a run computes: columns (a method with the score it explains), and the maps behind them, each made and measured
-once."""
+"""What a run computes: columns (a method with the score it explains) and the maps behind them, each computed
+once.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,18 @@ from functools import cached_property
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
+from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, metric
+from steadygaze.faithfulness.perturbation import FILLS
+from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.method_names import make_method
 from steadygaze.method_registry import AGGREGATORS, Method, base_methods
 from steadygaze.methods import list_methods, parse
+from steadygaze.runs.rows import RowKey
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
 
-SEARCHES = "black box"  # the family of methods that search
+SEARCHES = "black box"  # the family of methods that search: hundreds of forward passes for each image
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 
 
@@ -29,23 +34,32 @@ class Column:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for columns whose maps are equal: aliases, and scores of a method that does not look at them."""
+        """Equal for columns with equal maps: aliases, and several scores of a method that does not depend on
+        it.
+        """
         m = self.method
-        own = tuple((k, v) for k, v in m.options)
-        return m.base.name, m.aggregator, own, rules_of(m), self.score if m.class_specific else None
+        return m.base.name, m.aggregator, m.options, rules_of(m), self.score if m.class_specific else None
+
+    def key(self, metric: str) -> RowKey:
+        """What tells this column's rows of a metric from the other rows of an image."""
+        return self.method.name, self.score, metric
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns x metrics. `maps` are the columns that are really computed, `source[i]` is the one that serves column
-    i."""
+    """Columns x metrics. `maps` are the columns that are computed, `source[i]` is the one that serves column
+    i.
+
+    fill: what positive_perturbation and negative_perturbation fill pixels with
+    own_scores: every method explains its own default score, so that one call serves all
+    """
 
     columns: tuple[Column, ...]
     metrics: tuple[str, ...]
     ratios: tuple[float, ...]
     seed: int = 0
-    fill: str = "zero"  # what positive_perturbation and negative_perturbation paint
-    own_scores: bool = False  # every method explains its own score: one call serves all
+    fill: str = "zero"
+    own_scores: bool = False
 
     @cached_property
     def maps(self) -> tuple[Column, ...]:
@@ -56,8 +70,8 @@ class Plan:
 
     @cached_property
     def source(self) -> tuple[int, ...]:
-        place = {column.identity: i for i, column in enumerate(self.maps)}
-        return tuple(place[column.identity] for column in self.columns)
+        index = {column.identity: i for i, column in enumerate(self.maps)}
+        return tuple(index[column.identity] for column in self.columns)
 
     @cached_property
     def calls(self) -> tuple[tuple[str | None, tuple[Method, ...]], ...]:
@@ -67,18 +81,25 @@ class Plan:
         scores = dict.fromkeys(column.score for column in self.maps)
         return tuple((score, tuple(c.method for c in self.maps if c.score == score)) for score in scores)
 
-    @property
-    def rows_per_image(self) -> int:
-        return len(self.columns) * len(self.metrics)
+    @cached_property
+    def keys(self) -> tuple[RowKey, ...]:
+        """The rows that each image must have."""
+        return tuple(column.key(name) for column in self.columns for name in self.metrics)
 
     @property
     def searches(self) -> list[Method]:
-        """The methods that search: they cost hundreds of forward passes a picture, the others a few."""
+        """The methods that search."""
         return [column.method for column in self.maps if column.method.base.family == SEARCHES]
 
     @property
+    def painting(self) -> list[str]:
+        """The metrics that paint pixels black, so that the normalisation must be known."""
+        return [name for name in self.metrics if METRICS[name].uses_fill and self.fill == "zero"]
+
+    @property
     def needs_masks(self) -> list[str]:
-        return [name for name in self.metrics if METRICS[name].masks]
+        """The metrics that need masks."""
+        return [name for name in self.metrics if METRICS[name].needs_masks]
 
 
 def make_plan(
@@ -91,13 +112,10 @@ def make_plan(
     start_layers: Sequence[int] | None = None,
     fill: str = "zero",
 ) -> Plan:
-    """Check every name, and that the model serves every method, before anything is computed."""
-    from steadygaze.faithfulness.perturbation import FILLS
-    from steadygaze.faithfulness.removal import RATIOS, checked_ratios
-
+    """Check every name, and that every method supports the model, before anything is computed."""
     chosen = choose(vit, methods)
     if start_layers is not None:
-        chosen = [started for one in chosen for started in begun(one, start_layers)]
+        chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
     for score in scores or ():
         if score not in SCORES:
             raise UnknownName("score", score, SCORES)
@@ -114,27 +132,28 @@ def make_plan(
 
 
 def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
-    """The methods of these names; "all" is every one that the model serves, "quick" all but the searches, "all+plus"
-    each of those with layers, so aggregated."""
-    found: dict[str, Method] = {}
+    """The methods of these names. "all" is every method that supports the model, "quick" all but the
+    searches, "all+plus"
+    every one with layers, aggregated by plus."""
+    chosen: dict[str, Method] = {}
     for entry in methods:
         whole, _, aggregator = entry.partition("+") if isinstance(entry, str) else ("", "", "")
         if whole in ("all", "quick"):
-            chosen = [m for m in _all(aggregator) if whole == "all" or m.base.family != SEARCHES]
-            served = [m for m in chosen if not unavailable(m, vit)]
+            known = [m for m in _all(aggregator) if whole == "all" or m.base.family != SEARCHES]
+            served = [m for m in known if not unavailable(m, vit)]
         else:
             served = [entry if isinstance(entry, Method) else parse(entry)]
             why = unavailable(served[0], vit)
             if why:
                 raise MethodUnavailable(f"{served[0].name}: {why}")
-        found.update((m.name, m) for m in served)
-    if not found:
+        chosen.update((m.name, m) for m in served)
+    if not chosen:
         raise BadInput("methods: expected at least one, got none")
-    return list(found.values())
+    return list(chosen.values())
 
 
-def passes(method: Method) -> float:
-    """Forward passes for one image, about: the budget that was asked for, or what is listed."""
+def forward_passes(method: Method) -> float:
+    """The approximate number of forward passes for one image: the given budget, or the listed cost."""
     budget = method.option("budget")
     return method.base.cost if budget is None else float(budget)
 
@@ -152,28 +171,29 @@ def _all(aggregator: str) -> list[Method]:
     return [parse(f"{name}+{aggregator}") for name in fitting]
 
 
-def begun(method: Method, layers: Sequence[int]) -> list[Method]:
-    """The method with PLUS begun at each of these layers."""
+def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
+    """The method with PLUS starting at each of these layers."""
     if method.base.kind == "model":
         raise BadInput(
-            f"--start-layers: {method.name} has no layers. Use a method that composes with +plus, such as ixg+plus."
+            f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as "
+            "ixg+plus."
         )
     options = {k: v for k, v in method.options if k != "start"}
     name = method.name.partition(":")[0]
     if method.aggregator != "plus":
         name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
-    written = options if "+" in name else _own_words(method, options)
-    return [make_method(name, **written, start=layer) for layer in layers]
+    given = options if "+" in name else _own_options(method, options)
+    return [make_method(name, **given, start=layer) for layer in layers]
 
 
-def _own_words(method: Method, options: dict[str, object]) -> dict[str, object]:
-    """Of an alias, the options that were written and are not part of what it stands for."""
+def _own_options(method: Method, options: dict[str, object]) -> dict[str, object]:
+    """Of an alias, the options that were given and are not part of what it stands for."""
     plain = dict(parse(method.name.partition(":")[0]).options)
     return {k: v for k, v in options.items() if plain.get(k) != v}
 
 
-def start_layers(text: str | None, vit: ViT) -> list[int] | None:
-    """What --start-layers means for this model: all, or numbers between commas."""
+def parse_start_layers(text: str | None, vit: ViT) -> list[int] | None:
+    """The layers that a text means for this model: "all", or numbers between commas."""
     if text is None:
         return None
     depth = len(vit.blocks)
@@ -182,7 +202,7 @@ def start_layers(text: str | None, vit: ViT) -> list[int] | None:
     try:
         layers = sorted({int(piece) for piece in text.split(",")})
     except ValueError as error:
-        raise BadInput(f"--start-layers: expected all, or layers such as 0,3,6; got {text!r}") from error
+        raise BadInput(f"start_layers: expected all, or layers such as 0,3,6; got {text!r}") from error
     if layers[0] < 0 or layers[-1] >= depth:
-        raise BadInput(f"--start-layers: the model has layers 0..{depth - 1}, got {text!r}")
+        raise BadInput(f"start_layers: the model has layers 0..{depth - 1}, got {text!r}")
     return layers

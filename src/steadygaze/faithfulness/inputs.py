@@ -1,0 +1,160 @@
+"""What a metric is given: images with labels and masks, the model's run on whole images, and the maps to be
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput
+from steadygaze.vit import ViT
+from steadygaze.vit.subsets import chunk_of
+from steadygaze.vit.view import evaluation_mode
+
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+OBJECT, BACKGROUND = 255, 0  # values of masks; any other value is left out
+
+# (model, images (B, C, H, W), target (B,)) -> maps (M, B, gh, gw): runs the methods again
+Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images as the model takes them, with what is known about them.
+
+    masks: 255 object, 128 border (left out), 0 background
+    mean, std: the normalisation, needed by metrics that paint pixels
+    names: one for each image; the random numbers of an image depend on the seed and its name
+    """
+
+    images: Float[Tensor, "b c h w"]
+    labels: Int[Tensor, " b"]
+    masks: UInt8[Tensor, "b h w"] | None = None
+    mean: Float[Tensor, " c"] | None = None
+    std: Float[Tensor, " c"] | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = self.images.shape[0]
+        if tuple(self.labels.shape) != (count,):
+            raise BadInput(
+                f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}"
+            )
+        if self.names and len(self.names) != count:
+            raise BadInput(f"names: expected one for each of {count} images, got {len(self.names)}")
+        if self.masks is not None and tuple(self.masks.shape) != (count, *self.images.shape[-2:]):
+            raise BadInput(
+                f"masks: expected {(count, *self.images.shape[-2:])}, the size of the images, got "
+                f"{tuple(self.masks.shape)}. Resize them with the images (nearest)."
+            )
+
+    def name(self, index: int) -> str:
+        """The name of an image; its index where none was given."""
+        return self.names[index] if self.names else str(index)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return replace(
+            self,
+            images=self.images.to(device),
+            labels=self.labels.to(device),
+            masks=moved(self.masks),
+            mean=moved(self.mean),
+            std=moved(self.std),
+        )
+
+
+@dataclass(frozen=True)
+class CachedForward:
+    """The model's output on unmodified images, computed once and shared by all maps and metrics."""
+
+    vit: ViT
+    images: Float[Tensor, "b c h w"]
+
+    @cached_property
+    def tokens(self) -> Float[Tensor, "b n d"]:
+        """Embedded images."""
+        return self.vit.embed(self.images)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "b classes"]:
+        """Logits of the unmodified images."""
+        return self.vit.logits(self.tokens)
+
+    @cached_property
+    def probabilities(self) -> Float[Tensor, "b classes"]:
+        """Softmax of the logits, at least in float32."""
+        return softmax(self.logits)
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of a map."""
+        return self.vit.layout(self.tokens).grid
+
+    @property
+    def chunk(self) -> int:
+        """Maximum number of tokens in one forward pass."""
+        return chunk_of(self.images)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities, at least in float32."""
+    return at_least_float32(logits).softmax(-1)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in its own precision or float32, whichever is higher, so that half precision is not rounded twice."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class MetricInput:
+    """What the function of a metric is given: M maps of the B images of a batch.
+
+    maps: (M, B, grid rows, grid columns), one for each method, unnormalised, at least float32
+    target: (B,) the class that the maps explain
+    forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all
+        metrics
+    seed: random seed of the run; combine it with the image's name, `batch.name(i)`
+    ratios: shares of patches that are kept or removed
+    fill: what hidden pixels become: "zero", "mean", "blur" or "noise"
+    explain: (model, images, target) -> maps (M, B, grid rows, grid columns), for metrics that declare
+        needs_explain
+    """
+
+    vit: ViT
+    batch: Batch
+    maps: Float[Tensor, "m b gh gw"]
+    target: Int[Tensor, " b"]
+    forward: CachedForward
+    seed: int = 0
+    ratios: tuple[float, ...] = RATIOS
+    fill: str = "zero"
+    explain: Explain | None = None
+
+    @property
+    def logits(self) -> Float[Tensor, "b classes"]:
+        """The model's logits for the unmodified images."""
+        with torch.no_grad(), evaluation_mode(self.vit.model):
+            return self.forward.logits
+
+    @property
+    def masks(self) -> UInt8[Tensor, "b h w"]:
+        """The masks of the batch, for metrics that declare needs_masks."""
+        assert self.batch.masks is not None, "declare needs_masks=True"
+        return self.batch.masks
+
+    def explain_again(self, model: nn.Module, target: Int[Tensor, " b"]) -> Float[Tensor, "m b gh gw"]:
+        """The same methods on another model or for other classes."""
+        assert self.explain is not None, "declare needs_explain=True"
+        return self.explain(model, self.batch.images, target)

@@ -1,0 +1,97 @@
+"""What a number is: its unit, its range, which direction is better, and how it is written for people.
+
+Everything that a run measures is a `Quantity`: the metrics of `verify`, and the metrics and derived scores of
+`stress`. Each is one entry of one table; reports, tables and the command line read it and know no metric by
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Better = Literal["higher", "lower", "neither"]
+Combine = Callable[[Any, Sequence[Any]], float]  # values and details of many images -> the data set's number
+INF = float("inf")
+
+
+def mean(values: Any, details: Sequence[Any] = ()) -> float:
+    """The mean of the defined values; NaN if there is none."""
+    values = np.asarray(values, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def pooled(values: Any, details: Sequence[Any]) -> float:
+    """100 · mean over pairs of Σ first / Σ second: details are [a₁, b₁, a₂, b₂, ...], summed over the images
+    first.
+
+    A pair whose second number is zero everywhere (no such pixel in the data) is left out.
+    """
+    known = [d for d in details if d is not None]
+    if not known:
+        return float("nan")
+    total = np.asarray(known, dtype=np.float64).sum(0).reshape(-1, 2)
+    total = total[total[:, 1] > 0]
+    return float(100 * (total[:, 0] / total[:, 1]).mean()) if len(total) else float("nan")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One measured or derived number.
+
+    unit: "%", "nats", ...; empty for a number without one
+    better: which direction is better; "neither" for descriptive numbers
+    low, high: the range of its values
+    label: its name for people; empty: the name with spaces instead of underscores
+    summary: what it is, in one sentence
+    scale: factor between the value in a row and the value that is shown, such as 100 for shares that are read
+        in percent
+    digits: decimals that are shown; None: one in percent, three otherwise
+    combine: the data set's number from the values and details of its images
+
+    >>> accuracy = Quantity("top1", "%", "higher", 0, 1, label="top-1", scale=100)
+    >>> accuracy.title + accuracy.arrow, accuracy.text(0.7321)
+    ('top-1 ↑', '73.2')
+    """
+
+    name: str
+    unit: str = ""
+    better: Better = "higher"
+    low: float = -INF
+    high: float = INF
+    _: KW_ONLY
+    label: str = ""
+    summary: str = ""
+    scale: float = 1.0
+    digits: int | None = None
+    combine: Combine = mean
+
+    @property
+    def title(self) -> str:
+        """The name for people."""
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def arrow(self) -> str:
+        """The better direction, to be written after the title."""
+        return {"higher": " ↑", "lower": " ↓"}.get(self.better, "")
+
+    @property
+    def sign(self) -> int:
+        """1 if higher is better, -1 if lower is, 0 if neither."""
+        return {"higher": 1, "lower": -1}.get(self.better, 0)
+
+    @property
+    def range_text(self) -> str:
+        """Range, unit and direction, such as "0 to 100 %, higher is better"."""
+        span = f"{self.low:g} to {self.high:g} {self.unit}".strip()
+        return f"{span}, {self.better} is better"
+
+    def text(self, value: float) -> str:
+        """A value of this quantity as it is shown, without its unit."""
+        digits = self.digits if self.digits is not None else (1 if self.unit == "%" else 3)
+        return f"{self.scale * value:.{digits}f}"

@@ -1,0 +1,13 @@
+"""`verify`: how faithful are attribution maps, on this model and these images?
+
+api.py       `verify`, the public function         request.py   what a run is given, checked before anything
+is written plan.py      columns (methods with scores) and the maps behind them          images.py    from
+files or tensors to batches measure.py   the rows of a batch                   summary.py   from rows to a
+ranking grouping.py  which runs can share a table          samples.py   the images and maps that the report
+shows
+"""
+
+from steadygaze.runs.normalisation import IMAGENET as IMAGENET  # until `stress` uses runs.normalisation
+from steadygaze.runs.request import about_run as about  # until `stress` uses runs.request
+
+__all__ = ["IMAGENET", "about"]

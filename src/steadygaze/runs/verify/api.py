@@ -1,0 +1,86 @@
+"""`verify`: how faithful are the maps of these methods, on this model and this data?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from steadygaze.data.sources import Data
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.method_registry import DEFAULT, Method
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.verify.plan import DEFAULT_METRICS
+from steadygaze.runs.verify.request import VerifyRequest, run_verify
+from steadygaze.vit import ViT
+
+
+def verify(
+    model: nn.Module | ViT | LoadedModel | str,
+    data: Data,
+    methods: str | Method | Sequence[str | Method] = (DEFAULT,),
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    target: int | str | Sequence[int] | Tensor | None = None,
+    score: str | Sequence[str] | None = None,
+    seed: int = 0,
+    *,
+    method: str | Method | None = None,
+    metric: str | None = None,
+    ratios: Sequence[float] | None = None,
+    fill: str = "zero",
+    masks: str | Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    num_workers: int = 0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    out: str | Path | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> Rows:
+    """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
+
+    model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
+        which know how images are preprocessed
+    data: a folder of labelled images; or batches (images, labels) or (images, labels, masks), a `DataLoader`
+        of such batches, or a `Dataset`: images (B, 3, H, W) normalised for the model, labels (B,), masks (B,
+        H, W) with 255 object, 128 border, 0 background, or booleans. Images in memory are called "0", "1",
+        ... in order
+    methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
+        searches
+    metrics, metric: names of `sg.list_metrics()`
+    target: the class that is explained and scored: None is the label, "predicted", one class, or one for each
+        image
+    score: the quantity that is explained, or several of them; None is each method's own
+    ratios: shares of the patches that are kept or removed; None is 0.1, 0.2, ..., 0.9
+    fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or
+        "noise"
+    masks: a folder of masks, for a folder of images
+    limit: at most this many images; of a folder, spread evenly over the classes
+    batch_size: for a folder or a `Dataset`    num_workers: for a folder, threads that read images ahead
+    mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
+        models
+    out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
+    """
+    chosen = method if method is not None else methods
+    measured = metric if metric is not None else metrics
+    request = VerifyRequest(
+        model=model,
+        data=Path(data) if isinstance(data, str) else data,
+        out=None if out is None else Path(out),
+        masks=None if masks is None else Path(masks),
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        methods=[chosen] if isinstance(chosen, (str, Method)) else list(chosen),
+        metrics=[measured] if isinstance(measured, str) else list(measured),
+        scores=[score] if isinstance(score, str) else score,
+        ratios=ratios,
+        fill=fill,
+        target=target,
+        mean=mean,
+        std=std,
+    )
+    return run_verify(request, on_progress=on_progress)

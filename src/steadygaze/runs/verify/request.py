@@ -1,0 +1,301 @@
+"""A `verify` run: what it is given, checked as a whole before anything is written, then executed."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadygaze import __version__
+from steadygaze.data.content import names_hash, tensor_hash
+from steadygaze.data.folders import Classes
+from steadygaze.data.masks import find
+from steadygaze.data.sources import InMemoryData
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.inputs import Batch
+from steadygaze.heatmap import versions
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.method_registry import DEFAULT, Method
+from steadygaze.methods.diffmask import with_gates
+from steadygaze.methods.search import manner
+from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.runs.loop import Job, Run, total_work
+from steadygaze.runs.normalisation import Normalisation, normalisation_of
+from steadygaze.runs.processes import World
+from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
+from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
+from steadygaze.runs.verify.measure import compute_rows
+from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.view import evaluation_mode
+
+Target = int | str | Sequence[int] | Tensor | None
+BY_NAME = ("label", "predicted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest(Request):
+    """What `verify` is given.
+
+    target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or
+        one class for each image
+    start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
+    mean, std: the normalisation of images in memory
+    diffmask: trained gates, for the method diffmask
+    """
+
+    methods: Sequence[str | Method] = (DEFAULT,)
+    metrics: Sequence[str] = field(default=DEFAULT_METRICS)
+    scores: Sequence[str] | None = None
+    start_layers: str | None = None
+    ratios: Sequence[float] | None = None
+    fill: str = "zero"
+    target: Target = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    diffmask: Path | None = None
+
+
+@dataclass(frozen=True)
+class PreparedVerify:
+    """A run that is checked, with nothing computed yet.
+
+    images_without_mask: number of images that are left out because they have no mask
+    """
+
+    request: VerifyRequest
+    vit: ViT
+    loaded: LoadedModel | None
+    plan: Plan
+    source: ImageSource
+    target_of: Callable[[Batch], Tensor]
+    identity: dict[str, str]
+    settings: dict[str, Any]
+    about: dict[str, Any]
+    images_without_mask: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.vit.model.parameters()).device
+
+    def compute(self, job: Job, batch: Batch) -> Iterator[Row]:
+        """The rows of one batch."""
+        batch = batch.to(self.device)
+        return compute_rows(self.vit, batch, self.plan, self.target_of(batch), self.identity)
+
+
+def prepare_verify(request: VerifyRequest, world: World | None = None) -> PreparedVerify:
+    """Load the model, find the images, check every name; raises before anything is written."""
+    if request.in_memory:
+        return _prepare_memory(request)
+    return _prepare_folder(request, world or World())
+
+
+def run_verify(
+    request: VerifyRequest,
+    world: World | None = None,
+    on_progress: OnProgress = ignore_progress,
+    prepared: PreparedVerify | None = None,
+) -> Rows:
+    """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
+    world = world or World()
+    ready = prepared or prepare_verify(request, world)
+    run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
+
+    def report_search(name: str, done: int, total: int) -> None:
+        on_progress(Progress(name, done, total, "forward passes"))
+
+    with run, manner(report_search):
+        for jobs in ready.source.jobs(ready.plan.keys):
+            run.total = (
+                total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
+            )
+            run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
+    return run.rows()
+
+
+def _plan(request: VerifyRequest, vit: ViT) -> Plan:
+    return make_plan(
+        vit,
+        with_gates(request.methods, request.diffmask),
+        request.metrics,
+        request.scores,
+        request.ratios,
+        request.seed,
+        parse_start_layers(request.start_layers, vit),
+        request.fill,
+    )
+
+
+def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
+    folder = request.folder  # checked before the model is loaded, which takes longer
+    loaded = request.load(world)
+    vit, classes = adapt(loaded.model), number_of_classes(loaded.model, loaded.size)
+    plan = _plan(request, vit)
+    labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
+    if plan.needs_masks and labelled.decode is None:
+        raise BadInput(
+            f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
+        )
+    target = _class_target(request.target, loaded, classes)
+    unlabelled = next((item.name for item in labelled.items if item.label is None), None)
+    if target == "label" and unlabelled is not None:
+        raise BadInput(
+            f"{unlabelled}: its class is not one of the model's. Explain the predicted class instead: "
+            "target='predicted'"
+        )
+    source = FolderSource(labelled, loaded, request.batch_size)
+    described = {
+        **request.settings(loaded),
+        "pictures": len(labelled.items),
+        "pictures_hash": names_hash(
+            f"{item.name}\t{item.label}\t{item.mask is not None}" for item in labelled.items
+        ),
+        "layout": labelled.layout,
+        "masks": labelled.decode is not None,
+        "batch": request.batch_size,
+        "target": _target_text(target),
+        "start_layers": request.start_layers,
+        "device": next(vit.model.parameters()).device.type,
+    }
+    origin = request.origin(loaded)
+    if request.diffmask is not None:
+        described["diffmask"] = hashlib.sha256(request.diffmask.read_bytes()).hexdigest()[:16]
+        origin["diffmask"] = str(request.diffmask)
+    return PreparedVerify(
+        request,
+        vit,
+        loaded,
+        plan,
+        source,
+        _target_function(vit, target, source),
+        loaded.identity,
+        _settings(plan, loaded.identity, described),
+        {**about_run(request.command), "given": origin},
+        labelled.without,
+    )
+
+
+def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
+    loaded = request.model if isinstance(request.model, LoadedModel) else None
+    if isinstance(request.model, str):
+        loaded = request.load(World())
+    vit = adapt(request.model if loaded is None else loaded.model)
+    plan = _plan(request, vit)
+    normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
+    if plan.painting and not normalisation.known:
+        warnings.warn(
+            f"{', '.join(plan.painting)}: pixels are painted black before the normalisation, which the model "
+            "does not "
+            "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
+            stacklevel=5,  # the caller of `verify`
+        )
+    data = InMemoryData(
+        request.data,
+        request.batch_size,
+        request.limit,
+        plan.needs_masks,
+        preprocess=None if loaded is None else loaded.preprocess,
+    )
+    source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
+    target = _class_target(request.target, loaded, None)
+    target_of = _target_function(vit, target, source)
+    identity = identity_of(vit.model, loaded)
+    first = source.first
+    described: dict[str, Any] = {
+        "data": "in memory",
+        "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
+        "target": _target_text(target),
+    }
+    if request.limit is not None:
+        described["limit"] = request.limit
+    if plan.painting:
+        described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalisation)}
+    settings = _settings(plan, identity, described)
+    return PreparedVerify(
+        request, vit, loaded, plan, source, target_of, identity, settings, about_run(request.command)
+    )
+
+
+def _statistics(normalisation: Normalisation) -> list[tuple[str, tuple[float, ...]]]:
+    return [("mean", normalisation.mean), ("std", normalisation.std)]
+
+
+def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:
+    """Everything that defines the numbers of a run."""
+    return {
+        **identity,
+        **described,
+        "columns": [[column.method.name, column.score] for column in plan.columns],
+        "metrics": list(plan.metrics),
+        "ratios": list(plan.ratios),
+        "seed": plan.seed,
+        **({} if plan.fill == "zero" else {"fill": plan.fill}),
+        "versions": {"steadygaze": __version__, **versions()},
+    }
+
+
+# -- the class that is explained
+# ---------------------------------------------------------------------------------------
+
+
+def _class_target(target: Target, loaded: LoadedModel | None, classes: int | None) -> str | int | Tensor:
+    """ "label", "predicted", a class index, or one class for each image."""
+    if target is None:
+        return "label"
+    if isinstance(target, str):
+        if target in BY_NAME:
+            return target
+        if loaded is None:
+            raise BadInput(
+                f"target: expected label, predicted, a class, or one class for each image, got {target!r}"
+            )
+        target = loaded.class_index(target)
+    indices = torch.as_tensor(target, dtype=torch.long)
+    if indices.dim() > 1:
+        raise BadInput(f"target: expected one class for each image, got shape {tuple(indices.shape)}")
+    if indices.dim() == 1:
+        return indices
+    if classes is not None and int(indices) >= classes:
+        raise BadInput(f"class {int(indices)} is out of range: the model has classes 0..{classes - 1}")
+    return int(indices)
+
+
+def _target_text(target: str | int | Tensor) -> str:
+    if isinstance(target, Tensor):
+        return f"given, {names_hash(map(str, target.tolist()))}"
+    return str(target)
+
+
+def _target_function(vit: ViT, target: str | int | Tensor, source: ImageSource) -> Callable[[Batch], Tensor]:
+    """From a batch to the classes that are explained, (B,)."""
+    if target == "label":
+        return lambda batch: batch.labels
+    if target == "predicted":
+        return lambda batch: _predicted(vit, batch.images)
+    if isinstance(target, int):
+        return lambda batch: torch.full_like(batch.labels, target)
+    assert isinstance(target, Tensor)
+
+    def given(batch: Batch) -> Tensor:
+        positions = [source.position(name) for name in batch.names]
+        if max(positions) >= len(target):
+            raise BadInput(
+                f"target: expected one class for each image, got {len(target)} for more than "
+                f"{max(positions)} images"
+            )
+        return target[positions].to(batch.labels.device)
+
+    return given
+
+
+def _predicted(vit: ViT, images: Tensor) -> Tensor:
+    with torch.no_grad(), evaluation_mode(vit.model):
+        return vit(images).argmax(-1)
