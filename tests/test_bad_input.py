@@ -272,7 +272,7 @@ def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = tiny()
     sg.adapt(model)
-    monkeypatch.setattr(explainer, "_bf16_on_cpu", lambda: False)
+    monkeypatch.setattr(explainer, "_cpu_has_bfloat16", lambda: False)
     model.bfloat16()
     refuse(sg.BadInput, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
 

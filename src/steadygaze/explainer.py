@@ -224,7 +224,10 @@ class _Batch:
             if m.base.kind == "model":
                 queries = [self.query(m, tokens, column, hidden) for column in _columns(self.target, logits)]
                 maps[m.name] = [m.base.function(query, **m.function_options) for query in queries]
-        return {m.name: self.attribution(m, maps[m.name], logits) for m in methods}
+        results = {}
+        for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
+            results[m.name] = self.attribution(m, maps[m.name], logits)
+        return results
 
     def query(
         self, m: Method, tokens: Tensor, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...]
