@@ -1,1 +1,2 @@
-"""Measurements that take too long for tests: coverage of models, speed, memory. Run with `python -m benchmarks.NAME`."""
+"""Measurements that take too long for tests: coverage of models, speed, memory. `python -m
+benchmarks.NAME`."""

@@ -1,4 +1,8 @@
-"""What "adapted" means, in float64: the model's own logits, removal as masked keys, and DecompX in one pass as N vectors."""
+"""What "adapted" means, checked in float64.
+
+The view gives the model's own logits; removed patches equal masked keys; DecompX in one backward pass equals
+the decomposition with one vector for each token.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +14,18 @@ from steadygaze.vit.view import ViT, logits_of, remember
 
 
 def check(model: nn.Module) -> dict[str, float | str]:
-    """Relative errors of the three checks by name; a string says why one does not apply, or what went wrong."""
-    found: dict[str, float | str] = {}
+    """Relative errors of the three checks by name; a string where a check does not apply or failed."""
+    errors: dict[str, float | str] = {}
     try:
         vit = sg.adapt(model)
     except Exception as error:  # any failure is a row of the table, not the end of the run
         return {"logits": f"{type(error).__name__}: {error}"}
     for name, test in (("logits", logits_error), ("removal", removal_error), ("decompx", decompx_error)):
         try:
-            found[name] = test(vit)
+            errors[name] = test(vit)
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def logits_error(vit: ViT) -> float:
@@ -33,16 +37,15 @@ def logits_error(vit: ViT) -> float:
         worst = relative(vit(images), expected)
         for layer, block in enumerate(vit.blocks):
             if layer in (0, len(vit.blocks) - 1):
-                worst = max(
-                    worst, relative(vit.logits(x.clone(), start=layer), expected)
-                )  # a tensor that forgot its layout
+                without_layout = x.clone()
+                worst = max(worst, relative(vit.logits(without_layout, start=layer), expected))
             x = block(x)
         return max(worst, relative(vit.head(x), expected))
 
 
 def removal_error(vit: ViT) -> float | str:
-    """Removed patches against keys masked with −inf: the kept tokens behind the last block, and the logits where the
-    readout does not average over the patches."""
+    """Removed patches against keys masked with −inf: compares the kept tokens after the last block, and the
+    logits unless the readout averages over the patches."""
     if not vit.plan.removable:
         return "not removable"
     images = zoo.image_of(vit.model, vit.plan.input_size, batch=2, seed=1)
@@ -63,8 +66,8 @@ def removal_error(vit: ViT) -> float | str:
 
 
 def decompx_error(vit: ViT) -> float:
-    """Input × gradient of one frozen pass against one propagated vector for each source (a sample of eight where there are
-    more than 64 tokens), from every layer."""
+    """Input × gradient of one frozen pass against one propagated vector per source token, from every layer.
+    Of more than 64 tokens, a random sample of eight is compared."""
     images = zoo.image_of(vit.model, vit.plan.input_size, seed=3)
     with torch.no_grad():
         tokens = vit.embed(images)

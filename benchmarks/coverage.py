@@ -1,9 +1,10 @@
-"""Which models steadygaze can view, and which methods serve them.
+"""Which models steadygaze supports, and which methods work on them.
 
     python -m benchmarks.coverage [--pattern TEXT] [--limit N] [--json FILE [--resume]] [--markdown FILE]
 
-Every plain and hierarchical ViT that timm registers, the classes of transformers and torchvision: built tiny (`zoo`), checked
-in float64 (`checks`), then explained with every method. All of them took 18 minutes on one busy core.
+Every plain and hierarchical ViT that timm registers and the classes of transformers and torchvision are built
+in a tiny version (`zoo`), checked in float64 (`checks`) and explained with every method. All of them took 18
+minutes on one busy core.
 """
 
 import argparse
@@ -33,17 +34,15 @@ TOLERANCE = 1e-9
 
 @dataclass
 class Row:
-    """One model: its three checks, and what became of every method."""
+    """One model: its three checks, and the outcome of every method."""
 
     family: str
     name: str
     cut: str = ""
     checks: dict[str, float | str] = field(default_factory=dict)
     served: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)  # method -> the reason that steadygaze gives
-    failed: dict[str, str] = field(
-        default_factory=dict
-    )  # method -> an error that is none of steadygaze's own
+    refused: dict[str, str] = field(default_factory=dict)  # method -> reason, an error of steadygaze
+    failed: dict[str, str] = field(default_factory=dict)  # method -> any other error
     seconds: float = 0.0
 
     @property
@@ -54,16 +53,17 @@ class Row:
 
     @property
     def why_not(self) -> str:
-        found = [
-            f"{k}: {v}"
-            for k, v in self.checks.items()
-            if v != "not removable" and (isinstance(v, str) or v > TOLERANCE)
+        """The checks that failed, as text."""
+        failures = [
+            f"{name}: {result}"
+            for name, result in self.checks.items()
+            if result != "not removable" and (isinstance(result, str) or result > TOLERANCE)
         ]
-        return "; ".join(found)
+        return "; ".join(failures)
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
-    """Everything that makes a model what it is, but its weights: names that are cut to the same model share their results."""
+    """All of a model but its weights; names whose tiny versions are the same model share their results."""
     plain = (str, int, float, bool, tuple, type(None))
     modules = [
         (type(m), sorted((k, v) for k, v in vars(m).items() if isinstance(v, plain))) for m in model.modules()
@@ -72,7 +72,7 @@ def signature(model: nn.Module) -> tuple[Any, ...]:
 
 
 def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
-    """Build one model, check it, and explain one picture of noise with every method."""
+    """Build one model, check it, and explain one image of noise with every method."""
     row, begin = Row(entry.family, entry.name), time.perf_counter()
     try:
         model, row.cut = entry.build()
@@ -91,14 +91,10 @@ def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    asked = (
-                        sg.method(info.name, budget=4) if "budget" in info.options else info.name
-                    )  # a search: a few runs
-                    scores = sg.explain(vit, images, method=asked).scores
+                    method = sg.method(info.name, budget=4) if "budget" in info.options else info.name
+                    scores = sg.explain(vit, images, method=method).scores
                 if scores.shape != (1, *vit.grid) or not scores.isfinite().all():
-                    raise ValueError(
-                        f"a map of shape {tuple(scores.shape)} on a grid {vit.grid}, or not finite"
-                    )
+                    raise ValueError(f"map of shape {tuple(scores.shape)}, grid {vit.grid}, or not finite")
                 row.served.append(info.name)
             except sg.errors.MethodUnavailable as error:
                 row.refused[info.name] = str(error)
@@ -121,16 +117,12 @@ def worst(rows: list[Row], check: str) -> str:
 
 
 def served(rows: list[Row]) -> str:
-    """How many methods serve a model of this family."""
+    """How many methods work on a model of this family."""
     counts = sorted({len(r.served) for r in rows if r.adapted})
     total = len(sg.list_methods())
-    return (
-        f"{counts[0]} of {total}"
-        if len(counts) == 1
-        else f"{counts[0]} to {counts[-1]} of {total}"
-        if counts
-        else "none"
-    )
+    if not counts:
+        return "none"
+    return f"{counts[0]} of {total}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} of {total}"
 
 
 def table(rows: list[Row]) -> Table:
@@ -143,7 +135,7 @@ def table(rows: list[Row]) -> Table:
         "removal",
         "decompx",
         "methods",
-        title="What steadygaze can view",
+        title="Supported models",
     )
     for family, group in families(rows).items():
         adapted = str(sum(r.adapted for r in group))
@@ -159,20 +151,20 @@ def table(rows: list[Row]) -> Table:
 
 def reasons(rows: list[Row], what: str = "refused") -> list[tuple[str, list[str], dict[str, int]]]:
     """(reason, methods, models by family) of every refusal or failure, the most frequent first."""
-    found: dict[str, tuple[set[str], set[tuple[str, str]]]] = {}
+    grouped: dict[str, tuple[set[str], set[tuple[str, str]]]] = {}
     for row in rows:
         for method, text in getattr(row, what).items():
             reason = re.sub(
                 r"\ba (timm|transformers|torchvision) \w+", "the model", text.removeprefix(f"{method}: ")
             )
-            methods, models = found.setdefault(
-                re.sub(r"\d+", "n", reason) if what == "failed" else reason, (set(), set())
-            )
+            if what == "failed":
+                reason = re.sub(r"\d+", "n", reason)
+            methods, models = grouped.setdefault(reason, (set(), set()))
             methods.add(method)
             models.add((row.family, row.name))
     listed = [
         (reason, sorted(methods), dict(Counter(f for f, _ in sorted(models))))
-        for reason, (methods, models) in found.items()
+        for reason, (methods, models) in grouped.items()
     ]
     return sorted(listed, key=lambda entry: -sum(entry[2].values()))
 
@@ -186,19 +178,12 @@ def markdown(rows: list[Row]) -> str:
         "",
         f"Written by `python -m benchmarks.coverage --markdown docs/models.md` with {libraries}.",
         "",
-        "Every name is built with its own architecture, cut to two or three blocks (hierarchical models: six), few heads of the",
-        "model's own width and a small picture where the constructor allows, with random weights in float64. **Adapted** means that",
+        INTRODUCTION,
         "",
-        "- *logits*: the view `embed -> blocks -> head` gives the model's own logits, whole and from a layer on;",
-        "- *removal*: patches removed with `vit.select` give what the whole model gives with their keys masked by -inf;",
-        "- *decompx*: one frozen-linear backward pass gives, from every layer, the shares of one vector propagated for each source;",
+        f"**{sum(r.adapted for r in rows)} of {len(rows)} models are adapted**; of the plain ViT, EVA, BEiT "
+        f"and DeiT names of timm {sum(r.adapted for r in plain)} of {len(plain)}.",
         "",
-        f"each to a relative error of {TOLERANCE:.0e} (the columns show the largest found). Then every method explains one picture.",
-        "",
-        f"**{sum(r.adapted for r in rows)} of {len(rows)} models are adapted**; of the plain ViT, EVA, BEiT and DeiT names of timm "
-        f"{sum(r.adapted for r in plain)} of {len(plain)}.",
-        "",
-        "| family | names | adapted | logits | removal | decompx | methods that serve |",
+        "| family | names | adapted | logits | removal | decompx | methods |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for family, group in families(rows).items():
@@ -208,7 +193,7 @@ def markdown(rows: list[Row]) -> str:
     bad = [r for r in rows if not r.adapted]
     if bad:
         lines += ["", "## Not adapted", "", *(f"- `{r.name}`: {r.why_not}" for r in bad)]
-    for what, title in (("failed", "Methods that fail"), ("refused", "What is refused, and why")):
+    for what, title in (("failed", "Methods that fail"), ("refused", "Unsupported methods and the reasons")):
         listed = reasons(rows, what)
         if listed:
             lines += ["", f"## {title}", "", "| reason | methods | models |", "| --- | --- | --- |"]
@@ -227,37 +212,62 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-NOTES = """## How each kind is viewed
+INTRODUCTION = f"""\
+Each model is built with its own architecture, reduced to two or three blocks (hierarchical models:
+six), few heads of the original width and a small image size where the constructor allows, with
+random weights in float64. **Adapted** means that
 
-- A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0: x^0 is what `embed` gives, before it.
-- Rotary rows and relative biases of kept patches are gathered, so each patch stays at its own position.
-- CaiT: the class-attention blocks are the head, which pools by attention. Its talking heads add a bias behind the softmax, by which
-  a masked key would still weigh; the masking it is compared with takes the value of masked keys away too.
-- transformers' DINOv2 classifiers read the class token and the mean of the patches through one linear map: attention methods read
-  both rows, half and half.
-- transformers has no DINOv3 classifier: a module with a `DINOv3ViTModel` and a head on its class token is viewed as one, for example
-  `steadygaze.vit.adapters.transformers.Classifier(backbone, head)`; the same goes for the other backbones.
-- transformers' eager attention takes its softmax in float32 whatever the model's dtype; the removal check runs it in float64.
-- timm makes mixed rotary tables in float32 and cannot run with float64 positions; the check leaves those positions in float32.
-- Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all traces of its pixels.
-- Hierarchical models: the layers are all blocks in order, and x^l is what block l is given. What lies between stages belongs to the
-  block before it; MViT v2 and Hiera pool inside the first block of a stage. The map lies on the last stage's grid. Patches cannot
-  be removed, and no attention matrix spans all tokens.
-- RVT, FAN, PVT v1 and LocalViT come with `import steadygaze.models`. RVT-S, RVT-B, FAN and LocalViT keep one grid; all but RVT-B mix
-  patches by convolutions, so patches are masked, not removed. FAN's class-attention blocks are its head, which pools by attention.
-- A model with modules of `sg.modules.insert` is viewed like the one it was made of, with patches masked in place of removed."""
+- *logits*: the view `embed -> blocks -> head` gives the model's own logits, from the start and from
+  any layer;
+- *removal*: removing patches with `vit.select` equals masking their keys with -inf in the whole
+  model;
+- *decompx*: one frozen-linear backward pass equals, from every layer, the decomposition with one
+  propagated vector for each source token;
+
+each to a relative error of {TOLERANCE:.0e} (the columns show the largest error). Then every method
+explains one image."""
+
+NOTES = """## Notes on the views
+
+- A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0: x^0 is the
+  output of `embed`, before that norm.
+- Rotary embeddings and relative position biases of the kept patches are gathered, so that each
+  patch keeps its own position.
+- CaiT: the class-attention blocks are the head, which pools by attention. Its talking heads add a
+  bias after the softmax, so a masked key would still have a weight; the reference for the removal
+  check also sets the values of masked keys to zero.
+- transformers' DINOv2 classifiers apply one linear map to the class token and the mean of the
+  patches: attention methods read both rows with equal weight.
+- transformers has no DINOv3 classifier: a module with a `DINOv3ViTModel` and a head on its class
+  token is supported, for example `steadygaze.vit.adapters.transformers.Classifier(backbone, head)`;
+  the same holds for the other backbones.
+- transformers' eager attention computes its softmax in float32 whatever the model's dtype; the
+  removal check runs it in float64.
+- timm creates mixed rotary tables in float32 and fails with float64 positions; the check keeps
+  those positions in float32.
+- Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all
+  information about its pixels.
+- Hierarchical models: the layers are all blocks in order, and x^l is the input of block l.
+  Downsampling between stages belongs to the block before it; MViT v2 and Hiera pool inside the
+  first block of a stage. The map has the last stage's grid. Patches cannot be removed, and no
+  attention matrix spans all tokens.
+- RVT, FAN, PVT v1 and LocalViT come with `import steadygaze.models`. RVT-S, RVT-B, FAN and LocalViT
+  keep one grid; all but RVT-B mix patches by convolutions, so patches are masked, not removed.
+  FAN's class-attention blocks are its head, which pools by attention.
+- A model with modules of `sg.modules.insert` has the view of the original model, with patches
+  masked instead of removed."""
 
 
 def main() -> None:
-    """Run, print, and write what was asked for."""
+    """Run, print and write the results."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--pattern", default="", help="only models whose family and name contain this text")
-    parser.add_argument("--limit", type=int, help="at most so many models")
+    parser.add_argument("--limit", type=int, help="maximum number of models")
     parser.add_argument("--json", type=Path, help="write every row to this file")
     parser.add_argument(
-        "--resume", action="store_true", help="keep the rows that the file of --json has already"
+        "--resume", action="store_true", help="keep the rows that are already in the --json file"
     )
     parser.add_argument("--markdown", type=Path, help="write the summary to this file")
     options = parser.parse_args()
@@ -282,16 +292,16 @@ def main() -> None:
                 flush=True,
             )
     if not rows:
-        raise SystemExit(f"no model has {options.pattern!r} in its family and name")
+        raise SystemExit(f"no model matches {options.pattern!r}")
     console.print(table(rows))
     for row in rows:
         if row.why_not:
             console.print(f"[red]{row.family} {row.name}[/red] {row.why_not}", highlight=False)
     for what, colour in (("failed", "red"), ("refused", "yellow")):
         for reason, methods, models in reasons(rows, what):
-            many = f"{sum(models.values())} models of {', '.join(models)}"
+            count = f"{sum(models.values())} models of {', '.join(models)}"
             console.print(
-                f"[{colour}]{what}[/{colour}] by {many}: {', '.join(methods)}: {reason}", highlight=False
+                f"[{colour}]{what}[/{colour}] by {count}: {', '.join(methods)}: {reason}", highlight=False
             )
     console.print(
         f"{sum(r.adapted for r in rows)} of {len(rows)} adapted, {sum(r.seconds for r in rows):.0f} s"

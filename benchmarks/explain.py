@@ -1,8 +1,11 @@
-"""Speed and memory of `explain`, in forward passes: python -m benchmarks.explain [--models NAME,...] [--rounds N] [--json FILE]
+"""Speed and memory of `explain`, in units of forward passes.
 
-Unit: one forward pass of the model without gradients, same batch, same run (224 pixels, batch 8, two threads). Weights are random:
-they do not change the cost. The limits: one backward pass that skips weight gradients costs one forward, so `decompx+skipplus` cannot cost
-less than 1.5, and a method with gradients at every layer not less than 2.
+    python -m benchmarks.explain [--models NAME,...] [--rounds N] [--json FILE]
+
+Unit: one forward pass of the model without gradients, same batch, same run (224 pixels, batch size 8, two
+threads). Weights are random: they do not change the cost. Lower bounds: a backward pass without weight
+gradients costs one forward pass, so `decompx+skipplus` cannot cost less than 1.5, and a method that needs
+gradients at every layer not less than 2.
 """
 
 import argparse
@@ -26,12 +29,15 @@ MEMORY = ("decompx+skipplus", "gaze", "gae", "globenc", "alti")
 
 
 def lists() -> dict[str, list[str]]:
-    """Every gradient, attention and CAM method of one pass; and the same with those under two other settings of rules."""
-    plain = [m.name for m in sg.list_methods() if m.family in ("gradient", "attention", "cam") and m.cost <= 2]
+    """All gradient, attention and CAM methods of one pass; and the same plus methods with two other sets of
+    rules."""
+    families = ("gradient", "attention", "cam")
+    plain = [info.name for info in sg.list_methods() if info.family in families and info.cost <= 2]
     return dict(zip(LISTS, (plain, [*plain, "decompx", "decompx+plus", "gaze"]), strict=True))
 
 
 def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Everything that is timed, by name."""
     vit = sg.adapt(model)
     runs: dict[str, Callable[[], Any]] = {
         name: partial(sg.explain, vit, images, 1, name)
@@ -46,6 +52,7 @@ def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callab
 
 
 def peers(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Similar methods of other packages."""
     from captum.attr import InputXGradient
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -65,7 +72,7 @@ def peers(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[]
 
 
 def memory_run(name: str, size: int, method: str) -> Callable[[], Any]:
-    """What `peak_memory` measures: the explanation alone; the model is loaded, adapted and warm."""
+    """What `peak_memory` measures: the explanation alone; the model is loaded, adapted and warmed up."""
     torch.set_num_threads(2)
     model = timm.create_model(name, img_size=size).eval()
     images = torch.randn(1, 3, size, size)
@@ -79,43 +86,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default="deit_tiny_patch16_224,vit_base_patch16_224")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    parser.add_argument("--models", default="deit_tiny_patch16_224,vit_base_patch16_224", help="timm names")
+    parser.add_argument("--rounds", type=int, default=5, help="number of repetitions")
+    parser.add_argument("--batch", type=int, default=8, help="number of images per batch")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
+    options = parser.parse_args()
     torch.set_num_threads(2)
     console, record = Console(), []
-    for name in chosen.models.split(","):
+    for name in options.models.split(","):
         model = timm.create_model(name).eval()
-        images = torch.randn(chosen.batch, 3, 224, 224)
+        images = torch.randn(options.batch, 3, 224, 224)
         unit = torch.no_grad()(partial(model, images))
         table = Table(
             "method",
-            "ms an image",
+            "ms per image",
             "forwards",
             "goal",
-            title=f"{name}, 224 pixels, batch {chosen.batch}, two threads",
+            title=f"{name}, 224 pixels, batch {options.batch}, two threads",
         )
-        for method, (seconds, ratio) in ratios(unit, candidates(model, images), chosen.rounds).items():
+        for method, (seconds, ratio) in ratios(unit, candidates(model, images), options.rounds).items():
             goal = (GOALS | LISTS).get(method.partition(" (")[0])
             table.add_row(
-                method, f"{1000 * seconds / chosen.batch:.1f}", f"{ratio:.2f}", f"≤ {goal}" if goal else ""
+                method, f"{1000 * seconds / options.batch:.1f}", f"{ratio:.2f}", f"≤ {goal}" if goal else ""
             )
             record.append(
                 {
                     "model": name,
                     "method": method,
-                    "batch": chosen.batch,
-                    "ms": 1000 * seconds / chosen.batch,
+                    "batch": options.batch,
+                    "ms": 1000 * seconds / options.batch,
                     "forwards": ratio,
                 }
             )
         console.print(table)
     record += full_decomposition(console)
     record += memory(console)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(record, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 def full_decomposition(console: Console) -> list[dict[str, Any]]:
@@ -145,7 +152,7 @@ def full_decomposition(console: Console) -> list[dict[str, Any]]:
 
 
 def memory(console: Console) -> list[dict[str, Any]]:
-    """Peak memory of one explanation at N = 197 and 785 tokens, beside what an N x N x d tensor alone would take."""
+    """Peak memory of one explanation at N = 197 and 785 tokens, and the size of one N x N x d tensor."""
     table = Table(
         "method",
         "N = 197: MiB",

@@ -1,11 +1,11 @@
-"""Two slow, independent answers that a view must agree with. Neither uses the view's seam, rules or traces.
+"""Two slow, independent references for a view. Neither uses the view's seam, rules or traces.
 
-Removal: the whole model runs on all its patches, and every attention gets −inf for the keys of the removed ones.
+Removal: the whole model runs on all patches, and every attention gets −inf for the keys of the removed ones.
 
-Decomposition (docs/equations.md#decompx): one run records what DecompX holds constant: attention, σ of every norm, slope of every
-activation, gates, the winner of every maximum. With these replayed the network is affine, so the share of a source token is
-F(only that token) − F(nothing): one vector is pushed through the model's own modules for every source, and one, F(nothing),
-for all biases.
+Decomposition (docs/equations.md#decompx): one run records what DecompX holds constant: attention, σ of every
+norm, slope of every activation, gates, the argmax of every maximum. With these replayed the network is
+affine, so the share of a source token is F(only that token) − F(nothing): one vector is propagated through
+the model's own modules for every source, and one, F(nothing), for all biases.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ MAXIMUM = (torch.Tensor.amax, torch.amax, F.max_pool2d, torch.max_pool2d)
 
 
 class WideSoftmax(TorchFunctionMode):
-    """transformers' eager attention takes its softmax in float32 whatever the model's dtype; inside, in the model's own."""
+    """Softmax in the model's own dtype: transformers' eager attention computes it in float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -44,7 +44,7 @@ class WideSoftmax(TorchFunctionMode):
 
 
 class MaskKeys(TorchFunctionMode):
-    """−inf on the logits of the patches `removed` (B, r) in every attention over all patches, prefix tokens before them."""
+    """−inf on the attention logits of the patches `removed` (B, r); prefix tokens come before the patches."""
 
     def __init__(self, removed: Tensor, patches: int) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ class MaskKeys(TorchFunctionMode):
 def masked_run(
     model: nn.Module, last_block: nn.Module, images: Tensor, removed: Tensor, patches: int
 ) -> tuple[Tensor, Tensor]:
-    """(output of the model, output of its last block) with the keys of the removed patches masked everywhere."""
+    """(output of the model, output of its last block) with the keys of removed patches masked in all
+    layers."""
     caught: list[Any] = []
     handles = [last_block.register_forward_hook(lambda m, i, o: caught.append(o))]
     for module in model.modules():
-        if (
-            type(module).__name__ == "TalkingHeadAttn"
-        ):  # a bias behind the softmax gives removed keys weight: no value either
+        # a bias after the softmax gives removed keys a weight: their values become zero, too
+        if type(module).__name__ == "TalkingHeadAttn":
             handles.append(
                 module.qkv.register_forward_hook(lambda m, i, o: _without_values(o, removed, patches))
             )
@@ -95,9 +95,8 @@ def masked_run(
             handle.remove()
     assert mode.seen > 0, "the model has no attention that could be masked"
     last = caught[-1]
-    return output if isinstance(output, Tensor) else output.logits, last if isinstance(
-        last, Tensor
-    ) else last[0]
+    logits = output if isinstance(output, Tensor) else output.logits
+    return logits, last if isinstance(last, Tensor) else last[0]
 
 
 def _without_values(qkv: Tensor, removed: Tensor, patches: int) -> Tensor:
@@ -109,7 +108,7 @@ def _without_values(qkv: Tensor, removed: Tensor, patches: int) -> Tensor:
 
 
 class Frozen(TorchFunctionMode):
-    """Records (first run) or replays (later runs) everything that DecompX holds constant, in the order of the calls."""
+    """Records (first run) or replays (later runs) what DecompX holds constant, in the order of the calls."""
 
     def __init__(self, record: list[Tensor] | None = None) -> None:
         super().__init__()
@@ -119,17 +118,15 @@ class Frozen(TorchFunctionMode):
         self.activated: dict[int, Tensor] = {}
 
     def constant(self, make: Callable[[], Tensor], rows: int) -> Tensor:
-        """What the first run saw at this call, for `rows` in place of its own number of rows."""
+        """The value of the first run at this call, repeated to `rows` rows."""
         if not self.replay:
             self.record.append(make())
             return self.record[-1]
         value = self.record[self.next]
         self.next += 1
-        return (
-            value
-            if value.shape[0] in (1, rows)
-            else value.repeat(rows // value.shape[0], *[1] * (value.dim() - 1))
-        )
+        if value.shape[0] in (1, rows):
+            return value
+        return value.repeat(rows // value.shape[0], *[1] * (value.dim() - 1))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -157,8 +154,17 @@ class Frozen(TorchFunctionMode):
             return self.maximum(func, *args, **kwargs)
         return func(*args, **kwargs)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         assert not is_causal and not enable_gqa
 
         def weights() -> Tensor:
@@ -176,11 +182,24 @@ class Frozen(TorchFunctionMode):
 
         return torch.einsum("...qk,...kd->...qd", self.constant(weights, q.shape[0]), v)
 
-    def packed(self, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, w: Tensor, b: Tensor, *rest: Any,
-               **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
+    def packed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        width: int,
+        heads: int,
+        w: Tensor,
+        b: Tensor,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
         w_out, b_out = rest[4], rest[5]
-        q, k, v = ((t.transpose(0, 1) @ wi.T + bi).unflatten(-1, (heads, -1)).transpose(1, 2)
-                   for t, wi, bi in zip((query, key, value), w.chunk(3), b.chunk(3), strict=True))  # fmt: skip
+        projected = (
+            t.transpose(0, 1) @ wi.T + bi
+            for t, wi, bi in zip((query, key, value), w.chunk(3), b.chunk(3), strict=True)
+        )
+        q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in projected)
         out = self.attention(q, k, v).transpose(1, 2).flatten(2)
         return (out @ w_out.T + b_out).transpose(0, 1), None
 
@@ -223,7 +242,8 @@ def _slope(x: Tensor, fx: Tensor) -> Tensor:
 
 
 def decomposition(run: Callable[[Tensor], Tensor], x: Tensor, sources: list[int]) -> Tensor:
-    """Shares (len(sources) + 1, classes) of the logits run(x), x (1, N, d): one row a source token, the last for all biases.
+    """Shares (len(sources) + 1, classes) of the logits run(x), x (1, N, d): one row per source, the last for
+    biases.
 
     `run` maps tokens (B, N, d) to logits with the model's own modules.
     """
@@ -236,10 +256,10 @@ def decomposition(run: Callable[[Tensor], Tensor], x: Tensor, sources: list[int]
         vectors[-1] = x[0]
         with Frozen(first.record) as again:
             out = run(vectors)
-        assert again.next == len(first.record), "the replay met other calls than the recording"
+        assert again.next == len(first.record), "the replay made other calls than the recording"
         scale = logits.abs().max().clamp_min(1.0)
         assert (out[-1] - logits[0]).abs().max() <= 1e-6 * scale, (
-            "the replayed network is not the model at its own input"
+            "the replayed network differs from the model at its own input"
         )
     nothing = out[-2]
     return torch.cat([out[:-2] - nothing, nothing[None]])
@@ -247,7 +267,7 @@ def decomposition(run: Callable[[Tensor], Tensor], x: Tensor, sources: list[int]
 
 @contextmanager
 def unfused(model: nn.Module) -> Iterator[bool]:
-    """Eager attention inside, where timm's modules have the switch; gives whether any had."""
+    """Eager attention inside, for timm modules that can switch; yields whether any could."""
     switched = [m for m in model.modules() if getattr(m, "fused_attn", False) is True]
     for m in switched:
         m.fused_attn = False  # type: ignore[assignment]

@@ -1,17 +1,21 @@
 """Searched methods: what token removal gains, whether names differ, and the overinterpretation figure.
 
-    python -m benchmarks.search speed --model NAME [--checkpoint FILE] --images FOLDER [--count 3] [--budget 200]
-    python -m benchmarks.search sufficient --model NAME [--checkpoint FILE] --images FOLDER [--count 3]
-    python -m benchmarks.search names --model NAME [--checkpoint FILE] --images FOLDER [--count 5] [--budget 200]
-    python -m benchmarks.search overinterpretation --model NAME [--checkpoint FILE] --images FILES [--out PNG] [--step 100 | --summed]
+    python -m benchmarks.search speed --model NAME --images FOLDER [--count 3] [--budget 200] python -m
+    benchmarks.search sufficient --model NAME --images FOLDER [--count 3] python -m benchmarks.search names
+    --model NAME --images FOLDER [--count 5] [--budget 200] python -m benchmarks.search overinterpretation
+    --model NAME --images FILES [--out PNG] [--step 100 | --summed]
 
-speed: each method on tokens that are removed beside the usual version, which paints the pixels: the same runs, and the fewest that are as
-good. Seconds are those of this process, not of the clock, so that a busy machine does not count. Quality is the mean of insertion and
-deletion AOPC (token removal; higher is better), with the positive perturbation area (patches painted black; lower is better) beside it,
-since the one hides as the first does and the other as the second; ± is the standard error over the pictures.
-sufficient: subsets of patches beside subsets of pixels. names: the mean correlation of the maps of any two methods.
-overinterpretation: for any picture and any class, how many pixels are enough? By the paper's walk with so many pixels a step, or by the
-one that adds its gradients up.
+All accept --checkpoint FILE.
+
+speed: each method with token removal against the usual version, which replaces pixels: at the same number of
+runs, and at the smallest number that is as good. Seconds are CPU time of this process, so other load does not
+count. Quality is the mean of insertion and deletion AOPC (token removal; higher is better) and the positive
+perturbation area (pixels set to black; lower is better), because each metric favours the version that hides
+patches in the same way; ± is the standard error over the images.
+sufficient: subsets of patches against subsets of pixels. names: mean correlation of the maps of any two
+methods.
+overinterpretation: how many pixels are sufficient, for any image and any class? With the paper's search (a
+fixed number of pixels per step), or with gradients accumulated over the steps.
 """
 
 import argparse
@@ -29,7 +33,8 @@ from torch import Tensor
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.loading.load import Loaded, load_model
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.perturbation import cells, sides
 from steadygaze.methods.sufficient import SufficientSubsets, subsets
 
@@ -37,7 +42,7 @@ BUDGETED = ("rise", "lime", "kernel_shap", "hsic")
 QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
 
 
-def pictures_of(loaded: Loaded, folder: list[Path], count: int) -> Tensor:
+def read_images(loaded: LoadedModel, folder: list[Path], count: int) -> Tensor:
     files = find_images(folder)
     return torch.stack(
         [loaded.preprocess(read_image(f)) for f in files[:: max(1, len(files) // count)][:count]]
@@ -46,70 +51,77 @@ def pictures_of(loaded: Loaded, folder: list[Path], count: int) -> Tensor:
 
 def seconds(run: Any) -> tuple[float, Any]:
     begin = time.process_time()
-    found = run()
-    return time.process_time() - begin, found
+    result = run()
+    return time.process_time() - begin, result
 
 
-def speed(loaded: Loaded, images: Tensor, budget: int, methods: list[str] | None) -> None:
-    """Painted with all runs; removed with all, a half and a quarter of them: the smallest that is as good is the equal."""
+def speed(loaded: LoadedModel, images: Tensor, budget: int, methods: list[str] | None) -> None:
+    """Pixels replaced with all runs; tokens removed with all, half and a quarter of the runs."""
     model, labels, unit = loaded.model, *unit_of(loaded, images)
     batch = Batch(images, labels, None, torch.tensor(loaded.mean), torch.tensor(loaded.std))
-    print("| method | painted: runs, cost | AOPC, perturbation | removed, the same runs: cost | AOPC, perturbation | gain "
-          "| AOPC, removed − painted | as good: runs, cost | gain |")  # fmt: skip
+    print(
+        "| method | pixels: runs, cost | AOPC, perturbation | removal, same runs: cost | AOPC, perturbation "
+        "| speed-up | AOPC, removal − pixels | as good: runs, cost | speed-up |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     grid = sg.adapt(model).grid
     runs = dict.fromkeys(BUDGETED, budget) | {"occlusion": grid[0] * grid[1] + 1, "pami": regions(*grid)}
     for name in methods or runs:
         total = runs[name]
-        asks = [
+        variants = [
             sg.method(name, hide="fill", budget=total),
             *(sg.method(name, hide="remove", budget=max(4, total // k)) for k in (1, 2, 4)),
         ]
         taken = [
-            seconds(lambda ask=ask: sg.explain(model, images, target=labels, method=ask)) for ask in asks
+            seconds(lambda variant=variant: sg.explain(model, images, target=labels, method=variant))
+            for variant in variants
         ]
         cost = [spent / len(images) / unit for spent, _ in taken]
-        found = evaluate(
-            model, batch, torch.stack([att.scores for _, att in taken]), QUALITY, target=labels
-        ).values
-        each = (found[QUALITY[0]].value + found[QUALITY[1]].value) / 2  # (ask, picture)
-        aopc, area = each.mean(1).tolist(), found[QUALITY[2]].value.mean(1).tolist()
-        said = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, area, strict=True)]
+        maps = torch.stack([attribution.scores for _, attribution in taken])
+        measured = evaluate(model, batch, maps, QUALITY, target=labels).values
+        each = (measured[QUALITY[0]].value + measured[QUALITY[1]].value) / 2  # (variant, image)
+        aopc, area = each.mean(1).tolist(), measured[QUALITY[2]].value.mean(1).tolist()
+        shown = [f"{x:.1f}, {y:.1f}" for x, y in zip(aopc, area, strict=True)]
         more = each[1] - each[0]
         differ = f"{more.mean():+.1f} ± {more.std() / len(more) ** 0.5:.1f}"
         good = [i for i in (1, 2, 3) if aopc[i] >= aopc[0]]
         equal = (
-            f"{asks[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x"
+            f"{variants[good[-1]].option('budget')}, {cost[good[-1]]:.0f} | {cost[0] / cost[good[-1]]:.1f}x"
             if good
             else "not reached | "
         )
-        same = f"{cost[1]:.0f} | {said[1]} | {cost[0] / cost[1]:.1f}x | {differ}"
-        print(f"| `{name}` | {total}, {cost[0]:.0f} | {said[0]} | {same} | {equal} |", flush=True)
+        same = f"{cost[1]:.0f} | {shown[1]} | {cost[0] / cost[1]:.1f}x | {differ}"
+        print(f"| `{name}` | {total}, {cost[0]:.0f} | {shown[0]} | {same} | {equal} |", flush=True)
 
 
-def unit_of(loaded: Loaded, images: Tensor) -> tuple[Tensor, float]:
+def unit_of(loaded: LoadedModel, images: Tensor) -> tuple[Tensor, float]:
     """The predicted classes, and the seconds of one forward pass of one image."""
     with torch.no_grad():
         labels = loaded.model(images).argmax(1)
         unit = min(seconds(lambda: loaded.model(images))[0] for _ in range(3)) / len(images)
-    print(f"{len(images)} pictures; costs are per image, in forward passes of {unit:.3f} s\n")
+    print(f"{len(images)} images; costs are per image, in forward passes of {unit:.3f} s\n")
     return labels, unit
 
 
-def sufficient(loaded: Loaded, images: Tensor, budget: int) -> None:
-    """Patches by removal, pixels by painting."""
+def sufficient(loaded: LoadedModel, images: Tensor, budget: int) -> None:
+    """Patches are removed, pixels are replaced."""
     labels, unit = unit_of(loaded, images)
-    print("| places | steps | cost | reached | share of the picture |\n| --- | --- | --- | --- | --- |")
+    print("| searched | steps | cost | reached | share of the image |\n| --- | --- | --- | --- | --- |")
     ways: dict[str, Any] = {
-        "patches": {"minimal": False}, "patches, then pruned": {}, "patches, gradients added up": {"minimal": False, "summed": True},
-        "patches, gradients added up, then pruned": {"summed": True}, "pixels, gradients added up": {"space": "pixels", "summed": True},
+        "patches": {"minimal": False},
+        "patches, then pruned": {},
+        "patches, gradients accumulated": {"minimal": False, "summed": True},
+        "patches, gradients accumulated, then pruned": {"summed": True},
+        "pixels, gradients accumulated": {"space": "pixels", "summed": True},
         "pixels": {"space": "pixels"},
-    }  # fmt: skip
-    for name, how in ways.items():
-        spent, found = seconds(lambda how=how: subsets(loaded.model, images, labels, **how))
-        share = 100 * found.size[found.reached].float() / found.subset[0].numel()
-        print(f"| {name} | {found.confidence.shape[1]} | {spent / len(images) / unit:.0f} | {int(found.reached.sum())} of {len(images)} "
-              f"| {share.mean():.1f} % |", flush=True)  # fmt: skip
+    }
+    for name, options in ways.items():
+        spent, result = seconds(lambda options=options: subsets(loaded.model, images, labels, **options))
+        share = 100 * result.size[result.reached].float() / result.subset[0].numel()
+        cost = spent / len(images) / unit
+        reached = f"{int(result.reached.sum())} of {len(images)}"
+        steps = result.confidence.shape[1]
+        print(f"| {name} | {steps} | {cost:.0f} | {reached} | {share.mean():.1f} % |", flush=True)
 
 
 def regions(height: int, width: int) -> int:
@@ -117,8 +129,8 @@ def regions(height: int, width: int) -> int:
     return sum(1 for side in sides(height, width) for _ in cells(height, width, side))
 
 
-def names(loaded: Loaded, images: Tensor, budget: int) -> None:
-    """Mean over the pictures of the correlation of any two maps."""
+def names(loaded: LoadedModel, images: Tensor, budget: int) -> None:
+    """Correlation of any two maps, averaged over the images."""
     chosen = {i.name: i.name for i in sg.list_methods() if i.family == "black box"}
     chosen |= {name: f"{name}:budget={budget}" for name in BUDGETED}
     chosen |= {name: name for name in ("gaze", "gae", "cat", "decompx", "rollout", "gradcam")}
@@ -127,66 +139,66 @@ def names(loaded: Loaded, images: Tensor, budget: int) -> None:
         spent, att = seconds(lambda text=text: sg.explain(loaded.model, images, method=text))
         x = att.scores.flatten(1).double()
         maps[name] = (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True).clamp_min(1e-30)
-        print(f"# {text}: {spent / len(images):.1f} s an image", flush=True)
+        print(f"# {text}: {spent / len(images):.1f} s per image", flush=True)
     print("| | " + " | ".join(maps) + " |\n" + "| --- " * (len(maps) + 1) + "|")
     for a in maps:
         print(f"| `{a}` | " + " | ".join(f"{(maps[a] * maps[b]).mean(1).mean():.2f}" for b in maps) + " |")
     pairs = {(a, b): float((maps[a] * maps[b]).mean(1).mean()) for a, b in itertools.combinations(maps, 2)}
     top = max(pairs, key=lambda pair: pairs[pair])
-    print(f"\nmost alike: {top[0]} and {top[1]}, {pairs[top]:.3f}")
+    print(f"\nmost similar: {top[0]} and {top[1]}, {pairs[top]:.3f}")
 
 
 def overinterpretation(
-    loaded: Loaded, files: list[Path], out: Path | None, step: int, others: int = 3, summed: bool = False
+    loaded: LoadedModel, files: list[Path], out: Path | None, step: int, others: int = 3, summed: bool = False
 ) -> None:
-    """Every picture for its predicted class and for classes that have nothing to do with it."""
+    """Every image for its predicted class and for unrelated classes."""
     images = torch.stack([loaded.preprocess(read_image(f)) for f in files])
     with torch.no_grad():
         p = loaded.model(images).softmax(1)
     classes = p.shape[1]
-    wanted = torch.stack([torch.cat([row.argmax()[None], (row.argmax() + torch.arange(1, others + 1) * classes // (others + 1)) % classes])
-                          for row in p])  # fmt: skip
-    many, target = images.repeat_interleave(others + 1, 0), wanted.flatten()
+    predicted = p.argmax(1, keepdim=True)
+    offsets = torch.arange(1, others + 1) * classes // (others + 1)
+    target = torch.cat([predicted, (predicted + offsets) % classes], dim=1).flatten()
+    repeated = images.repeat_interleave(others + 1, 0)
     steps = -(-images.shape[-1] * images.shape[-2] // step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        how: Any = {"summed": True} if summed else {"budget": 2 * steps}
-        spent, found = seconds(lambda: subsets(loaded.model, many, target, space="pixels", **how))
-    way = "gradients added up" if summed else f"{step} pixels a step"
-    print(f"{way}, {found.confidence.shape[1]} steps, {spent:.0f} s, threshold 0.9\n")
-    print(
-        "| picture | class | whole picture | pixels that are left | sure |\n| --- | --- | --- | --- | --- |"
-    )
-    share = 100 * found.size / found.subset[0].numel()
-    named = loaded.classes or [str(c) for c in range(classes)]
+        options: Any = {"summed": True} if summed else {"budget": 2 * steps}
+        spent, result = seconds(lambda: subsets(loaded.model, repeated, target, space="pixels", **options))
+    variant = "gradients accumulated" if summed else f"{step} pixels per step"
+    print(f"{variant}, {result.confidence.shape[1]} steps, {spent:.0f} s, threshold 0.9\n")
+    print("| image | class | whole image | remaining pixels | confidence |\n| --- | --- | --- | --- | --- |")
+    share = 100 * result.size / result.subset[0].numel()
+    named = loaded.class_names or [str(c) for c in range(classes)]
     for i, c in enumerate(target.tolist()):
-        mark = "" if found.reached[i] else " (most that was reached)"
-        print(f"| {files[i // (others + 1)].stem} | {named[c]} | {100 * p[i // (others + 1), c]:.3f} % | {share[i]:.1f} % "
-              f"| {100 * found.subset_confidence[i]:.1f} %{mark} |")  # fmt: skip
-    reached = found.reached
-    print(
-        f"\nreached for {int(reached.sum())} of {len(target)}; there {share[reached].mean():.1f} % of the pixels on average"
-    )
+        mark = "" if result.reached[i] else " (the highest reached)"
+        row = i // (others + 1)
+        confidence = f"{100 * result.subset_confidence[i]:.1f} %{mark}"
+        print(
+            f"| {files[row].stem} | {named[c]} | {100 * p[row, c]:.3f} % | {share[i]:.1f} % | {confidence} |"
+        )
+    reached = result.reached
+    mean = share[reached].mean()
+    print(f"\nreached: {int(reached.sum())} of {len(target)}, with {mean:.1f} % of the pixels on average")
     if out is not None:
-        drawn(loaded, images, found, target, named, others).quantize(128).save(out, optimize=True)
+        draw_subsets(loaded, images, result, target, named, others).quantize(128).save(out, optimize=True)
 
 
-def drawn(
-    loaded: Loaded, images: Tensor, found: SufficientSubsets, target: Tensor, named: Any, others: int
+def draw_subsets(
+    loaded: LoadedModel, images: Tensor, result: SufficientSubsets, target: Tensor, named: Any, others: int
 ) -> Image.Image:
-    """One row a picture: itself, then only the pixels of each subset, on grey."""
+    """One row per image: the image, then only the pixels of each subset, on grey."""
     rows = []
     for b, image in enumerate(images):
-        picture = loaded.picture(image)
-        parts, texts = [picture], ["whole"]
+        original = loaded.to_image(image)
+        parts, texts = [original], ["whole"]
         for i in range(b * (others + 1), (b + 1) * (others + 1)):
-            seen = np.asarray(picture).copy()
-            seen[~found.subset[i].numpy()] = 128
-            share = 100 * float(found.subset[i].float().mean())
+            seen = np.asarray(original).copy()
+            seen[~result.subset[i].numpy()] = 128
+            share = 100 * float(result.subset[i].float().mean())
             parts.append(Image.fromarray(seen))
-            texts.append(
-                f"{named[int(target[i])].split(',')[0]}: {100 * found.subset_confidence[i]:.0f} % from {share:.1f} %"
-            )
+            name = named[int(target[i])].split(",")[0]
+            texts.append(f"{name}: {100 * result.subset_confidence[i]:.0f} % from {share:.1f} %")
         rows.append((parts, texts))
     return sheet_of(rows)
 
@@ -227,7 +239,7 @@ def main() -> None:
     if args.what == "overinterpretation":
         overinterpretation(loaded, find_images(args.images), args.out, args.step, args.others, args.summed)
     else:
-        images = pictures_of(loaded, args.images, args.count)
+        images = read_images(loaded, args.images, args.count)
         if args.what == "speed":
             speed(loaded, images, args.budget, args.methods)
         else:

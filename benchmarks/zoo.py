@@ -1,6 +1,8 @@
-"""Tiny models of every kind that steadygaze views: the real architecture, few layers, small pictures, random weights, float64.
+"""Tiny models of every kind that steadygaze supports: real architecture, few layers, small images, random
+weights.
 
-Nothing is left at a trivial value: LayerScale, norm gains, biases, relative tables, registers and positions are random.
+All in float64. No parameter keeps a trivial value: LayerScale, norm gains, biases, relative position tables,
+registers and position embeddings are random.
 """
 
 import logging
@@ -16,9 +18,18 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = ("vision_transformer", "eva", "beit", "deit")
-PLAIN_TOO = ("cait", "vision_transformer_relpos", "vision_transformer_hybrid")
-HIERARCHICAL = ("swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "pvt_v2", "pit", "mvitv2", "hiera",
-                "twins", "xcit")  # fmt: skip
+OTHER_PLAIN = ("cait", "vision_transformer_relpos", "vision_transformer_hybrid")
+HIERARCHICAL = (
+    "swin_transformer",
+    "swin_transformer_v2",
+    "swin_transformer_v2_cr",
+    "pvt_v2",
+    "pit",
+    "mvitv2",
+    "hiera",
+    "twins",
+    "xcit",
+)
 CLASSES = 7
 
 
@@ -28,12 +39,12 @@ class Entry:
 
     family: str
     name: str
-    build: Callable[[], tuple[nn.Module, str]]  # -> (model, what was cut)
+    build: Callable[[], tuple[nn.Module, str]]  # -> (model, how it was reduced)
 
 
 def entries() -> Iterator[Entry]:
-    """Every model that the coverage table has a row for."""
-    for module in (*PLAIN, *PLAIN_TOO):
+    """Every model of the coverage table."""
+    for module in (*PLAIN, *OTHER_PLAIN):
         for name in timm.list_models(module=module):
             yield Entry(f"timm {module}", name, partial(plain, name))
     for module in HIERARCHICAL:
@@ -54,12 +65,13 @@ def image_of(model: nn.Module, size: tuple[int, int, int], batch: int = 1, seed:
     )
 
 
-# -- timm -------------------------------------------------------------------------------------------------------------
+# -- timm ------------------------------------------------------------
 
 
 def plain(name: str) -> tuple[nn.Module, str]:
-    """A plain ViT of timm: depth 3, two heads of the model's own head width, 4 x 5 patches, as far as its constructor goes."""
-    with _quiet():
+    """A plain ViT of timm: depth 3, two heads of the original width, 4 x 5 patches, if the constructor
+    allows."""
+    with _without_warnings():
         with torch.device("meta"):
             whole = timm.create_model(name)
         attentions = [m for m in whole.blocks.modules() if isinstance(getattr(m, "num_heads", None), int)]
@@ -80,8 +92,9 @@ def plain(name: str) -> tuple[nn.Module, str]:
 
 
 def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
-    """A hierarchical model of timm with at most two blocks a stage, and a small picture where the constructor takes one."""
-    with _quiet(), torch.device("meta"):
+    """A hierarchical model of timm: at most two blocks per stage, and small images if the constructor
+    allows."""
+    with _without_warnings(), torch.device("meta"):
         whole = timm.create_model(name)
     trials: list[dict[str, Any]]
     if module.startswith("swin"):
@@ -107,18 +120,13 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
             {"depth": (1, 2, 2)},
         ]
     elif module == "mvitv2":
-        from timm.models.mvitv2 import (  # depths live in a config object that the entry point hides
-            MultiScaleVit,
-            model_cfgs,
-        )
+        # the depths are in a config object that the entry point does not accept
+        from timm.models.mvitv2 import MultiScaleVit, model_cfgs
 
         cfg = model_cfgs[name]
-        cfg = replace(
-            cfg,
-            depths=(1, 2, 1, 2),
-            embed_dim=16 * max(1, cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1),
-        )
-        with _quiet():
+        heads = cfg.num_heads[0] if isinstance(cfg.num_heads, tuple) else 1
+        cfg = replace(cfg, depths=(1, 2, 1, 2), embed_dim=16 * max(1, heads))
+        with _without_warnings():
             model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=CLASSES)
         return randomise(model), "depths (1, 2, 1, 2), width 16, 64 pixels"
     elif module == "hiera":
@@ -132,7 +140,7 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
             {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": (4 * patch, 5 * patch)},
             {"depth": 2},
         ]
-    with _quiet():
+    with _without_warnings():
         return _first_that_builds(name, [*trials, {}])
 
 
@@ -143,9 +151,7 @@ def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Modu
             with torch.device("meta"):
                 shape = timm.create_model(name, num_classes=CLASSES, **options)
             if sum(p.numel() for p in shape.parameters()) > 4e8:
-                raise RuntimeError(
-                    f"{name} is too large to be built whole, and its constructor takes no smaller shape"
-                )
+                raise RuntimeError(f"{name} is too large, and its constructor accepts no smaller shape")
             model = timm.create_model(name, num_classes=CLASSES, **options)
         except (
             TypeError,
@@ -162,7 +168,7 @@ def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Modu
     raise RuntimeError(f"timm cannot build a small {name}: {reason}")
 
 
-# -- transformers and torchvision ---------------------------------------------------------------------------------------
+# -- transformers and torchvision ------------------------------------------------------------
 
 
 def transformers_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -209,9 +215,16 @@ def transformers_model(kind: str, attention: str) -> tuple[nn.Module, str]:
     import transformers
 
     stem, options = transformers_kinds()[kind]
-    small: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48,
-                             "image_size": 32, "patch_size": 8} | options  # fmt: skip
-    with _quiet():
+    small: dict[str, Any] = {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "image_size": 32,
+        "patch_size": 8,
+        **options,
+    }
+    with _without_warnings():
         if stem in ("CLIP", "Siglip", "MetaClip2"):
             config = getattr(transformers, f"{stem}Config")(vision_config=small, num_labels=CLASSES)
         else:
@@ -235,17 +248,15 @@ def torchvision_model(name: str) -> tuple[nn.Module, str]:
     return randomise(model), "depth 3, width 24, 4 x 4 patches"
 
 
-# -- random weights -----------------------------------------------------------------------------------------------------
+# -- random weights ------------------------------------------------------------
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter and running statistic random and of ordinary size; float64; evaluation mode."""
+    """Make every parameter and running statistic random, of a usual size; float64, evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     for module in model.modules():
-        if hasattr(
-            module, "t_x"
-        ):  # timm makes mixed rotary tables in float32, and fails if the positions are float64
+        if hasattr(module, "t_x"):  # timm's mixed rotary tables are float32 and need float32 positions
             module.t_x, module.t_y = module.t_x.float(), module.t_y.float()  # type: ignore[union-attr]
 
     def noise(t: Tensor) -> Tensor:
@@ -288,8 +299,8 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings and log lines that libraries print about cut models."""
+def _without_warnings() -> Iterator[None]:
+    """Without the warnings and log lines that libraries print about unusual configurations."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

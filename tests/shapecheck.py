@@ -15,7 +15,7 @@ SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.normalise",
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
-    "steadygaze.faithfulness.metric.Batch.__init__",
+    "steadygaze.faithfulness.inputs.Batch.__init__",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

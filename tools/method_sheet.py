@@ -1,4 +1,5 @@
-"""Draw every method on one photograph: python tools/method_sheet.py PICTURE OUT.png --model NAME --checkpoint FILE"""
+"""Draw every method on one image: python tools/method_sheet.py IMAGE OUT.png --model NAME --checkpoint
+FILE"""
 
 import argparse
 from pathlib import Path
@@ -14,19 +15,19 @@ SIDE, GAP, TITLE, COLUMNS = 168, 8, 18, 7
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("image", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="deit_tiny_patch16_224")
     parser.add_argument("--checkpoint", type=Path)
-    chosen = parser.parse_args()
-    ready = sg.load_model(chosen.model, checkpoint=chosen.checkpoint)
-    images = ready.preprocess(read_image(chosen.picture))[None]
-    seen = ready.picture(images[0])
-    vit = sg.adapt(ready.model)
+    options = parser.parse_args()
+    loaded = sg.load_model(options.model, checkpoint=options.checkpoint)
+    images = loaded.preprocess(read_image(options.image))[None]
+    image = loaded.to_image(images[0])
+    vit = sg.adapt(loaded.model)
     names = [m.name for m in sg.list_methods() if not unavailable(sg.method(m.name), vit)]
     maps = sg.explain(vit, images, method=names)
-    tiles: dict[str, Image.Image] = {"picture": seen}
-    tiles |= {name: att.overlay(seen) for name, att in maps.items()}
+    tiles: dict[str, Image.Image] = {"image": image}
+    tiles |= {name: attribution.overlay(image) for name, attribution in maps.items()}
     rows = -(-len(tiles) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * (SIDE + GAP) + GAP, rows * (SIDE + GAP + TITLE) + GAP), "white")
     pen = ImageDraw.Draw(sheet)
@@ -34,8 +35,8 @@ def main() -> None:
         x, y = GAP + i % COLUMNS * (SIDE + GAP), GAP + i // COLUMNS * (SIDE + GAP + TITLE)
         pen.text((x, y), name, fill="black", font_size=13)
         sheet.paste(tile.resize((SIDE, SIDE), Image.Resampling.LANCZOS), (x, y + TITLE))
-    sheet.save(chosen.out, optimize=True)
-    print(f"{chosen.out}: {len(names)} methods")
+    sheet.save(options.out, optimize=True)
+    print(f"{options.out}: {len(names)} methods")
 
 
 if __name__ == "__main__":

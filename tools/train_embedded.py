@@ -2,13 +2,14 @@
 
     python tools/train_embedded.py --data FOLDER --out src/steadygaze/assets --epochs 28 --threads 1
 
-FOLDER holds train/<class>/*.png and test/<class>/*.png, 32 x 32 pixels. The model is a completely plain vision
-transformer: class token, learned position embedding, pre-norm, GELU. Leaving out half of the patches in the first
-half of the training halves its cost; the last epochs see every patch.
+FOLDER holds train/<class>/*.png and test/<class>/*.png, 32 x 32 pixels. The model is a plain vision
+transformer: class token, learned position embedding, pre-norm, GELU. Patch dropout of one half in the first
+half of training halves its cost; the last epochs use every patch.
 
-The run can be killed at any moment and started again with the same command: it goes on from the last checkpoint
-in --work and, with one thread, ends with exactly the weights of an unbroken run. Every epoch exports the model.
-Cost: about an hour of one CPU core. Result: 77.4 % top-1 on the test pictures, which are measured and choose nothing.
+The run can be killed at any time. The same command resumes it from the last checkpoint in --work and, with
+one thread, ends with exactly the weights of an uninterrupted run. Every epoch exports the model. Cost: about
+an hour on one CPU core. Result: 77.4 % top-1 accuracy on the test images, which were not used to select
+anything.
 """
 
 import argparse
@@ -28,12 +29,20 @@ from timm.optim import param_groups_weight_decay
 from torch import Tensor
 
 ARGUMENTS: dict[str, Any] = {
-    "img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 128, "depth": 6, "num_heads": 4,
-    "mlp_ratio": 2.0, "qkv_bias": True, "class_token": True, "global_pool": "token",
-}  # fmt: skip
+    "img_size": 32,
+    "patch_size": 4,
+    "num_classes": 10,
+    "embed_dim": 128,
+    "depth": 6,
+    "num_heads": 4,
+    "mlp_ratio": 2.0,
+    "qkv_bias": True,
+    "class_token": True,
+    "global_pool": "token",
+}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-PATCH_DROP = 0.5  # share of the patches left out in the first half of the training
-CUTMIX = 0.3  # share of the batches
+PATCH_DROP = 0.5  # patch dropout in the first half of training
+CUTMIX = 0.3  # probability per batch
 LEARNING_RATE, WEIGHT_DECAY, SEED = 1.5e-3, 0.05, 0
 
 
@@ -59,30 +68,28 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def save_beside(content: object, path: Path) -> None:
-    """Write to a neighbouring file, then rename: a kill leaves the old file or the new one, never half of one."""
+def save_atomic(content: object, path: Path) -> None:
+    """Write to a temporary file, then rename it: a kill leaves the old file or the new one, never a part."""
     beside = path.with_name(path.name + ".part")
     torch.save(content, beside)
     beside.replace(path)
 
 
-def load_pictures(folder: Path, cache: Path) -> tuple[Tensor, Tensor, list[str]]:
-    """All pictures as one uint8 tensor (N, 3, H, W), their labels, and the class names in order."""
+def load_images(folder: Path, cache: Path) -> tuple[Tensor, Tensor, list[str]]:
+    """All images as one uint8 tensor (N, 3, H, W), their labels, and the class names in order."""
     files = sorted(folder.glob("*/*.png"))
     names = [file.relative_to(folder).as_posix() for file in files]
     classes = sorted({file.parent.name for file in files})
     if len(classes) != ARGUMENTS["num_classes"]:
-        raise SystemExit(
-            f"{folder} has pictures of {len(classes)} classes instead of {ARGUMENTS['num_classes']}"
-        )
+        raise SystemExit(f"{folder}: expected {ARGUMENTS['num_classes']} classes, got {len(classes)}")
     if cache.exists() and (stored := torch.load(cache, weights_only=True))["names"] == names:
         return stored["images"], stored["labels"], classes
     images = torch.empty(len(files), 3, 32, 32, dtype=torch.uint8)
-    for place, file in enumerate(files):
-        with Image.open(file) as picture:
-            images[place] = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+    for index, file in enumerate(files):
+        with Image.open(file) as image:
+            images[index] = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     labels = torch.tensor([classes.index(file.parent.name) for file in files])
-    save_beside({"names": names, "images": images, "labels": labels}, cache)
+    save_atomic({"names": names, "images": images, "labels": labels}, cache)
     return images, labels, classes
 
 
@@ -91,7 +98,8 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Random crop (padding 4), flip, brightness and contrast per picture, sometimes CutMix; labels become shares."""
+    """Random crop (padding 4), flip, brightness, contrast, and CutMix for some batches; labels become
+    shares."""
     count, padded = len(images), F.pad(normalise(images), (4, 4, 4, 4))
     rows, columns = (torch.arange(32) + torch.randint(0, 9, (count, 1)) for _ in range(2))
     columns = torch.where(torch.rand(count, 1) < 0.5, columns, columns.flip(1))
@@ -111,7 +119,7 @@ def augment(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def patch_drop(epoch: int, epochs: int) -> float:
-    """Share of dropped patches: constant in the first half, then falling to none at 85 % of the training."""
+    """Patch dropout: constant in the first half, then decreasing to zero at 85 % of training."""
     return PATCH_DROP * min(1.0, max(0.0, (0.85 - epoch / epochs) / 0.35))
 
 
@@ -130,11 +138,17 @@ def export(out: Path, weights: dict[str, Tensor], classes: list[str], facts: dic
     metadata = {"format": "pt", "dataset": "CIFAR-10", "license": "Apache-2.0", "top1": str(facts["top1"])}
     beside.write_bytes(save(weights, metadata))
     beside.replace(out / "embedded.safetensors")
-    about = {
-        "architecture": "timm.models.vision_transformer.VisionTransformer", "arguments": ARGUMENTS, "classes": classes,
-        "image_size": 32, "interpolation": "bicubic", "mean": MEAN, "std": STD, "training": facts,
-    }  # fmt: skip
-    (out / "embedded.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    description = {
+        "architecture": "timm.models.vision_transformer.VisionTransformer",
+        "arguments": ARGUMENTS,
+        "classes": classes,
+        "image_size": 32,
+        "interpolation": "bicubic",
+        "mean": MEAN,
+        "std": STD,
+        "training": facts,
+    }
+    (out / "embedded.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     card = Path(__file__).with_name("embedded_card.md").read_text(encoding="utf-8")
     (out / "embedded.md").write_text(card.format(**facts), encoding="utf-8")
 
@@ -144,8 +158,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(SEED)
     args.work.mkdir(parents=True, exist_ok=True)
-    images, labels, classes = load_pictures(args.data / "train", args.work / "train.pt")
-    test_images, test_labels, _ = load_pictures(args.data / "test", args.work / "test.pt")
+    images, labels, classes = load_images(args.data / "train", args.work / "train.pt")
+    test_images, test_labels, _ = load_images(args.data / "test", args.work / "test.pt")
 
     model = VisionTransformer(**ARGUMENTS, patch_drop_rate=PATCH_DROP)
     shipped = VisionTransformer(**ARGUMENTS).eval()  # gets the weights after rounding to float16
@@ -167,46 +181,44 @@ def main() -> None:
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         if state["settings"] != settings:
-            raise SystemExit(
-                f"{checkpoint} belongs to a run with other settings; remove it or choose another --work"
-            )
+            raise SystemExit(f"{checkpoint} is of a run with other settings; remove it or change --work")
         for name, part in parts.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
         step, losses, seconds = state["step"], state["losses"], state["seconds"]
-        print(f"going on at step {step} of {steps}", flush=True)
+        print(f"resuming at step {step} of {steps}", flush=True)
 
     def report(epoch: int) -> None:
-        """Measure the weights as they are shipped (before the end on every tenth test picture), export and print."""
+        """Evaluate the exported weights (before the last epoch on every tenth test image), export and
+        print."""
         weights = {name: value.half() for name, value in model.state_dict().items()}
         shipped.load_state_dict({name: value.float() for name, value in weights.items()})
         every = 1 if epoch == args.epochs else 10
         with torch.no_grad():
-            answers = torch.cat(
-                [shipped(normalise(some)).argmax(1) for some in test_images[::every].split(250)]
-            )
-        top1 = (answers == test_labels[::every]).double().mean().item()
+            batches = test_images[::every].split(250)
+            predictions = torch.cat([shipped(normalise(batch)).argmax(1) for batch in batches])
+        top1 = (predictions == test_labels[::every]).double().mean().item()
         minutes = (time.monotonic() - begin) / 60
         facts = {"epochs": args.epochs, "epochs_done": epoch, "batch": args.batch, "threads": args.threads}
-        facts |= {"minutes": round(minutes), "test_pictures": len(answers), "top1": round(top1, 4)}
+        facts |= {"minutes": round(minutes), "test_pictures": len(predictions), "top1": round(top1, 4)}
         facts |= {"parameters": sum(p.numel() for p in model.parameters()), "train_pictures": len(images)}
         export(args.out, weights, classes, facts)
         costs = [1 - patch_drop(other, args.epochs) for other in range(args.epochs)]
         times = f"{minutes:.1f} min, about {minutes * sum(costs[epoch:]) / sum(costs[:epoch]):.0f} left"
-        measured = f"loss {losses / per_epoch:.3f}  top-1 {top1:.2%} of {len(answers)}"
+        measured = f"loss {losses / per_epoch:.3f}  top-1 {top1:.2%} of {len(predictions)}"
         print(f"epoch {epoch}/{args.epochs}  {measured}  {times}", flush=True)
 
     begin = time.monotonic() - seconds
     while True:
-        epoch, place = divmod(step, per_epoch)
-        if place == 0 and step > 0:
+        epoch, batch_index = divmod(step, per_epoch)
+        if batch_index == 0 and step > 0:
             report(epoch)
             losses = 0.0
         if step == steps:
             break
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * SEED + epoch))
         model.patch_drop.prob = patch_drop(epoch, args.epochs)
-        for chosen in order.split(args.batch)[place:per_epoch]:
+        for chosen in order.split(args.batch)[batch_index:per_epoch]:
             batch, shares = augment(images[chosen], labels[chosen])
             loss = F.cross_entropy(model(batch), shares, label_smoothing=0.1)
             optimiser.zero_grad()
@@ -218,7 +230,7 @@ def main() -> None:
             if step % args.save_every == 0 or step % per_epoch == 0:
                 state = {name: part.state_dict() for name, part in parts.items()}
                 state |= {"settings": settings, "rng": torch.get_rng_state(), "step": step, "losses": losses}
-                save_beside(state | {"seconds": time.monotonic() - begin}, checkpoint)
+                save_atomic(state | {"seconds": time.monotonic() - begin}, checkpoint)
 
 
 if __name__ == "__main__":

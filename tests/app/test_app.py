@@ -1,4 +1,4 @@
-"""The page to click in: its answers, asked of the viewer; and the page itself, served and asked as a browser would."""
+"""The interactive page: what its viewer computes, and the page itself, served and used over HTTP."""
 
 import sys
 import warnings
@@ -17,7 +17,7 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.loaded import LoadedModel
 
 DEMO = Path(sg.__file__).parent / "assets" / "demo"
-PICTURE = sorted(DEMO.glob("*.png"))[0]
+IMAGE_FILE = sorted(DEMO.glob("*.png"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -31,86 +31,83 @@ def viewer(loaded: LoadedModel) -> Viewer:
 
 
 @pytest.fixture(scope="module")
-def picture() -> Image.Image:
-    return Image.open(PICTURE)
+def image() -> Image.Image:
+    return Image.open(IMAGE_FILE)
 
 
-def test_answers_are_the_models(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
+def test_predictions_are_those_of_the_model(viewer: Viewer, loaded: LoadedModel, image: Image.Image) -> None:
     with torch.no_grad():
-        expected = loaded.model(loaded.preprocess(picture.convert("RGB"))[None])[0].softmax(-1)
-    found = viewer.answers(picture)
+        expected = loaded.model(loaded.preprocess(image.convert("RGB"))[None])[0].softmax(-1)
+    found = viewer.predictions(image)
     assert list(found.values()) == pytest.approx(expected.tolist(), abs=1e-6)
-    assert [name.split(" ", 1)[1] for name in found] == list(loaded.classes or ())
+    assert [name.split(" ", 1)[1] for name in found] == list(loaded.class_names or ())
 
 
-def test_patches_that_are_gone_are_removed_for_real(
-    viewer: Viewer, loaded: LoadedModel, picture: Image.Image
-) -> None:
+def test_patches_are_removed_as_tokens(viewer: Viewer, loaded: LoadedModel, image: Image.Image) -> None:
     vit, gone = sg.adapt(loaded.model), [3, 40, 41]
-    tokens = vit.embed(loaded.preprocess(picture.convert("RGB"))[None])
+    tokens = vit.embed(loaded.preprocess(image.convert("RGB"))[None])
     keep = torch.tensor([[p for p in range(64) if p not in gone]])
     with torch.no_grad():
         expected = vit.logits(vit.select(tokens, keep))[0].softmax(-1)
-    assert list(viewer.answers(picture, gone).values()) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert list(viewer.predictions(image, gone).values()) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_maps_are_explains(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
-    images = loaded.preprocess(picture.convert("RGB"))[None]
+def test_maps_are_those_of_explain(viewer: Viewer, loaded: LoadedModel, image: Image.Image) -> None:
+    images = loaded.preprocess(image.convert("RGB"))[None]
     expected = sg.explain(loaded.model, images, 2, method=["gae", "ixg+plus"], score="log_odds")
-    found = viewer.maps(picture, ["gae", "ixg+plus"], viewer.classes[2], "log_odds")
+    found = viewer.maps(image, ["gae", "ixg+plus"], viewer.classes[2], "log_odds")
     for name, attribution in expected.items():
         torch.testing.assert_close(found[name].scores, attribution.scores)
     assert found["gae"].target is not None and found["gae"].target.tolist() == [2]
 
 
-def test_truths_are_verifys(viewer: Viewer, loaded: LoadedModel, picture: Image.Image) -> None:
-    images = loaded.preprocess(picture.convert("RGB"))[None]
-    found = {truth.method: truth for truth in viewer.truths(picture, viewer.maps(picture, ["gae"]))}
+def test_removal_curves_are_those_of_verify(viewer: Viewer, loaded: LoadedModel, image: Image.Image) -> None:
+    images = loaded.preprocess(image.convert("RGB"))[None]
+    found = {truth.method: truth for truth in viewer.removal_curves(image, viewer.maps(image, ["gae"]))}
     label = loaded.model(images).argmax(1)
     rows = sg.verify(loaded.model, [(images, label)], methods=["gae"]).to_pandas()
     for metric, value in rows.set_index("metric").value.items():
         assert found["gae"].scores[metric] == pytest.approx(value, abs=1e-3)
-    chance = max(viewer.answers(picture).values())
+    chance = max(viewer.predictions(image).values())
     assert set(found) == {"gae", "random"}
     assert found["gae"].deletion[0] == pytest.approx((0, chance), abs=1e-6)
     assert found["gae"].insertion[-1] == pytest.approx((1, chance), abs=1e-6)
 
 
-def test_a_click_finds_its_patch_and_strikes_it_out(viewer: Viewer, picture: Image.Image) -> None:
-    whole = np.asarray(viewer.shown(picture))
+def test_a_click_finds_its_patch_and_crosses_it_out(viewer: Viewer, image: Image.Image) -> None:
+    whole = np.asarray(viewer.shown(image))
     side = whole.shape[0] // 8
-    patch = viewer.patch_at(picture, 2.5 * side, 5.5 * side)
+    patch = viewer.patch_at(image, 2.5 * side, 5.5 * side)
     assert patch == 5 * 8 + 2
-    changed = (np.asarray(viewer.shown(picture, [patch])) != whole).any(-1)
+    changed = (np.asarray(viewer.shown(image, [patch])) != whole).any(-1)
     inside = np.zeros_like(changed)
     inside[5 * side : 6 * side, 2 * side : 3 * side] = True
     assert not changed[~inside].any() and changed[inside].mean() > 0.9
-    assert viewer.patch_at(picture, whole.shape[1], whole.shape[0]) == 63
+    assert viewer.patch_at(image, whole.shape[1], whole.shape[0]) == 63
 
 
-def test_split_and_words(viewer: Viewer, picture: Image.Image) -> None:
-    attribution = viewer.maps(picture, ["gae"])["gae"]
+def test_split_and_summary(viewer: Viewer, image: Image.Image) -> None:
+    attribution = viewer.maps(image, ["gae"])["gae"]
     top, rest = viewer.split(attribution, 0.25)
     scores = attribution.scores.flatten()
     assert len(top) == 16 and sorted([*top, *rest]) == list(range(64))
     assert scores[top].min() >= scores[rest].max()
-    assert viewer.words(picture, top).startswith("16 of 64 patches taken out. The model ")
-    assert "still says" in viewer.words(picture, [])
+    assert viewer.summary(image, top).startswith("16 of 64 patches removed. The model ")
+    assert "still predicts" in viewer.summary(image, [])
 
 
-def test_a_model_that_needs_its_whole_grid_is_masked(picture: Image.Image) -> None:
+def test_a_model_that_needs_its_whole_grid_is_masked(image: Image.Image) -> None:
     import timm
 
     torch.manual_seed(0)
-    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2, embed_dim=12, depths=(1, 1), num_heads=(2, 2),
-                              num_classes=5).eval()  # fmt: skip
-
+    tiny = {"img_size": 64, "window_size": 2, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2)}
+    model = timm.create_model("swin_tiny_patch4_window7_224", **tiny, num_classes=5).eval()
     preprocess = Preprocess.resize_and_crop((64, 64), mean=(0.0,) * 3, std=(1.0,) * 3)
     asked = Viewer(LoadedModel(model, "tiny", preprocess))
     assert "rollout" not in asked.methods and "gradcam" in asked.methods
-    assert asked.way == "mask" and "hidden from attention" in asked.words(picture, [0])
+    assert asked.removal_mode == "mask" and "hidden from attention" in asked.summary(image, [0])
     assert asked.classes == ["0", "1", "2", "3", "4"]
-    (truth, chance) = asked.truths(picture, asked.maps(picture, ["gradcam"]))
+    (truth, chance) = asked.removal_curves(image, asked.maps(image, ["gradcam"]))
     assert chance.method == "random" and all(0 <= p <= 1 for _, p in truth.deletion)
 
 
@@ -120,12 +117,21 @@ def test_a_model_that_needs_its_whole_grid_is_masked(picture: Image.Image) -> No
         (lambda v, p: v.maps(p, []), "at least one method"),
         (lambda v, p: v.maps(p, ["gay"]), "gae"),
         (lambda v, p: v.maps(p, ["gae"], "unicorn"), "unicorn"),
-        (lambda v, p: v.answers(None), "drop one on the page"),
+        (lambda v, p: v.predictions(None), "upload one or choose an example"),
     ],
 )
-def test_what_cannot_be_answered_is_said(viewer: Viewer, picture: Image.Image, ask, words: str) -> None:
+def test_bad_requests_are_refused(viewer: Viewer, image: Image.Image, ask, words: str) -> None:
     with pytest.raises(sg.SteadygazeError, match=words):
-        ask(viewer, picture)
+        ask(viewer, image)
+
+
+def test_a_module_is_accepted(image: Image.Image) -> None:
+    import timm
+
+    model = timm.create_model("test_vit", num_classes=3).eval()
+    assert Viewer.of(model).loaded.name == "test_vit" and len(Viewer.of(model).predictions(image)) == 3
+    with pytest.raises(sg.BadInput, match="the preprocessing of Linear is not known"):
+        Viewer.of(torch.nn.Linear(2, 2))
 
 
 def test_without_gradio_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,32 +140,31 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch: pytest.Mon
     assert result.exit_code == 2 and 'pip install "steadygaze[app]"' in result.output
 
 
-def test_the_page_answers_over_http(loaded: LoadedModel) -> None:
+def test_the_page_works_over_http(loaded: LoadedModel) -> None:
     gradio = pytest.importorskip("gradio")
     from gradio_client import Client, handle_file
 
     from steadygaze.app import page
 
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "error", message="Expected"
-        )  # gradio's word for a function that does not fit its inputs
+        # gradio warns so of a function that does not fit its inputs
+        warnings.filterwarnings("error", message="Expected")
         made = page(loaded)
     _, address, _ = made.launch(prevent_thread_lock=True, quiet=True, inbrowser=False)
     try:
         client = Client(address, verbose=False)
-        asked = (handle_file(PICTURE), ["gae", "gradcam"], "what the model says", "the method's own")
-        said, maps = client.predict(*asked, False, api_name="/look")
+        asked = (handle_file(IMAGE_FILE), ["gae", "gradcam"], "predicted class", "default of the method")
+        said, maps = client.predict(*asked, False, api_name="/explain")
         assert said["confidences"][0]["label"] == said["label"]
         assert [one["caption"].split(":")[0] for one in maps] == ["gae", "gradcam"]
-        *_, table = client.predict(*asked, api_name="/judge")
+        *_, table = client.predict(*asked, api_name="/verify")
         assert [row[0] for row in table["data"]] == ["gae", "gradcam", "random"]
-        *_, words = client.predict(*asked, 25, api_name="/without")
-        assert words.startswith("16 of 64 patches taken out")
-        *_, words = client.predict(*asked, 25, api_name="/alone")
-        assert words.startswith("48 of 64 patches taken out")
+        *_, words = client.predict(*asked, 25, api_name="/remove_top")
+        assert words.startswith("16 of 64 patches removed")
+        *_, words = client.predict(*asked, 25, api_name="/keep_top")
+        assert words.startswith("48 of 64 patches removed")
         with pytest.raises(Exception, match="at least one method"):
-            client.predict(asked[0], [], *asked[2:], False, api_name="/look")
+            client.predict(asked[0], [], *asked[2:], False, api_name="/explain")
     finally:
         made.close()
         gradio.close_all()

@@ -12,6 +12,7 @@ import typer.main
 from PIL import Image
 from typer.testing import CliRunner
 
+import steadygaze as sg
 import steadygaze.cli as cli
 import steadygaze.cli.explain as command
 from steadygaze.cli import app
@@ -34,11 +35,20 @@ def manifest(folder: Path) -> dict:
 
 
 def test_explain_writes_everything(tmp_path):
-    result = run("explain", DEMO / "ship.png", DEMO / "cat.png", "--model", "embedded", "--method", "gae,gaze",
-                 "--out", tmp_path / "out")  # fmt: skip
+    result = run(
+        "explain",
+        DEMO / "ship.png",
+        DEMO / "cat.png",
+        "--model",
+        "embedded",
+        "--method",
+        "gae,gaze",
+        "--out",
+        tmp_path / "out",
+    )
     out = tmp_path / "out"
     names = {file.name for file in out.iterdir()}
-    overlays = {f"{picture}.{method}.png" for picture in ("ship", "cat") for method in ("gae", "gaze")}
+    overlays = {f"{image}.{method}.png" for image in ("ship", "cat") for method in ("gae", "gaze")}
     assert names == overlays | {"grid.png", "scores.npz", "manifest.json"}
     assert "grid.png" in result.output and "ship" in result.output
     facts = manifest(out)
@@ -50,7 +60,7 @@ def test_explain_writes_everything(tmp_path):
     } == overlays
     assert facts["images"][0]["targets"][0] == facts["images"][0]["predictions"][0]
     assert len(facts["images"][0]["predictions"]) == 3
-    assert Image.open(out / "ship.gae.png").size == (224, 224), "small pictures are enlarged"
+    assert Image.open(out / "ship.gae.png").size == (224, 224), "small images are enlarged"
 
 
 def test_scores_are_those_of_explain(tmp_path):
@@ -83,16 +93,27 @@ def test_a_target_by_name_or_number(tmp_path, target):
 
 
 def test_options_and_score(tmp_path):
-    run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "attixg+plus:pairing=next,freeze=0.75,gae",
-        "--score", "contrast", "--signed", "--out", tmp_path)  # fmt: skip
+    run(
+        "explain",
+        DEMO / "ship.png",
+        "--model",
+        "embedded",
+        "--method",
+        "attixg+plus:pairing=next,freeze=0.75,gae",
+        "--score",
+        "contrast",
+        "--signed",
+        "--out",
+        tmp_path,
+    )
     methods = manifest(tmp_path)["methods"]
     assert len(methods) == 2 and {method["score"] for method in methods} == {"contrast"}
     assert methods[0]["name"].startswith("attixg+plus:") and "pairing=next" in methods[0]["name"]
 
 
-def test_unreadable_files_are_named_and_the_rest_is_served(tmp_path):
+def test_unreadable_files_are_listed_and_the_others_explained(tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "in" / "broken.png").write_bytes(b"no image")
     Image.open(DEMO / "cat.png").save(tmp_path / "in" / "fine.png")
     given = tmp_path / "in", tmp_path / "absent.jpg"
     result = run("explain", *given, "--model", "embedded", "--out", tmp_path / "out", code=1)
@@ -122,7 +143,7 @@ def test_a_broken_map_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--model", "embeded"], "embedded"),
         (["--model", "embedded", "--method", "gazee"], "gaze"),
@@ -133,9 +154,9 @@ def test_a_broken_map_does_not_stop_the_others(tmp_path, monkeypatch):
         (["--model", "embedded", "--score", "logits"], "logit"),
     ],
 )
-def test_errors_are_one_message_without_traceback(tmp_path, words, told):
+def test_errors_are_one_message_without_traceback(tmp_path, words, expected):
     result = run("explain", DEMO / "cat.png", *words, "--out", tmp_path, code=2)
-    assert result.output.startswith("error: ") and told in result.output
+    assert result.output.startswith("error: ") and expected in result.output
     assert "Traceback" not in result.output
 
 
@@ -145,7 +166,7 @@ def test_out_is_no_folder(tmp_path):
     assert result.output.startswith("error: --out: expected a folder")
 
 
-def test_a_wrong_method_is_told_before_anything_is_loaded(tmp_path, monkeypatch):
+def test_a_wrong_method_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "load_model", None)
     run(
         "explain",
@@ -161,14 +182,14 @@ def test_a_wrong_method_is_told_before_anything_is_loaded(tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists()
 
 
-def test_debug_lets_the_error_through(tmp_path):
+def test_debug_shows_the_traceback(tmp_path):
     words = ["explain", str(tmp_path), "--model", "embedded", "--debug"]
     with pytest.raises(BadInput, match="found none"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_warnings_are_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # comes back as it was
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # restored after the test
 
     def warned(prog_name):
         sys.stderr.write(warnings.formatwarning("the mask diverged", UserWarning, __file__, 7, "code()"))
@@ -189,6 +210,13 @@ def test_methods_lists_every_method():
     assert all(name in shown for name in listed)
 
 
+def test_metrics_lists_every_metric():
+    listed = {info["name"] for info in json.loads(run("metrics", "--json").output)}
+    assert listed == {info.name for info in sg.list_metrics()} and "insertion_aopc" in listed
+    shown = run("metrics").output
+    assert all(name in shown for name in listed)
+
+
 def test_models_by_pattern():
     rows = json.loads(run("models", "deit_tiny", "--json").output)
     assert {"name": "deit_tiny_patch16_224", "library": "timm", "view": "plain"} in rows
@@ -203,19 +231,19 @@ def test_models_by_pattern():
 
 def test_demo(tmp_path):
     result = run("demo", "--out", tmp_path)
-    pictures = len(list(DEMO.glob("*.png")))
-    assert len(list(tmp_path.glob("*.*.png"))) == 6 * pictures
+    images = len(list(DEMO.glob("*.png")))
+    assert len(list(tmp_path.glob("*.*.png"))) == 6 * images
     assert str(tmp_path / "grid.png") in result.output
     assert len(manifest(tmp_path)["methods"]) == 6
 
 
 def test_one_spelling_and_its_plural_everywhere():
-    """--method and --methods, --metric and --metrics, --suite and --suites work on every command that has one."""
+    """--method and --methods, --suite and --suites, ... work on every command that has one of them."""
     pairs = [("--method", "--methods"), ("--metric", "--metrics"), ("--suite", "--suites")]
     pairs += [("--batch", "--batch-size"), ("--workers", "--num-workers"), ("--pictures", "--images")]
     counts = dict.fromkeys(pairs, 0)
-    for name, command in typer.main.get_command(app).commands.items():
-        flags = {flag for parameter in command.params for flag in parameter.opts}
+    for name, entry in typer.main.get_command(app).commands.items():
+        flags = {flag for parameter in entry.params for flag in parameter.opts}
         for pair in pairs:
             assert flags.isdisjoint(pair) or flags.issuperset(pair), (name, pair)
             counts[pair] += flags.issuperset(pair)
@@ -249,7 +277,7 @@ def test_methods_between_commas(given, expected):
     assert split_methods(given) == expected
 
 
-def test_names_of_files_that_share_a_stem():
+def test_files_with_the_same_stem_get_different_names():
     files = [Path("a/1.png"), Path("b/1.png"), Path("b/1.jpg"), Path("/x/b/1.gif"), Path("2 3.png")]
     names = command.unique_names(files)
     assert len(set(names.values())) == 5
@@ -257,10 +285,10 @@ def test_names_of_files_that_share_a_stem():
     assert set(command.unique_names([Path("x/cat.jpg"), Path("x/CAT.JPG")]).values()) == {
         "cat",
         "x-CAT",
-    }  # one file on some disks
+    }  # one file on some file systems
 
 
-def test_long_names_of_pictures_are_told_in_full_on_a_narrow_screen(tmp_path):
+def test_long_image_names_are_printed_in_full_on_a_narrow_terminal(tmp_path):
     names = [f"ILSVRC2012_val_0000{number}" for number in (1112, 1123)]
     for name in names:
         Image.open(DEMO / "ship.png").save(tmp_path / f"{name}.png")
@@ -274,25 +302,25 @@ def test_long_names_of_pictures_are_told_in_full_on_a_narrow_screen(tmp_path):
         "--out",
         str(tmp_path / "out"),
     ]
-    told = CliRunner().invoke(app, words, env={"COLUMNS": "50"}).output
-    lines = told[: told.index("wrote 2 overlays")].splitlines()
+    output = CliRunner().invoke(app, words, env={"COLUMNS": "50"}).output
+    lines = output[: output.index("wrote 2 overlays")].splitlines()
     width = next(line.index("1st") for line in lines if "1st" in line)
     first = "".join(line[:width].strip() for line in lines)
-    assert all(name in first for name in names), told
+    assert all(name in first for name in names), output
 
 
-def test_one_overlay_is_not_told_as_several(tmp_path):
-    told = run(
+def test_one_overlay_is_singular(tmp_path):
+    output = run(
         "explain", DEMO / "ship.png", "--model", "embedded", "--method", "raw_attention", "--out", tmp_path
     ).output
-    assert "wrote 1 overlay to" in told
+    assert "wrote 1 overlay to" in output
 
 
-def test_a_recipe_is_shown_as_it_is_or_refused():
+def test_show_prints_the_recipe_unchanged():
     assert 'name = "vit_tiny_patch16_224"' in run("train", "cifar10-tap", "--show").output
     assert "expected no --set" in run("train", "cifar10-tap", "--show", "--set", "seed=1", code=2).output
 
 
 def test_many_known_names_are_counted_in_one_sentence():
-    told = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "zzz", code=2).output
-    assert "unknown method 'zzz'. 45 are known." in " ".join(told.split())
+    output = run("explain", DEMO / "ship.png", "--model", "embedded", "--method", "zzz", code=2).output
+    assert "unknown method 'zzz'. 45 are known." in " ".join(output.split())

@@ -7,13 +7,14 @@ import pytest
 from PIL import Image
 
 import steadygaze as sg
-from steadygaze.data.folders import Classes, Item, by_class, evenly, from_index
-from steadygaze.data.masks import find, geometry, read_mask
+from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
+from steadygaze.data.masks import find_labelled_images, read_mask
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.load import load_model
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-TEN = Classes(CIFAR, 10)
-THOUSAND = Classes(None, 1000)
+TEN = ClassLookup(CIFAR, 10)
+THOUSAND = ClassLookup(None, 1000)
 
 
 def picture(path: Path, size=(12, 10), value=100) -> Path:
@@ -37,20 +38,20 @@ def test_class_folders_behind_links(tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "elsewhere" / "far").symlink_to(tmp_path / "far")
     (tmp_path / "far" / "back").symlink_to(tmp_path / "elsewhere")
-    assert [item.name for item in by_class(tmp_path / "data", TEN)] == ["cat/a.png"]
+    assert [item.name for item in read_class_folders(tmp_path / "data", TEN)] == ["cat/a.png"]
 
 
 def test_synset_index_and_name(tmp_path):
     for name in ("n01440764", "281", "n02123045"):
         picture(tmp_path / name / "a.png")
-    assert {item.name: item.label for item in by_class(tmp_path, THOUSAND)} == {
+    assert {item.name: item.label for item in read_class_folders(tmp_path, THOUSAND)} == {
         "n01440764/a.png": 0, "281/a.png": 281, "n02123045/a.png": 281,
     }  # fmt: skip
     assert [TEN.index(name) for name in ("airplane", "Cat", "9")] == [0, 3, 9]
-    named = Classes(("tabby, tabby cat", "crane", "crane, machine", "great white shark"), 4)
+    named = ClassLookup(("tabby, tabby cat", "crane", "crane, machine", "great white shark"), 4)
     assert [named.index(name) for name in ("tabby_cat", "crane", "Great white shark")] == [0, 1, 3]
     with pytest.raises(sg.BadInput, match=r"\[0, 1\]"):
-        Classes(("crane", "crane"), 2).index("crane")
+        ClassLookup(("crane", "crane"), 2).index("crane")
 
 
 @pytest.mark.parametrize(
@@ -69,23 +70,23 @@ def test_class_names_nobody_knows(name, classes, says):
 
 def test_folders_without_pictures(tmp_path):
     with pytest.raises(sg.BadInput, match="found none"):
-        find(tmp_path, None, TEN)
+        find_labelled_images(tmp_path, None, TEN)
     with pytest.raises(sg.BadInput, match="no such folder"):
-        find(tmp_path / "nowhere", None, TEN)
+        find_labelled_images(tmp_path / "nowhere", None, TEN)
     picture(tmp_path / "a.png")
     with pytest.raises(sg.BadInput, match="no class folder"):
-        find(tmp_path, None, TEN)
+        find_labelled_images(tmp_path, None, TEN)
 
 
 def test_the_first_are_an_even_sample():
     groups = [[Item(f"{g}/{n}", Path(), g) for n in range(3)] for g in range(10)]
-    order = evenly(groups)
+    order = interleave(groups)
     assert len({item.name for item in order}) == 30
     assert sorted(item.label for item in order[:10]) == list(range(10))
     assert max(np.diff(sorted(item.label for item in order[:5]))) <= 4, (
         "spread over all classes, not the first ones"
     )
-    uneven = evenly([groups[0], groups[1][:1]])
+    uneven = interleave([groups[0], groups[1][:1]])
     assert [item.name for item in uneven] == ["0/0", "1/0", "0/1", "0/2"]
 
 
@@ -96,30 +97,30 @@ def test_index_csv(tmp_path):
         "image,mask,synset,imagenet_index,breed\nimages/a.jpg,masks/a.png,n02123394,283,Persian\n"
     )
     for data, masks in ((tmp_path, None), (tmp_path, tmp_path), (tmp_path / "images", tmp_path)):
-        found = find(data, masks, THOUSAND)
+        found = find_labelled_images(data, masks, THOUSAND)
         assert [(i.name, i.label, i.mask) for i in found.items] == [
             ("images/a.jpg", 283, tmp_path / "masks" / "a.png")
         ]
     (tmp_path / "index.csv").write_text("file,label\na,1\n")
     with pytest.raises(sg.BadInput, match="columns"):
-        from_index(tmp_path / "index.csv", THOUSAND)
+        read_index(tmp_path / "index.csv", THOUSAND)
     (tmp_path / "index.csv").write_text("image,label\n")
     with pytest.raises(sg.BadInput, match="no images"):
-        from_index(tmp_path / "index.csv", THOUSAND)
+        read_index(tmp_path / "index.csv", THOUSAND)
 
 
 def test_pairs(tmp_path):
     for name in ("a", "b"):
         picture(tmp_path / "pictures" / "cat" / f"{name}.jpg")
     with pytest.raises(sg.BadInput, match="no such folder"):
-        find(tmp_path / "pictures", tmp_path / "masks", TEN)
+        find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
     (tmp_path / "masks").mkdir()
     with pytest.raises(sg.BadInput, match="no image has a mask"):
-        find(tmp_path / "pictures", tmp_path / "masks", TEN)
+        find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
     pixels = np.zeros((10, 12))
     pixels[:5], pixels[5] = 255, 128
     mask(tmp_path / "masks" / "cat" / "a.png", pixels)
-    found = find(tmp_path / "pictures", tmp_path / "masks", TEN)
+    found = find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
     assert [i.name for i in found.items] == ["cat/a.jpg"] and found.without == 1
     assert np.array_equal(np.asarray(read_mask(found.items[0], found.decode, (12, 10))), pixels)
 
@@ -138,7 +139,7 @@ def test_bad_masks(tmp_path, pixels, size, says):
         picture(tmp_path / "m" / "cat" / "a.png").write_bytes(b"no mask")
     else:
         mask(tmp_path / "m" / "cat" / "a.png", pixels)
-    found = find(tmp_path / "p", tmp_path / "m", TEN)
+    found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
     with pytest.raises(sg.BadImage, match=says):
         read_mask(found.items[0], found.decode, size)
 
@@ -146,14 +147,14 @@ def test_bad_masks(tmp_path, pixels, size, says):
 def test_masks_of_zero_and_one(tmp_path):
     picture(tmp_path / "p" / "cat" / "a.png", (4, 2))
     mask(tmp_path / "m" / "cat" / "a.png", [[0, 1, 1, 0], [0, 0, 0, 1]])
-    found = find(tmp_path / "p", tmp_path / "m", TEN)
+    found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
     got = np.asarray(read_mask(found.items[0], found.decode, (4, 2)))
     assert got.tolist() == [[0, 255, 255, 0], [0, 0, 0, 255]]
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_imagenet_s(tmp_path, split):
-    """Classes are written as R + 256 G; 1000 is to be ignored."""
+    """ClassLookup are written as R + 256 G; 1000 is to be ignored."""
     picture(tmp_path / "validation" / "n02123394" / "a.JPEG", (4, 2))
     rgb = np.zeros((2, 4, 3))
     rgb[0, :2] = [7, 1, 0]  # 263, the most frequent
@@ -163,7 +164,7 @@ def test_imagenet_s(tmp_path, split):
     data, masks = (
         (tmp_path / "validation", tmp_path / "validation-segmentation") if split else (tmp_path, None)
     )
-    found = find(data, masks, THOUSAND)
+    found = find_labelled_images(data, masks, THOUSAND)
     assert found.layout == "ImageNet-S" and found.items[0].label == 283
     got = np.asarray(read_mask(found.items[0], found.decode, (4, 2)))
     assert got.tolist() == [[255, 255, 128, 0], [0, 0, 0, 0]]
@@ -181,10 +182,10 @@ def test_pascal_voc(tmp_path):
     image.save(tmp_path / "SegmentationClass" / "x.png")
     for classes, label, expected in (
         (TEN, 3, [[255, 255, 128, 0], [0, 0, 0, 0]]),  # cat
-        (Classes(None, 20), 7, [[255, 255, 128, 0], [0, 0, 0, 0]]),
+        (ClassLookup(None, 20), 7, [[255, 255, 128, 0], [0, 0, 0, 0]]),
         (THOUSAND, None, [[255, 255, 128, 0], [255, 0, 0, 0]]),  # every object
     ):
-        found = find(tmp_path, None, classes)
+        found = find_labelled_images(tmp_path, None, classes)
         assert found.items[0].label == label and found.layout == "Pascal VOC"
         assert np.asarray(read_mask(found.items[0], found.decode, (4, 2))).tolist() == expected
 
@@ -192,19 +193,18 @@ def test_pascal_voc(tmp_path):
 def test_masks_take_the_way_of_their_pictures():
     """Resize and crop of a mask put its edges where the preprocessing puts those of the picture."""
     import timm
-    from timm.data import create_transform, resolve_data_config
+    from timm.data import resolve_data_config
 
     pixels = np.zeros((300, 420), dtype=np.uint8)
     pixels[60:200, 150:260] = 255
-    loaded = load_model("embedded")
-    config = resolve_data_config({}, model=timm.create_model("deit_tiny_patch16_224"))
-    oblong = config | {"input_size": (3, 160, 240)}
-    for preprocess, source, recipe, std, mean in (
-        (loaded.preprocess, loaded.source, loaded.recipe, loaded.std[0], loaded.mean[0]),
-        (create_transform(**config, is_training=False), "timm", config, config["std"][0], config["mean"][0]),
-        (create_transform(**oblong, is_training=False), "timm", oblong, config["std"][0], config["mean"][0]),
+    timm_config = resolve_data_config({}, model=timm.create_model("deit_tiny_patch16_224"))
+    for preprocess in (
+        load_model("embedded").preprocess,
+        Preprocess.from_timm(timm_config),
+        Preprocess.from_timm(timm_config | {"input_size": (3, 160, 240)}),
     ):
+        std, mean = preprocess.std[0], preprocess.mean[0]
         seen = preprocess(Image.fromarray(pixels).convert("RGB"))[0].numpy() * std + mean
-        moved = np.asarray(geometry(source, recipe)(Image.fromarray(pixels)))
+        moved = preprocess.mask(Image.fromarray(pixels)).numpy()
         assert moved.shape == seen.shape and set(np.unique(moved)) == {0, 255}
         assert ((moved > 0) != (seen > 0.5)).mean() < 0.02

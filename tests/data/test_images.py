@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from steadygaze.data.images import find_images, read_image, size_of
+from steadygaze.data.images import find_images, image_size, read_image
 from steadygaze.errors import BadImage, BadInput, SteadygazeError
 
 COLOURS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 255]]], np.uint8)
@@ -52,7 +52,7 @@ def test_exif_rotation_is_applied(tmp_path):
     exif[0x0112] = 6  # turn by 90 degrees clockwise
     Image.fromarray(COLOURS).save(tmp_path / "a.png", exif=exif)
     assert np.array_equal(read_image(tmp_path / "a.png"), np.rot90(COLOURS, -1))
-    assert size_of(tmp_path / "a.png") == read_image(tmp_path / "a.png").size
+    assert image_size(tmp_path / "a.png") == read_image(tmp_path / "a.png").size
 
 
 def _jpeg() -> bytes:

@@ -17,10 +17,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import steadygaze
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.loading import hub, torchvision_models
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.load import load_model
+from steadygaze.loading.model_names import list_models
 
 NAME = "test_vit"  # the smallest ViT that timm registers
 
@@ -356,3 +358,44 @@ def test_a_long_reason_of_the_hub_is_cut_between_words():
     with pytest.raises(BadCheckpoint) as told, hub.hub("owner/name"):
         raise OSError("reason " * 40)
     assert "(reason reason" in str(told.value) and "reason [...])" in str(told.value)
+
+
+def test_a_module_of_timm_is_accepted(tmp_path, model, picture):
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    by_name, given = load_model(NAME, tmp_path / "w.pth"), load_model(model)
+    assert given.model is model and given.name == NAME and given.source == "timm" and model.training
+    assert torch.equal(given.preprocess(picture), by_name.preprocess(picture))
+    assert given.weights_hash == by_name.weights_hash and given.preprocess == by_name.preprocess
+    assert load_model(given) is given
+    named = load_model(model, class_names="abcdefg")
+    assert named.class_index("c") == 2
+
+
+def test_a_module_of_transformers_is_accepted(folder, picture):
+    by_name = load_model(str(folder))
+    given = load_model(by_name.model)
+    assert given.class_names == ("ant", "bee", "cow") and given.source == "transformers"
+    assert torch.equal(given.preprocess(picture), by_name.preprocess(picture))
+
+
+def test_a_module_without_preprocessing_needs_one():
+    module = torch.nn.Flatten()
+    with pytest.raises(BadInput, match="the preprocessing of Flatten is not known"):
+        load_model(module)
+    preprocess = Preprocess.resize_and_crop((8, 8))
+    assert load_model(module, preprocess=preprocess).size == (8, 8)
+
+
+def test_list_models():
+    names = list_models("deit_tiny")
+    assert "deit_tiny_patch16_224" in names and all("deit_tiny" in name for name in names)
+    assert {"embedded", "torchvision:vit_b_16", "fan_tiny_12_p16_224"} < set(list_models())
+    assert list_models("vit_b_1?") == [] and list_models("*vit_b_1?") == ["torchvision:vit_b_16"]
+
+
+def test_names_of_the_first_version_warn():
+    loaded = load_model("embedded")
+    with pytest.warns(DeprecationWarning, match="class_names"):
+        assert loaded.classes == loaded.class_names
+    with pytest.warns(DeprecationWarning, match="preprocess.config"):
+        assert loaded.recipe == loaded.preprocess.config

@@ -1,4 +1,4 @@
-"""`steadygaze methods` and `steadygaze models`."""
+"""Lists of what can be named: `steadygaze methods`, `metrics`, `models`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,23 @@ def print_methods(json: bool, console: Console | None = None) -> None:
         "matrix. Method options: see --json.",
         highlight=False,
     )
+
+
+def print_metrics(json: bool, console: Console | None = None) -> None:
+    """Print every faithfulness metric with its direction and a summary."""
+    from steadygaze.faithfulness.metric import list_metrics
+
+    metrics = list_metrics()
+    if json:
+        print(json_module.dumps([asdict(info) for info in metrics], indent=2, default=str))
+        return
+    columns = ("name", "better", "masks", "summary")
+    table = Table(*columns, title=f"{len(metrics)} metrics", title_justify="left", box=SIMPLE)
+    table.columns[0].no_wrap = True
+    for info in metrics:
+        needs_masks = "required" if info.needs_masks else "-"
+        table.add_row(info.name, str(info.better), needs_masks, escape(info.summary))
+    (console or Console()).print(table)
 
 
 def print_models(pattern: str, json: bool, console: Console | None = None) -> None:

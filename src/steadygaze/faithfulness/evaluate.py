@@ -18,7 +18,7 @@ from steadygaze.faithfulness.inputs import (
     MetricInput,
     at_least_float32,
 )
-from steadygaze.faithfulness.metric import Compute, Metric, Values, check_values, metric
+from steadygaze.faithfulness.metric import Compute, Metric, Values, metric
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode
 
@@ -70,8 +70,7 @@ def evaluate(
             continue
         with torch.no_grad(), evaluation_mode(view.model):
             values |= compute(given, names)
-    checked = {name: check_values(chosen[name], values[name], maps) for name in chosen}
-    return Evaluation(checked, {name: found.note for name, found in checked.items()})
+    return Evaluation({name: values[name] for name in chosen}, {name: values[name].note for name in chosen})
 
 
 def _by_compute(metrics: Iterable[Metric]) -> dict[Compute, list[str]]:

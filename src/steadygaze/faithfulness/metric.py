@@ -166,7 +166,14 @@ def register_metric(
     ) -> Callable[[MetricInput], Tensor | Values]:
         def compute(given: MetricInput, names: Sequence[str]) -> Mapping[str, Values]:
             values = function(given)
-            return {name: values if isinstance(values, Values) else Values(values)}
+            if isinstance(values, Values):
+                return {name: values}
+            expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(values, "shape", ()))
+            if shape != expected:
+                raise BadInput(
+                    f"metric {name!r}: expected one number for each map and image, {expected}, got {shape}"
+                )
+            return {name: Values(values)}
 
         docstring = (function.__doc__ or "").strip()
         entry = Metric(
@@ -226,14 +233,3 @@ def in_table_order(names: Iterable[str]) -> list[str]:
     known = [name for name in METRICS if name in wanted]
     known.sort(key=lambda name: families.get(METRICS[name].family, len(families)))
     return known + sorted(wanted - set(known))
-
-
-def check_values(entry: Metric, values: Values, maps: Float[Tensor, "m b gh gw"]) -> Values:
-    """Refuse values of another shape than one number for each map and image."""
-    if not isinstance(values.value, Tensor) or values.value.shape != maps.shape[:2]:
-        shape = tuple(getattr(values.value, "shape", ()))
-        raise BadInput(
-            f"metric {entry.name!r}: expected one number for each map and image, {tuple(maps.shape[:2])}, "
-            f"got {shape}"
-        )
-    return values

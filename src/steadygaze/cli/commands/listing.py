@@ -1,4 +1,4 @@
-"""Commands that list what can be named: methods, models."""
+"""Commands that list what can be named: methods, metrics, models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def methods(*, json: options.Json = False) -> None:
     from steadygaze.cli.listing import print_methods
 
     print_methods(json)
+
+
+def metrics(*, json: options.Json = False) -> None:
+    """List the metrics of `steadygaze verify`."""
+    from steadygaze.cli.listing import print_metrics
+
+    print_metrics(json)
 
 
 def models(

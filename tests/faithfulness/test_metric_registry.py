@@ -1,0 +1,139 @@
+"""A metric and a method from outside the package, in a few lines each, work like those of the package."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import steadygaze as sg
+from helpers.runs import pictures
+from steadygaze.cli import app
+from steadygaze.faithfulness import METRICS, evaluate
+from steadygaze.faithfulness.metric import Batch
+from steadygaze.method_registry import METHODS
+from steadygaze.report.html import write_report
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.verify import request
+
+RUN = ("--model", "embedded", "--batch", "4", "--limit", "8")
+
+
+@pytest.fixture
+def sparseness():
+    @sg.register_metric("sparseness", unit="%", better="higher", low=0, high=100, label="Gini sparseness")
+    def measure(given):
+        "Gini coefficient of the absolute values of a map."
+        values = given.maps.abs().flatten(2).sort(dim=2).values  # (M, B, patches)
+        n = values.shape[2]
+        weights = 2 * torch.arange(1, n + 1, device=values.device) - n - 1
+        return 100 * (values * weights).sum(2) / (n * values.sum(2))
+
+    yield measure
+    METRICS.remove("sparseness")
+
+
+@pytest.fixture
+def centre():
+    @sg.register_method("centre", kind="model", family="toys", gradient=False, class_specific=False)
+    def explain(query, *, width: float = 4.0):
+        "A Gaussian in the middle of the image, whatever the model sees."
+        rows, columns = query.vit.grid
+        y = torch.arange(rows, dtype=torch.float32)[:, None] - (rows - 1) / 2
+        x = torch.arange(columns, dtype=torch.float32) - (columns - 1) / 2
+        return torch.exp(-(x**2 + y**2) / width**2).expand(len(query.images), rows, columns)
+
+    yield explain
+    METHODS.remove("centre")
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def test_a_metric_from_outside_is_listed_and_measured(sparseness):
+    (info,) = [info for info in sg.list_metrics() if info.name == "sparseness"]
+    assert (info.unit, info.better, info.low, info.high) == ("%", "higher", 0, 100)
+    assert info.label == "Gini sparseness" and info.summary.startswith("Gini coefficient")
+    model = sg.load_model("embedded")
+    data = [(torch.rand(3, 3, 32, 32), torch.tensor([3, 5, 1]))]
+    rows = sg.verify(model, data, method="gaze", metric="sparseness")
+    maps = sg.explain(model.model, data[0][0], target=data[0][1], method="gaze").scores.abs().flatten(1)
+    for row, scores in zip(rows, maps, strict=True):
+        differences = (scores[:, None] - scores).abs().sum()
+        expected = 100 * differences / (2 * len(scores) * scores.sum())
+        assert row["value"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_metric_from_outside_resumes_and_is_reported(sparseness, tmp_path, monkeypatch):
+    data = pictures(tmp_path / "data")
+    words = (
+        *RUN,
+        "--data",
+        str(data),
+        "--methods",
+        "gaze,ixg",
+        "--metrics",
+        "sparseness,insertion_aopc",
+        "--out",
+    )
+    assert "Gini sparseness ↑" in command("verify", *words, str(tmp_path / "whole"))
+    real, calls = request.compute_rows, []
+
+    def stopped(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(request, "compute_rows", stopped)
+    assert CliRunner().invoke(app, ["verify", *words, str(tmp_path / "cut")]).exit_code == 130
+    command("verify", *words, str(tmp_path / "cut"))
+    assert len(calls) == 3, "the first batch was computed again"
+    rows = [
+        sorted((tmp_path / name / "rows-00000.jsonl").read_text().splitlines()) for name in ("whole", "cut")
+    ]
+    assert rows[0] == rows[1]
+    page = write_report([tmp_path / "cut"], repeats=50)[0].read_text()
+    assert "Gini sparseness" in page and "Gini coefficient of the absolute values" in page
+
+
+def test_a_method_from_outside_is_explained_and_verified(centre, tmp_path):
+    model = sg.load_model("embedded")
+    scores = sg.explain(model.model, torch.rand(2, 3, 32, 32), method="centre:width=2").scores
+    middle = scores[:, scores.shape[1] // 2, scores.shape[2] // 2]
+    assert (middle > scores[:, 0, 0]).all() and "centre" in [info.name for info in sg.list_methods()]
+    data = pictures(tmp_path / "data")
+    words = (*RUN, "--data", str(data), "--methods", "centre,centre:width=2", "--out", str(tmp_path / "run"))
+    assert "centre:width=2" in command("verify", *words)
+    assert {row["method"] for row in Rows.read(tmp_path / "run")} == {"centre", "centre:width=2"}
+
+
+def test_bad_metrics_are_refused(sparseness):
+    with pytest.raises(sg.BadInput, match="registered already"):
+        sg.register_metric("sparseness")(sparseness)
+    with pytest.raises(sg.BadInput, match="without spaces"):
+        sg.register_metric("my metric")(sparseness)
+    sg.register_metric("wrong")(lambda given: given.maps.mean())
+    try:
+        vit = sg.adapt(sg.load_model("embedded").model)
+        batch = Batch(torch.rand(2, 3, 32, 32), torch.tensor([1, 2]))
+        with pytest.raises(
+            sg.BadInput, match=r"'wrong': expected one number for each map and image, \(1, 2\)"
+        ):
+            evaluate(vit, batch, torch.rand(1, 2, *vit.grid), ["wrong"])
+    finally:
+        METRICS.remove("wrong")
+
+
+def test_listing_does_not_need_a_model():
+    code = "import json, steadygaze as sg; print(json.dumps([m.family for m in sg.list_metrics()]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    families = json.loads(done.stdout)
+    assert list(dict.fromkeys(families)) == ["removal", "perturbation", "localisation", "sanity", "truth"]
