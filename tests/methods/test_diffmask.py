@@ -421,8 +421,8 @@ def test_files(tmp_path, monkeypatch) -> None:
     torch.save({"mask": torch.zeros(1)}, tmp_path / "pickle.pt")
     (tmp_path / "short.safetensors").write_bytes(whole[:100])
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    for name, message in (("none", "no such file"), ("pickle.pt", "no readable"), ("short.safetensors", "no readable"),
-                          ("other.safetensors", "holds no mask")):  # fmt: skip
+    for name, message in (("none", "no such file"), ("pickle.pt", "not a readable"), ("short.safetensors", "not a readable"),
+                          ("other.safetensors", "holds no gates")):  # fmt: skip
         with pytest.raises(sg.BadCheckpoint, match=message):
             sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 

@@ -1,5 +1,7 @@
 """RVT, FAN, PVT v1 and LocalViT: parameter counts, timm registration, views, explanations, TAP and CB."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -11,6 +13,7 @@ from benchmarks import checks, zoo
 from helpers.losses import SMALL, small
 from steadygaze import models
 from steadygaze.loading.model_names import model_infos
+from steadygaze.models.fan_stems import ConvNeXtBlock, ConvNeXtStem
 from steadygaze.modules import CB, TAP, insert, remove
 from steadygaze.vit.masking import masked_logits
 
@@ -162,3 +165,39 @@ def test_rvt_scaled_attention_by_hand() -> None:
             for h, s in enumerate(parts)
         ]
         assert torch.allclose(attention(x), attention.proj(torch.cat(heads, -1)))
+
+
+def test_fan_hybrid_normalises_as_the_authors_on_request() -> None:
+    """Their norm uses the unbiased variance if its input is not contiguous: in every norm but the first."""
+
+    class AuthorsNorm(nn.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.is_contiguous():
+                return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+            x = (x - mean) / (variance + self.eps).sqrt()
+            return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+    torch.manual_seed(0)
+    stem = ConvNeXtStem(24, (2, 1), channels=(8, 16), unbiased_norm=True).double()
+    for parameter in stem.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    theirs = copy.deepcopy(stem)
+    for parent in [m for m in theirs.modules() if isinstance(m, ConvNeXtBlock | nn.Sequential)]:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.LayerNorm):
+                norm = AuthorsNorm(child.normalized_shape, eps=1e-6).double()
+                norm.load_state_dict(child.state_dict())
+                setattr(parent, name, norm)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    plain = ConvNeXtStem(24, (2, 1), channels=(8, 16)).double()
+    plain.load_state_dict(stem.state_dict())
+    with torch.no_grad():
+        assert torch.allclose(stem(images), theirs(images), atol=1e-12)
+        assert not torch.allclose(plain(images), theirs(images), atol=1e-3)
+    assert timm.create_model("fan_tiny_8_p4_hybrid", unbiased_norm=True) is not None
+
+
+def test_pvt_decays_its_position_embedding_as_the_authors_do() -> None:
+    model = timm.create_model("pvt_tiny")
+    assert {name.rpartition(".")[2] for name in model.no_weight_decay()} == {"cls_token"}

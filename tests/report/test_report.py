@@ -3,9 +3,11 @@
 import csv
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import steadygaze as sg
@@ -68,16 +70,30 @@ def test_best_and_worst_pictures_are_shown(run, tmp_path):
     assert "data:image/jpeg" not in without
 
 
-def test_without_the_data_pictures_are_left_out(run, tmp_path):
-    copy = tmp_path / "run"
-    copy.mkdir()
-    facts = json.loads((run / "run.json").read_text())
-    facts["about"]["given"]["data"] = "nowhere"
-    (copy / "run.json").write_text(json.dumps(facts))
-    (copy / "rows-00000.jsonl").write_text((run / "rows-00000.jsonl").read_text())
+def test_the_report_needs_neither_model_nor_data(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("steadygaze.loading.load.load_model", None)
+    copy = copied(run, tmp_path / "run")
+    shutil.copytree(run / "samples", copy / "samples")
+    assert write_report([copy], repeats=50)[0].read_text().count("data:image/jpeg") == 8 * 3
+
+
+def test_a_run_without_samples_is_reported_without_images(run, tmp_path):
+    """As runs of the first version."""
+    copy = copied(run, tmp_path / "run")
     text = write_report([copy], repeats=50)[0].read_text()
-    assert "Pictures are left out" in text and "data:image/jpeg" not in text
+    assert "Images are left out" in text and "data:image/jpeg" not in text
+    assert "Repeat the command to store them: steadygaze verify" in text
     assert (copy / "report.html").exists()
+
+
+def test_samples_are_stored_for_data_in_memory_too(tmp_path):
+    loaded = sg.load_model("embedded")
+    batch = torch.rand(4, 3, 32, 32), torch.arange(4)
+    options = {"methods": ["ixg", "rollout"], "ratios": [0.5]}
+    sg.verify(loaded, [batch], **options, out=tmp_path / "list")
+    assert write_report([tmp_path / "list"], repeats=50)[0].read_text().count("data:image/jpeg") == 4 * 3
+    sg.verify(loaded, iter([batch]), **options, out=tmp_path / "generator")  # cannot be read a second time
+    assert "Images are left out" in write_report([tmp_path / "generator"], repeats=50)[0].read_text()
 
 
 def test_tables_hold_the_numbers(run, tmp_path):
@@ -185,8 +201,6 @@ def test_the_command(run, tmp_path):
 
 
 def test_rows_in_memory_have_a_table_too():
-    import torch
-
     loaded = sg.load_model("embedded")
     rows = sg.verify(loaded, [(torch.randn(4, 3, 32, 32), torch.arange(4))], methods=["ixg"], ratios=[0.5])
     assert "ixg" in str(rows.table(repeats=10))

@@ -546,3 +546,22 @@ def test_normalisation_is_asked_for(model):
 def test_plan_says_what_a_run_is(model):
     plan = make_plan(sg.adapt(model), ["gaze"], ["miou", "miou"], None, None, 0)
     assert plan.metrics == ("miou",) and plan.needs_masks == ["miou"] and len(plan.keys) == 1
+
+
+def test_a_replaced_image_is_computed_again(data, tmp_path):
+    words = (*FAST, "--data", str(data), "--methods", "ixg", "--limit", "6", "--out")
+    cli(*words, str(tmp_path / "run"))
+    before = {row["image"]: row for row in Rows.read(tmp_path / "run")}
+    changed = sorted(before)[0]
+    other = next(path for path in sorted(data.rglob("*.png")) if path != data / changed)
+    (data / changed).write_bytes(other.read_bytes())
+    with pytest.warns(UserWarning, match=f"1 image changed.*{changed}"):
+        cli(*words, str(tmp_path / "run"))
+    cli(*words, str(tmp_path / "fresh"))
+    resumed, fresh = (
+        sorted(json.dumps(row) for row in Rows.read(tmp_path / name)) for name in ("run", "fresh")
+    )
+    assert resumed == fresh and len(fresh) == 6 * 4
+    with warnings.catch_warnings():  # noticed once
+        warnings.simplefilter("error")
+        cli(*words, str(tmp_path / "run"))

@@ -124,7 +124,10 @@ class ClassBlock(nn.Module):
 
 
 class FAN(Classifier):
-    """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem."""
+    """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem.
+
+    unbiased_norm: the norm of the authors' ConvNeXt stem; needed for weights that the authors trained
+    """
 
     def __init__(
         self,
@@ -135,6 +138,7 @@ class FAN(Classifier):
         depth: int = 12,
         num_heads: int = 4,
         convnext: tuple[int, int] | None = None,
+        unbiased_norm: bool = False,
         class_blocks: int = 2,
         drop_path_rate: float = 0.0,
         head_init_scale: float = 1.0,
@@ -143,9 +147,10 @@ class FAN(Classifier):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.in_chans = in_chans
         self.num_classes, self.num_features, self.embed_dim = num_classes, embed_dim, embed_dim
-        self.patch_embed = (
-            ConvStem(embed_dim, in_chans) if convnext is None else ConvNeXtStem(embed_dim, convnext, in_chans)
-        )
+        if convnext is None:
+            self.patch_embed: nn.Module = ConvStem(embed_dim, in_chans)
+        else:
+            self.patch_embed = ConvNeXtStem(embed_dim, convnext, in_chans, unbiased_norm=unbiased_norm)
         self.pos_embed = FourierPositions(embed_dim)
         # the drop path rate is the same in all blocks
         self.blocks = nn.ModuleList(Block(embed_dim, num_heads, drop_path_rate) for _ in range(depth))

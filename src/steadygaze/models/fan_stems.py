@@ -28,11 +28,20 @@ class ConvStem(nn.Sequential):
         super().__init__(*layers[:-1])
 
 
+class UnbiasedLayerNorm2d(LayerNorm2d):
+    """LayerNorm over channels with the unbiased variance, Σ(x − μ)² / (C − 1)."""
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        variance, mean = torch.var_mean(x, dim=1, keepdim=True, correction=1)
+        normalised = (x - mean) * torch.rsqrt(variance + self.eps)
+        return normalised * self.weight[:, None, None] + self.bias[:, None, None]
+
+
 class ConvNeXtBlock(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, norm_layer: type[LayerNorm2d] = LayerNorm2d) -> None:
         super().__init__()
         self.dw = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm = LayerNorm2d(width, eps=1e-6)
+        self.norm = norm_layer(width, eps=1e-6)
         self.fc1, self.act = nn.Conv2d(width, 4 * width, 1), nn.GELU()
         self.fc2 = nn.Conv2d(4 * width, width, 1)
         self.gamma = nn.Parameter(1e-6 * torch.ones(width))
@@ -42,19 +51,29 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ConvNeXtStem(nn.Module):
-    """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens."""
+    """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens.
+
+    unbiased_norm: normalise as the authors' code does, for weights that they trained. Their norm uses the
+        unbiased variance if its input is not contiguous, which holds for every norm but the first.
+    """
 
     def __init__(
-        self, width: int, blocks: tuple[int, int], in_chans: int = 3, channels: tuple[int, int] = (128, 256)
+        self,
+        width: int,
+        blocks: tuple[int, int],
+        in_chans: int = 3,
+        channels: tuple[int, int] = (128, 256),
+        unbiased_norm: bool = False,
     ) -> None:
         super().__init__()
+        norm_layer = UnbiasedLayerNorm2d if unbiased_norm else LayerNorm2d
         self.backbone = nn.Sequential(
             nn.Conv2d(in_chans, channels[0], 4, stride=4),
             LayerNorm2d(channels[0], eps=1e-6),
-            *(ConvNeXtBlock(channels[0]) for _ in range(blocks[0])),
-            LayerNorm2d(channels[0], eps=1e-6),
+            *(ConvNeXtBlock(channels[0], norm_layer) for _ in range(blocks[0])),
+            norm_layer(channels[0], eps=1e-6),
             nn.Conv2d(channels[0], channels[1], 2, stride=2),
-            *(ConvNeXtBlock(channels[1]) for _ in range(blocks[1])),
+            *(ConvNeXtBlock(channels[1], norm_layer) for _ in range(blocks[1])),
         )
         self.proj = nn.Conv2d(channels[1], width, 2, stride=2)
         for module in self.backbone.modules():

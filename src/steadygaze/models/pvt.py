@@ -122,7 +122,7 @@ class PVT(Classifier):
         return self.stages[0].proj  # type: ignore[return-value]
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith(("pos_embed", "cls_token"))}
+        return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
     def forward_features(self, x: Tensor) -> Float[Tensor, "b n d"]:
         for stage in self.stages:

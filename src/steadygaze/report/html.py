@@ -15,8 +15,8 @@ from steadygaze import __version__
 from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.report import svg
+from steadygaze.report.gallery import gallery
 from steadygaze.report.page import Figure, how, legend
-from steadygaze.report.pictures import gallery
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.table import Cell
@@ -123,7 +123,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
             for figure in (_scatter(section, ranks), _start(section), _agreement(section, run))
             if figure
         ],
-        "gallery": gallery(section, run) if pictures else None,
+        "gallery": gallery(rows.folders[section.run] if rows.folders else None, run) if pictures else None,
     }
 
 

@@ -33,6 +33,7 @@ from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
+from steadygaze.runs.verify.samples import store_samples
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode
 
@@ -118,7 +119,10 @@ def run_verify(
                 total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
             )
             run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
-    return run.rows()
+    rows = run.rows()
+    if request.out is not None and world.rank == 0:
+        store_samples(request.out, ready, rows)
+    return rows
 
 
 def _plan(request: VerifyRequest, vit: ViT) -> Plan:

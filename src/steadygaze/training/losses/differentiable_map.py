@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from steadygaze.aggregate import aggregate, layers
 from steadygaze.errors import MethodUnavailable
-from steadygaze.explainer import rules_of, unavailable, value_of
+from steadygaze.explainer import rules_of, unavailable
 from steadygaze.method_registry import Method
 from steadygaze.methods import parse
-from steadygaze.target import resolve
+from steadygaze.target import resolve_target, target_value
 from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.training.losses.outputs import class_logits
 from steadygaze.vit import Layout, ViT, adapt
@@ -73,8 +73,8 @@ def differentiable_map(
     run = forward(view, vit.embed(images), rules=rules, want=want, watch=watch, cut=False)
     trace = DifferentiableTrace(run)
     if m.base.gradient:
-        classes: Any = target if callable(target) else resolve(target, run.logits)
-        value = value_of(classes, m.score, run.logits)
+        classes: Any = target if callable(target) else resolve_target(target, run.logits)
+        value = target_value(classes, m.score, run.logits)
         trace = _with_gradients(run, value, None if callable(target) else classes, first, second_order)
     scores = aggregate(trace, m)
     if torch.is_grad_enabled() and run.logits.requires_grad and not scores.requires_grad:

@@ -27,7 +27,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.explainer import rules_of
 from steadygaze.method_registry import Method
 from steadygaze.methods import parse
-from steadygaze.target import resolve
+from steadygaze.target import resolve_target
 from steadygaze.trace import PLAIN
 from steadygaze.training.losses.differentiable_map import differentiable_map
 from steadygaze.training.losses.object_masks import object_and_background
@@ -136,7 +136,7 @@ def gradients_enabled(loss: str) -> Iterator[None]:
 
 def checked_labels(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"]:
     """The labels, one class index for each image; anything else is an error."""
-    classes = None if labels is None else resolve(labels, logits)
+    classes = None if labels is None else resolve_target(labels, logits)
     if classes is None or classes.dim() != 1:
         raise BadInput(f"labels: expected one class for each of {len(logits)} images, got {labels!r}")
     return classes

@@ -1,0 +1,169 @@
+"""The images on which the leading method did best and worst, with maps, stored in the run's folder for the
+report.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from steadygaze.drawing import as_picture
+from steadygaze.errors import DegenerateMap, SteadygazeError
+from steadygaze.explainer import explain
+from steadygaze.faithfulness.inputs import Batch
+from steadygaze.heatmap import percent
+from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
+from steadygaze.runs.verify.plan import Column
+from steadygaze.runs.verify.summary import Line, Section, quantity
+
+if TYPE_CHECKING:
+    from steadygaze.runs.rows import Rows
+    from steadygaze.runs.verify.request import PreparedVerify
+
+EACH = 4  # best images, and as many worst ones
+
+
+@dataclass(frozen=True)
+class MapSample:
+    """An image, its values, and the files of the image and of one map for each method."""
+
+    name: str
+    title: str
+    values: list[float]
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class VerifySamples:
+    """Best and worst images of the first method by a metric, beside the second method."""
+
+    methods: list[Line]
+    metric: str
+    best: list[MapSample]
+    worst: list[MapSample]
+
+
+def read_samples(run: Path) -> VerifySamples | None:
+    """The samples of a run folder; None if it has none."""
+    record = read_index(run)
+    if record is None or "methods" not in record:
+        return None
+    best, worst = ([MapSample(**sample) for sample in record[group]] for group in ("best", "worst"))
+    methods = [(method, score) for method, score in record["methods"]]
+    return VerifySamples(methods, record["metric"], best, worst)
+
+
+def store_samples(out: Path, prepared: PreparedVerify, rows: Rows) -> None:
+    """Store the samples of a finished run, unless the same ones are there."""
+    sections = rows.table(repeats=1).sections
+    if not sections:
+        return
+    section = sections[0]
+    metric = section.shown[0]
+    columns = leading_columns(section, prepared.plan.columns)
+    if not columns:
+        return
+    lines = [(column.method.name, column.score) for column in columns]
+    best, worst = extremes(section, metric, lines[0])
+    before = read_samples(out)
+    if before is not None and before.methods == lines and before.metric == metric:
+        stored = [[sample.name for sample in group] for group in (before.best, before.worst)]
+        if stored == [best, worst]:
+            return
+    try:
+        names = list(dict.fromkeys([*best, *worst]))
+        samples = {}
+        for number, batch in enumerate(prepared.source.again(names)):
+            values = _values(section, metric, lines, batch.names[0])
+            samples[batch.names[0]] = _sample(out, prepared, columns, batch, number, values)
+        record = VerifySamples(
+            lines,
+            metric,
+            [samples[name] for name in best if name in samples],
+            [samples[name] for name in worst if name in samples],
+        )
+        if samples:
+            write_index(out, asdict(record))
+    except (SteadygazeError, OSError) as error:  # the rows are complete: the report is shown without images
+        warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
+
+
+def leading_columns(section: Section, columns: Sequence[Column]) -> list[Column]:
+    """The best column and the next one of another method (not the same with other options or another
+    score).
+    """
+    by_line = {(column.method.name, column.score): column for column in columns}
+    ranked = [by_line[line] for line in section.lines if line in by_line]
+    if not ranked:
+        return []
+    first = ranked[0].method
+    others = [
+        c
+        for c in ranked[1:]
+        if (c.method.base.name, c.method.aggregator) != (first.base.name, first.aggregator)
+    ]
+    return [ranked[0], *(others or ranked[1:])[:1]]
+
+
+def extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list[str]]:
+    """The names of the best and of the worst images, the most extreme first."""
+    values = section.array(metric, line)
+    order = [int(i) for i in np.argsort(values, kind="stable") if not np.isnan(values[i])]
+    if quantity(metric).better == "higher":
+        order.reverse()
+    each = min(EACH, len(order) // 2)
+    return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]
+
+
+def _values(section: Section, metric: str, lines: Sequence[Line], name: str) -> list[float]:
+    index = section.names.index(name)
+    return [float(section.array(metric, line)[index]) for line in lines]
+
+
+def _sample(
+    out: Path,
+    prepared: PreparedVerify,
+    columns: Sequence[Column],
+    batch: Batch,
+    number: int,
+    values: list[float],
+) -> MapSample:
+    batch = batch.to(prepared.device)
+    target = prepared.target_of(batch)
+    image = thumbnail(_shown(batch))
+    files = [save_image(out, f"image{number}", image)]
+    with torch.no_grad():
+        probabilities = prepared.vit(batch.images)[0].softmax(-1)
+    for k, column in enumerate(columns):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateMap)
+            attribution = explain(
+                prepared.vit, batch.images, target=target, method=column.method, score=column.score
+            )
+        files.append(save_image(out, f"image{number}-map{k}", attribution.overlay(image)))
+    class_names = None if prepared.loaded is None else prepared.loaded.class_names
+    return MapSample(batch.names[0], _title(probabilities, int(target[0]), class_names), values, files)
+
+
+def _shown(batch: Batch) -> Image.Image:
+    """The image that the model sees, with the normalisation undone."""
+    assert batch.mean is not None and batch.std is not None
+    image, mean, std = (x.detach().cpu().float() for x in (batch.images[0], batch.mean, batch.std))
+    return as_picture((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
+
+
+def _title(probabilities: Tensor, target: int, class_names: Sequence[str] | None) -> str:
+    def named(index: int) -> str:
+        name = class_names[index].split(",")[0] if class_names else f"class {index}"
+        return f"{name} {percent(float(probabilities[index]))}"
+
+    predicted = int(probabilities.argmax())
+    return named(target) if predicted == target else f"{named(target)}; predicted: {named(predicted)}"
