@@ -54,9 +54,9 @@ def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     """The recipe of nested tables, with changes as for `read_recipe`."""
     recipe = copy.deepcopy(dict(content))
     for old, new in RENAMED.items():
-        table, key = old.split(".")
-        if isinstance(recipe.get(table), dict) and key in recipe[table]:
-            recipe[table][new.split(".")[1]] = recipe[table].pop(key)
+        name, old_key = old.split(".")
+        if isinstance(recipe.get(name), dict) and old_key in recipe[name]:
+            recipe[name][new.split(".")[1]] = recipe[name].pop(old_key)
     for key, value in (changes or {}).items():
         *parents, last = RENAMED.get(key, key).split(".")
         table = recipe
