@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.heatmap import versions
 from steadygaze.loading.checkpoint import fit, read_weights
+from steadygaze.manifest import versions
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.evaluation import evaluate
 from steadygaze.training.images.dataset import TrainingImages
