@@ -16,6 +16,13 @@ SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",
+    "steadygaze.robustness.attacks.fgsm",
+    "steadygaze.robustness.attacks.pgd",
+    "steadygaze.robustness.attention.attention_stability",
+    "steadygaze.robustness.calibration.reliability",
+    "steadygaze.robustness.neighbours.features",
+    "steadygaze.robustness.neighbours.knn_predict",
+    "steadygaze.robustness.synthetic.remove_background",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
