@@ -12,8 +12,8 @@ from torch import nn
 from steadygaze import __version__
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.heatmap import versions
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.robustness.segmentation import scores_of
