@@ -36,7 +36,7 @@ from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.perturbation import cells, sides
-from steadygaze.methods.sufficient import Sufficient, subsets
+from steadygaze.methods.sufficient import SufficientSubsets, subsets
 
 BUDGETED = ("rise", "lime", "kernel_shap", "hsic")
 QUALITY = ("insertion_aopc", "deletion_aopc", "positive_perturbation")
@@ -173,7 +173,7 @@ def overinterpretation(
     for i, c in enumerate(target.tolist()):
         mark = "" if result.reached[i] else " (the highest reached)"
         row = i // (others + 1)
-        confidence = f"{100 * result.sure[i]:.1f} %{mark}"
+        confidence = f"{100 * result.subset_confidence[i]:.1f} %{mark}"
         print(
             f"| {files[row].stem} | {named[c]} | {100 * p[row, c]:.3f} % | {share[i]:.1f} % | {confidence} |"
         )
@@ -185,7 +185,7 @@ def overinterpretation(
 
 
 def draw_subsets(
-    loaded: LoadedModel, images: Tensor, result: Sufficient, target: Tensor, named: Any, others: int
+    loaded: LoadedModel, images: Tensor, result: SufficientSubsets, target: Tensor, named: Any, others: int
 ) -> Image.Image:
     """One row per image: the image, then only the pixels of each subset, on grey."""
     rows = []
@@ -198,7 +198,7 @@ def draw_subsets(
             share = 100 * float(result.subset[i].float().mean())
             parts.append(Image.fromarray(seen))
             name = named[int(target[i])].split(",")[0]
-            texts.append(f"{name}: {100 * result.sure[i]:.0f} % from {share:.1f} %")
+            texts.append(f"{name}: {100 * result.subset_confidence[i]:.0f} % from {share:.1f} %")
         rows.append((parts, texts))
     return sheet_of(rows)
 

@@ -23,7 +23,7 @@ import torch
 import steadygaze as sg
 from steadygaze.data.label_maps import find_maps
 from steadygaze.robustness.segmentation import mean_miou, retention
-from steadygaze.runs.stress_segmentation import set_numbers, unpacked
+from steadygaze.runs.stress.suites.segmentation import set_numbers, unpacked
 from steadygaze.training.recipe_files import read_recipe
 
 RECIPE, HALF = "segmentation-deit-tiny", 240

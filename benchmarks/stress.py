@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from steadygaze.runs.loop import World
-from steadygaze.runs.stress_loop import Pace
-from steadygaze.runs.stress_request import Request, prepare_stress, stress_run
-from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.loop import Pace
+from steadygaze.runs.processes import World
+from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
 
 
 def pictures(folder: Path, count: int) -> Path:
@@ -60,20 +59,24 @@ def main() -> None:
         torch.manual_seed(0)
         save_file(timm.create_model(options.model).state_dict(), root / "random.safetensors")
         data = pictures(root / "data", options.pictures)
-        strengths = Options.of(corruptions=options.corruptions, severities=options.severities)
         how = {
             "checkpoint": root / "random.safetensors",
-            "batch": options.batch,
-            "options": strengths,
+            "batch_size": options.batch,
+            "options": {"corruptions": options.corruptions, "severities": options.severities},
             "device": options.device,
         }
         for workers in map(int, options.workers.split(",")):
-            request = Request(
-                options.model, data, root / f"run{workers}", ["corruptions"], workers=workers, **how
+            request = StressRequest(
+                model=options.model,
+                data=data,
+                out=root / f"run{workers}",
+                suites=["corruptions"],
+                num_workers=workers,
+                **how,
             )
             ready, pace = prepare_stress(request), Pace()
             began = time.perf_counter()
-            stress_run(request, prepared=ready, pace=pace)
+            run_stress(request, prepared=ready, pace=pace)
             taken = time.perf_counter() - began
             shown = ready.work(World())
             table.add_row(

@@ -27,7 +27,7 @@ def refuse(error: type, message: str, call: Callable[..., Any], *args: Any, **kw
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ([1], r"2 classes \(one for each image\).*got shape \(1,\) for a batch of 2"),
+        ([1], r"2 classes \(one per image\).*got shape \(1,\) for a batch of 2"),
         ([1, 2, 3], r"got shape \(3,\) for a batch of 2"),
         (torch.zeros(3, 2, dtype=torch.long), r"got shape \(3, 2\)"),
         (torch.zeros(2, 0, dtype=torch.long), r"got shape \(2, 0\)"),
@@ -130,13 +130,13 @@ def test_images(images: Any, message: str) -> None:
         ("gradcam:tokens=some", sg.UnknownName, "unknown tokens 'some'"),
         ("attcam:relu=maybe", sg.BadInput, "expected true or false for relu.*got 'maybe'"),
         ("fullgrad:implicit=1", sg.BadInput, "expected true or false for implicit.*got 1"),
-        ("smoothgrad:samples=0", sg.BadInput, "samples must be an integer from 1 on, got 0"),
+        ("smoothgrad:samples=0", sg.BadInput, "samples must be an integer >= 1, got 0"),
         ("smoothgrad:samples=2.5", sg.BadInput, "expected an integer for samples.*got 2.5"),
-        ("smoothgrad:noise=-1", sg.BadInput, "a number from 0 on, got -1"),
-        ("smoothgrad:noise=nan", sg.BadInput, "a number from 0 on, got nan"),
+        ("smoothgrad:noise=-1", sg.BadInput, "a number >= 0, got -1"),
+        ("smoothgrad:noise=nan", sg.BadInput, "a number >= 0, got nan"),
         ("smoothgrad:noise=much", sg.BadInput, "expected a number for noise.*got 'much'"),
         ("random:seed=x", sg.BadInput, "expected an integer for seed"),
-        ("integrated_gradients:steps=0", sg.BadInput, "steps must be an integer from 1 on, got 0"),
+        ("integrated_gradients:steps=0", sg.BadInput, "steps must be an integer >= 1, got 0"),
         ("integrated_gradients:space=image", sg.UnknownName, "unknown space 'image'"),
         ([], sg.BadInput, "at least one method, got an empty list"),
         (["ixg", "cta"], sg.UnknownName, "unknown method 'cta'. Did you mean 'cat'"),
@@ -272,7 +272,7 @@ def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = tiny()
     sg.adapt(model)
-    monkeypatch.setattr(explainer, "_bf16_on_cpu", lambda: False)
+    monkeypatch.setattr(explainer, "_cpu_has_bfloat16", lambda: False)
     model.bfloat16()
     refuse(sg.BadInput, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.methods import method as method
     from steadygaze.progress import Progress as Progress
     from steadygaze.runs.rows import Rows as Rows
+    from steadygaze.runs.stress import list_suites as list_suites
+    from steadygaze.runs.stress import register_suite as register_suite
     from steadygaze.runs.stress import stress as stress
     from steadygaze.runs.verify.api import verify as verify
     from steadygaze.training.loop import train as train
@@ -55,6 +57,8 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "register_metric": "steadygaze.faithfulness.metric",
     "list_metrics": "steadygaze.faithfulness.metric",
     "stress": "steadygaze.runs.stress",
+    "register_suite": "steadygaze.runs.stress",
+    "list_suites": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "train": "steadygaze.training.loop",
     "Progress": "steadygaze.progress",

@@ -25,6 +25,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput
 from steadygaze.method_registry import Method
 from steadygaze.trace.capture import Trace
+from steadygaze.trace.resize import resize_map
 
 
 def first_layer(method: Method, depth: int) -> int:
@@ -69,18 +70,6 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
 
 def _resized_sum(maps: Sequence[Float[Tensor, "b _h _w"]], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:
     return reduce(torch.add, (resize_map(m, grid) for m in maps))
-
-
-def resize_map(maps: Float[Tensor, "b h w"], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:
-    """Resize maps to `grid` (bilinear), keeping the sum of each."""
-    if tuple(maps.shape[-2:]) == tuple(grid):
-        return maps
-    cells = grid[0] * grid[1]
-    full = maps.float() if maps.dtype.itemsize < 4 else maps  # the CPU kernel has no half precision
-    resized = F.interpolate(full[:, None], size=grid, mode="bilinear", align_corners=False, antialias=True)
-    resized = resized[:, 0] * (maps.shape[-2] * maps.shape[-1] / cells)
-    missing = full.sum((-2, -1), keepdim=True) - resized.sum((-2, -1), keepdim=True)
-    return (resized + missing / cells).to(maps.dtype)
 
 
 def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any]) -> Float[Tensor, "b n"]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
 
-def image_seed(seed: int, image: str, *, separator: str = "\0", size: int = 6) -> int:
-    """The seed of one image, by the run's seed and the image's name; in 0..256**size - 1.
+def image_seed(seed: int, image: str | bytes, *, separator: str = "\0", size: int = 6) -> int:
+    """The seed of one image, from the run's seed and the image.
 
+    image: its name, for a seed in 0..256**size - 1; or its pixels as bytes, for one in 0..2**32 - 1
     separator, size: what is hashed between seed and name, and the number of bytes of the hash that are used. Set
     where the numbers of earlier versions must stay the same.
 
     >>> image_seed(0, "cat/0.png") == image_seed(0, "cat/0.png") != image_seed(1, "cat/0.png")
     True
     """
+    if isinstance(image, bytes):
+        return zlib.crc32(str(seed).encode() + image)
     digest = hashlib.sha256(f"{seed}{separator}{image}".encode()).digest()
     return int.from_bytes(digest[:size], "big")

@@ -1,32 +1,38 @@
-"""What is explained: which class (`target`) and which quantity of it (`score`).
+"""What is explained: which class (`target`) and which quantity of it (`score`). See docs/equations.md#target-score.
 
-| score    | quantity T of class c, logits y                       |
-| logit    | y_c                                                   |
-| log_prob | y_c − logsumexp_k y_k                                 |
-| log_odds | y_c − logsumexp_{k≠c} y_k: log p/(1−p)                |
-| contrast | y_c − max_{k≠c} y_k: against the runner-up            |
+| score    | quantity T of class c, from logits y                    |
+| logit    | y_c                                                     |
+| log_prob | y_c − logsumexp_k y_k                                   |
+| log_odds | y_c − logsumexp_{k≠c} y_k: log p/(1−p)                  |
+| contrast | y_c − max_{k≠c} y_k: against the runner-up              |
 | prob     | p_c = exp(log_prob): what the black-box methods explain |
 
-A classifier with one logit y says yes or no: p = sigmoid(y), and y is its log-odds (against no, whose logit is 0).
+A classifier with a single logit y is binary: p = sigmoid(y), and y is the log-odds (the other class has logit 0).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
 
 SCORES = ("logit", "log_prob", "log_odds", "contrast", "prob")
-Target = None | int | Sequence[int] | Tensor | Callable[[Tensor], Tensor]
+CallableTarget = Callable[[Tensor], Tensor]
+Target = None | int | Sequence[int] | Tensor | CallableTarget
 
 
-def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
-    """The classes to explain: (B,), or (B, K) where several were asked for; None for a callable. No target: the predicted class.
+def resolve_target(
+    target: Any, logits: Float[Tensor, "b c"]
+) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
+    """The classes to explain: (B,), or (B, K) for several per image; None for a callable target.
 
-    >>> resolve(2, torch.zeros(2, 3)).tolist()
+    target: None (the predicted class), a class index, one index per image, shape (B, K), or a callable
+
+    >>> resolve_target(2, torch.zeros(2, 3)).tolist()
     [2, 2]
     """
     batch, classes = logits.shape
@@ -36,7 +42,7 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
         return logits.argmax(-1)
     if isinstance(target, (bool, float, str)):
         raise BadInput(
-            f"target: expected None, a class index, one index for each image, or a callable, got {target!r}"
+            f"target: expected None, a class index, one index per image, or a callable, got {target!r}"
         )
     try:
         index = torch.as_tensor(target, device=logits.device)
@@ -48,28 +54,27 @@ def resolve(target: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b"] | In
         index = index.expand(batch)
     if index.dim() not in (1, 2) or index.shape[0] != batch or index.numel() == 0:
         raise BadInput(
-            f"target: expected one class, {batch} classes (one for each image) or shape ({batch}, K), got shape "
-            f"{tuple(index.shape)} for a batch of {batch}"
+            f"target: expected one class, {batch} classes (one per image) or shape ({batch}, K), "
+            f"got shape {tuple(index.shape)} for a batch of {batch}"
         )
-    index = index.long().clone()  # also of a small dtype, also from inference mode
+    index = index.long().clone()  # int64, and no tensor of inference mode
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
-        raise BadInput(
-            f"target: class {low if low < 0 else high} is out of range; the model has classes 0..{classes - 1}"
-        )
+        wrong = low if low < 0 else high
+        raise BadInput(f"target: class {wrong} is out of range; the model has classes 0..{classes - 1}")
     return index
 
 
-def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """The number that is explained, for each image.
+def class_score(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """The explained quantity T of class `target`, one number per image.
 
-    >>> quantity("log_odds", torch.tensor([[0.0, 0.0]]), torch.tensor([1])).tolist()
+    >>> class_score("log_odds", torch.tensor([[0.0, 0.0]]), torch.tensor([1])).tolist()
     [0.0]
     """
     if score not in SCORES:
         raise UnknownName("score", score, SCORES)
     if logits.shape[1] == 1:
-        logits = torch.nn.functional.pad(logits, (0, 1))
+        logits = F.pad(logits, (0, 1))
     y = logits.gather(1, target[:, None])[:, 0]
     if score == "logit":
         return y
@@ -77,10 +82,29 @@ def quantity(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]
         return y - logits.logsumexp(-1)
     if score == "prob":
         return (y - logits.logsumexp(-1)).exp()
-    others = logits.masked_fill(torch.nn.functional.one_hot(target, logits.shape[1]).bool(), float("-inf"))
+    others = logits.masked_fill(F.one_hot(target, logits.shape[1]).bool(), float("-inf"))
     return y - (others.logsumexp(-1) if score == "log_odds" else others.max(-1).values)
 
 
-def chances(logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
-    """Probabilities of the classes: softmax, or sigmoid where there is one logit."""
+def target_value(
+    target: Int[Tensor, " b"] | CallableTarget, score: str, logits: Float[Tensor, "b c"]
+) -> Float[Tensor, " b"]:
+    """The explained quantity T, one number per image: of a class, or what a callable target returns."""
+    if isinstance(target, Tensor):
+        return class_score(score, logits, target)
+    value = target(logits)
+    if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
+        got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        got += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
+        raise BadInput(
+            f"target: a callable must return a differentiable tensor of shape ({logits.shape[0]},), got {got}"
+        )
+    return value
+
+
+def class_probabilities(logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
+    """Softmax over the classes; sigmoid for a single logit."""
     return logits.softmax(-1) if logits.shape[-1] > 1 else logits.sigmoid()
+
+
+resolve, quantity, chances = resolve_target, class_score, class_probabilities

@@ -13,8 +13,7 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.corruptions.corrupt import COMMON
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_request import Request
-from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.stress.request import StressRequest
 
 
 def pictures(folder: Path) -> Path:
@@ -82,7 +81,7 @@ def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4
 
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-FEW = Options.of(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 
 
 def thousand() -> LoadedModel:
@@ -95,9 +94,10 @@ def thousand() -> LoadedModel:
     return LoadedModel(model, "thousand", preprocess, None, "none", "made")
 
 
-def ask(data, out, suite="corruptions", **more):
-    given = {"limit": 4, "batch": 3, "workers": 0, "options": FEW, **more}
-    return Request(model="embedded", data=data, out=out, suite=[suite], **given)
+def ask(data, out, suite="corruptions", options=None, bank=None, **more):
+    given = {"limit": 4, "batch_size": 3, "num_workers": 0, **more}
+    chosen = {**(FEW if options is None else options), "bank": bank}
+    return StressRequest(model="embedded", data=data, out=out, suites=[suite], options=chosen, **given)
 
 
 def rows_of(out: Path) -> list[str]:

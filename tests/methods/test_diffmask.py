@@ -412,15 +412,15 @@ def test_files(tmp_path, monkeypatch) -> None:
         raise OSError(28, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("safetensors.torch.save_file", full)
+        patched.setattr("safetensors.torch.save", full)
         with pytest.raises(OSError):
             write(path, mask, {})
     assert path.read_bytes() == whole, "a failed write leaves the old file"
     torch.save({"mask": torch.zeros(1)}, tmp_path / "pickle.pt")
     (tmp_path / "short.safetensors").write_bytes(whole[:100])
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    for name, message in (("none", "no such file"), ("pickle.pt", "no readable"), ("short.safetensors", "no readable"),
-                          ("other.safetensors", "holds no mask")):  # fmt: skip
+    for name, message in (("none", "no such file"), ("pickle.pt", "not a readable"), ("short.safetensors", "not a readable"),
+                          ("other.safetensors", "holds no gates")):  # fmt: skip
         with pytest.raises(sg.BadCheckpoint, match=message):
             sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 

@@ -18,9 +18,11 @@ import steadygaze as sg
 from helpers import tiny_models
 from oracles import search
 from oracles.models import KINDS, random_images, tiny
+from steadygaze.methods import atman, channel_masks
 from steadygaze.methods import search as runs
-from steadygaze.methods.perturbation_soft import agglomerated, clustered
+from steadygaze.methods.channel_masks import cluster_means, complete_linkage
 from steadygaze.methods.sufficient import subsets
+from steadygaze.progress import OnProgress, Progress
 
 TARGET = torch.tensor([1, 3])
 NAMES = (
@@ -128,9 +130,9 @@ def test_clusters_are_scipys_and_the_largest_comes_first() -> None:
     distance = torch.cdist(points, points)
     labels = fcluster(linkage(squareform(distance.numpy(), checks=False), "complete"), 0.4, "distance")
     wanted = sorted([i for i in range(30) if labels[i] == one] for one in set(labels))
-    assert sorted(agglomerated(distance, 0.4)) == wanted
+    assert sorted(complete_linkage(distance, 0.4)) == wanted
     alike = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 0.9]]])
-    assert clustered(alike).flatten(1).tolist() == [[0.0, pytest.approx(0.95)], [1.0, 0.0]]
+    assert cluster_means(alike).flatten(1).tolist() == [[0.0, pytest.approx(0.95)], [1.0, 0.0]]
 
 
 def test_other_scores_and_callables() -> None:
@@ -239,16 +241,17 @@ def test_sufficient_patches(kind: str, threshold: float, minimal: bool, steps: i
         assert found.subset[b].flatten().nonzero()[:, 0].tolist() == sorted(subset)
         assert found.left.tolist() == [len(left) for left in history]
         close(
-            found.sure[b],
+            found.subset_confidence[b],
             torch.tensor(search.f(model, images[b], subset, int(TARGET[b])), dtype=torch.float64),
             "sure",
         )
-        assert bool(found.reached[b]) == (float(found.sure[b]) >= threshold)
+        assert bool(found.reached[b]) == (float(found.subset_confidence[b]) >= threshold)
         for i, left in enumerate(history):
             assert (found.step[b].flatten() >= i).nonzero()[:, 0].tolist() == left
         if minimal and len(subset) > 1:
             assert all(
-                search.f(model, images[b], [i for i in subset if i != j], int(TARGET[b])) < found.sure[b]
+                search.f(model, images[b], [i for i in subset if i != j], int(TARGET[b]))
+                < found.subset_confidence[b]
                 for j in subset
             )
 
@@ -285,7 +288,7 @@ def test_sufficient_pixels_by_gradients_added_up(threshold: float) -> None:
         for i, left in enumerate(history):
             assert (found.step[b].flatten() >= i).nonzero()[:, 0].tolist() == left
         alone = model((images[b] * found.subset[b])[None]).softmax(1)[0, TARGET[b]].detach()
-        close(found.sure[b], alone, "sure")
+        close(found.subset_confidence[b], alone, "sure")
     maps = explained("class", f"sufficient:space=pixels,summed=true,budget=24,threshold={threshold}")
     assert maps.shape == (2, 16) and maps.isfinite().all()
     plain = subsets(model, images, TARGET, threshold=threshold, space="pixels", budget=24)
@@ -313,44 +316,46 @@ def test_sufficient_patches_by_gradients_added_up() -> None:
 # -- budgets, stopping, progress ---------------------------------------------------------------------------------------
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    """The user presses Ctrl-C at that look at the clock."""
-    seen: list[int] = []
+def interrupt_after(calls: int) -> OnProgress:
+    """A callback that raises what Ctrl-C raises, at that call."""
+    reported: list[Progress] = []
 
-    def told(self: Any, name: str, done: int, total: int) -> None:
-        seen.append(done)
-        if len(seen) == calls:
+    def on_progress(progress: Progress) -> None:
+        reported.append(progress)
+        if len(reported) == calls:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs._Bar, "__call__", told)
-    monkeypatch.setattr(runs, "rounds", lambda ask: 2)
+    return on_progress
+
+
+def step_by_two(patch: pytest.MonkeyPatch) -> None:
+    """Two runs between two reports of progress."""
+    patch.setattr(runs, "runs_per_step", lambda query: 2)
+    for module in (channel_masks, atman):
+        patch.setattr(module, "full_runs_per_step", lambda query: 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stopped_search_is_the_map_of_a_smaller_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steadygaze.methods import perturbation_soft
-
-    asked: dict[str, Any] = {"budget": 12} if name in ("rise", "lime", "kernel_shap", "hsic") else {}
-    asked |= {"minimal": False} if name == "sufficient" else {}
+    options: dict[str, Any] = {"budget": 12} if name in ("rise", "lime", "kernel_shap", "hsic") else {}
+    options |= {"minimal": False} if name == "sufficient" else {}
+    method = sg.method(name, **options)
 
     with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        patch.setattr(perturbation_soft, "whole_rounds", lambda ask: 2)
+        step_by_two(patch)
         with pytest.warns(
-            sg.PartialMap, match=f"{name}: stopped after [36] of [0-9]+ runs; the map is of those"
+            sg.PartialMap, match=f"{name}: interrupted after [36] of [0-9]+ runs; the map uses those"
         ):
-            partial = explained("class", sg.method(name, **asked))
+            partial = explained("class", method, on_progress=interrupt_after(3))
         with warnings.catch_warnings(), pytest.raises(KeyboardInterrupt):
             warnings.simplefilter("error", sg.PartialMap)
-            stop_after(patch, 3)
-            explained("class", sg.method(name, **asked))
-        with runs.manner(partial=False), pytest.raises(KeyboardInterrupt):
-            stop_after(patch, 3)
-            explained("class", sg.method(name, **asked))
+            explained("class", method, on_progress=interrupt_after(3))
+        with pytest.raises(KeyboardInterrupt):
+            explained("class", method, on_progress=interrupt_after(3), allow_partial=False)
         if name != "sufficient":
             with pytest.raises(KeyboardInterrupt):  # nothing was done yet
-                patch.setattr(runs, "values", lambda *_: exec("raise KeyboardInterrupt"))
-                patch.setattr(perturbation_soft, "values", lambda *_: exec("raise KeyboardInterrupt"))
+                for module in (runs, channel_masks, atman):
+                    patch.setattr(module, "explained_values", lambda *_: exec("raise KeyboardInterrupt"))
                 explained("class", "rise:budget=4" if name == "hsic" else name)
     if name == "sufficient":  # of three steps as the whole walk takes them; none is sure, so the surest
         found = subsets(*case("class"), TARGET, minimal=False)
@@ -380,23 +385,11 @@ def test_a_patch_that_no_run_has_held_yet_is_neither_for_nor_against(method: str
         assert never and torch.allclose(got[0, never], torch.tensor(mean, dtype=torch.float64), atol=1e-9)
 
 
-def test_searches_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(runs, "rounds", lambda ask: 4)
-    with runs.manner(lambda *told: heard.append(told)):
-        explained("class", "rise:budget=10")
-    assert heard == [("rise", 4, 10), ("rise", 8, 10), ("rise", 10, 10)]
-
-
-def test_a_bar_appears_only_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    monkeypatch.setattr(runs._Bar, "start", lambda self: started.append(1))
-    explained("class", "rise:budget=4")
-    assert not started
-    monkeypatch.setattr(runs, "PATIENCE", -1.0)
-    monkeypatch.setattr(runs, "rounds", lambda ask: 2)
-    explained("class", "rise:budget=4")
-    assert started
+def test_searches_report_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Progress] = []
+    monkeypatch.setattr(runs, "runs_per_step", lambda query: 4)
+    explained("class", "rise:budget=10", on_progress=reported.append)
+    assert reported == [Progress("rise", done, 10, "forward passes") for done in (4, 8, 10)]
 
 
 def test_seeds_belong_to_the_picture() -> None:
@@ -419,7 +412,7 @@ def test_models_that_need_their_grid_are_masked_and_it_is_said(name: str) -> Non
     with pytest.warns(UserWarning, match="cannot be removed, so they are hidden from attention"):
         got = sg.explain(model, images, target=1, method="occlusion:budget=3").scores
     assert got.shape == (1, *sg.adapt(model).grid) and got.abs().max() > 0
-    with pytest.warns(UserWarning, match="cannot be removed, so they are painted in the mean colour"):
+    with pytest.warns(UserWarning, match="cannot be removed, so they are filled with the mean colour"):
         sg.explain(model, images, target=1, method="sufficient:budget=4,minimal=false")
     with pytest.raises(sg.MethodUnavailable, match="hide='mask' or hide='fill'"):
         sg.explain(model, images, method="rise:budget=2,hide=remove")
@@ -438,8 +431,8 @@ def test_a_model_that_cannot_be_masked_is_painted(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("rise:budget=0", "budget is a number of forward passes, an integer from 1 on, got 0"),
-        ("occlusion:budget=1", "from 2 on, got 1"),
+        ("rise:budget=0", "budget is a number of forward passes, an integer >= 1, got 0"),
+        ("occlusion:budget=1", ">= 2, got 1"),
         ("rise:hide=blur", "unknown hide 'blur'"),
         ("hsic:output=all", "unknown output"),
         ("atman:suppress=2", "suppress is a number in 0..1"),
@@ -474,14 +467,12 @@ def test_the_command_line_writes_what_was_done_when_stopped(
     from steadygaze.cli import app
 
     @contextmanager
-    def pressed(told: Any) -> Iterator[None]:
-        def press(name: str, done: int, total: int) -> None:
-            told(name, done, total)
-            if done == 2:
+    def interrupting_bar(console: Any, *, visible: bool = True) -> Iterator[OnProgress]:
+        def on_progress(progress: Progress) -> None:
+            if progress.unit == "forward passes" and progress.done == 2:
                 raise KeyboardInterrupt
 
-        with runs.manner(press):
-            yield
+        yield on_progress
 
     demo = Path(command.__file__).parents[1] / "assets" / "demo"
     words = [
@@ -495,15 +486,15 @@ def test_the_command_line_writes_what_was_done_when_stopped(
         "--out",
         str(tmp_path),
     ]
-    monkeypatch.setattr(command, "manner", pressed)
-    monkeypatch.setattr(runs, "rounds", lambda ask: 1)
+    monkeypatch.setattr(command, "progress_bar", interrupting_bar)
+    monkeypatch.setattr(runs, "runs_per_step", lambda query: 1)
     result = CliRunner().invoke(app, [*words, "--method", "rise:budget=4,gae"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "rise: stopped after 2 of 4 runs; the map is of those" in result.output
+    assert "rise: interrupted after 2 of 4 runs; the map uses those" in result.output
     facts = json.loads((tmp_path / "manifest.json").read_text())
     assert len(facts["images"]) == 1
     assert facts["partial"] == [
-        f"{facts['images'][0]['name']}: rise: stopped after 2 of 4 runs; the map is of those."
+        f"{facts['images'][0]['name']}: rise: interrupted after 2 of 4 runs; the map uses those."
     ]
     with np.load(tmp_path / "scores.npz") as stored:
         assert {"rise:budget=4", "gae"} <= set(stored.files)
@@ -512,10 +503,12 @@ def test_the_command_line_writes_what_was_done_when_stopped(
 def test_a_stopped_run_writes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """verify goes on another time: Ctrl-C must not become a row of a smaller budget."""
     model, images = case("class")
-    monkeypatch.setattr(runs, "rounds", lambda ask: 1)
-    values, asked = runs.values, iter(range(3))
+    monkeypatch.setattr(runs, "runs_per_step", lambda query: 1)
+    values, calls = runs.explained_values, iter(range(3))
     monkeypatch.setattr(
-        runs, "values", lambda *ask: values(*ask) if next(asked) < 2 else exec("raise KeyboardInterrupt")
+        runs,
+        "explained_values",
+        lambda *args: values(*args) if next(calls) < 2 else exec("raise KeyboardInterrupt"),
     )
     with pytest.raises(KeyboardInterrupt):
         sg.verify(model, [(images, TARGET)], ["rise:budget=4"], ["deletion_aopc"])

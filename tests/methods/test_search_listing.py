@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
-from steadygaze.methods import search as runs
+from steadygaze.progress import Progress
 from steadygaze.runs.verify.plan import choose, forward_passes, make_plan
 
 SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}
@@ -80,12 +80,12 @@ def test_the_cost_that_is_listed(name: str) -> None:
     ).eval()
     totals: list[int] = []
 
-    def told(name: str, done: int, total: int) -> None:
-        totals.append(total)
+    def on_progress(progress: Progress) -> None:
+        totals.append(progress.total or 0)
         raise _Enough
 
-    with runs.manner(told), pytest.raises(_Enough):
-        sg.explain(model, torch.randn(1, 3, 28, 28), method=name)
+    with pytest.raises(_Enough):
+        sg.explain(model, torch.randn(1, 3, 28, 28), method=name, on_progress=on_progress)
     assert SEARCHED[name].cost - totals[0] in (0, 1)
 
 

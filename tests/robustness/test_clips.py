@@ -9,8 +9,7 @@ from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.robustness import flip_probability, read_clip, read_shift
 from steadygaze.robustness.sequences import PERTURBATIONS
-from steadygaze.runs.stress_measure import Judge
-from steadygaze.runs.stress_suite import Plan
+from steadygaze.runs.stress.evaluator import Evaluator
 
 cv2 = pytest.importorskip("cv2")
 
@@ -86,20 +85,20 @@ def test_flips_of_films(root, tmp_path):
     assert len(rows) == 10 * 2 * 2 and {r["setting"] for r in rows} == {
         f"imagenet-p/{kind}" for kind in PERTURBATIONS
     }
-    judge = Judge(loaded.model, None, Plan(()), loaded.mean, loaded.std)
+    evaluator = Evaluator(loaded.model, loaded.preprocess)
     for kind in ("tilt", "shot_noise"):
         name = f"{kind}/{imagenet_synsets()[1]}/ILSVRC2012_val_00000001.mp4"
-        frames = judge.normalised(judge_input(read_clip(root / name)))
-        wanted = flip_probability(judge.logits(frames).argmax(1)[None].numpy(), kind)
+        frames = evaluator.normalise(as_tensor(read_clip(root / name)))
+        wanted = flip_probability(evaluator.logits(frames).argmax(1)[None].numpy(), kind)
         (row,) = [r for r in rows if r["image"] == f"imagenet-p:{name}" and r["metric"] == "flips"]
         assert row["value"] == pytest.approx(wanted)
     scores = rows.cards(repeats=20)[0].scores
-    assert "published films" in scores["imagenet-p", "mfr"].note and scores["imagenet-p", "mfr"].images == 2
+    assert "published videos" in scores["imagenet-p", "mfr"].note and scores["imagenet-p", "mfr"].images == 2
     again = sg.stress(loaded, None, suite=f"shift:imagenet-p={root}", out=tmp_path / "run")
     assert sorted(map(str, again)) == sorted(map(str, rows))
 
 
-def judge_input(frames: np.ndarray):
+def as_tensor(frames: np.ndarray):
     import torch
 
     return torch.from_numpy(frames).permute(0, 3, 1, 2)

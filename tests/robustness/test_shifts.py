@@ -15,7 +15,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions.corrupt import COMMON
-from steadygaze.robustness.shifts import READERS, Shift, read_shift, shift_scores, top_right
+from steadygaze.robustness.shifts import READERS, Shift, any_correct, read_shift, shift_scores
 
 INFO = ImageNetInfo()
 SYNSETS = INFO.label_names()
@@ -50,7 +50,7 @@ def test_top_k_is_the_loop_with_and_without_restriction() -> None:
     some = (2, 3, 5, 8, 13, 21, 29)
     for classes in (None, some):
         for k in (1, 5):
-            got = top_right(logits, right, k=k, classes=classes)
+            got = any_correct(logits, right, k=k, classes=classes)
             for i in range(40):
                 ranked = sorted(classes or range(30), key=lambda c: (-float(logits[i, c]), c))
                 assert bool(got[i]) == bool(set(ranked[:k]) & set(right[i]))
@@ -76,11 +76,11 @@ def test_scores_are_named_by_their_protocol(tmp_path: Path, picture: bytes) -> N
 
 def test_top_k_wants_logits_of_those_classes() -> None:
     with pytest.raises(BadInput, match=r"0\.\.9"):
-        top_right(torch.zeros(1, 10), [(281,)], k=1)
+        any_correct(torch.zeros(1, 10), [(281,)], k=1)
     with pytest.raises(BadInput, match="at least one"):
-        top_right(torch.zeros(1, 10), [()], k=1)
+        any_correct(torch.zeros(1, 10), [()], k=1)
     with pytest.raises(BadInput, match="k: expected"):
-        top_right(torch.zeros(1, 10), [(1,)], k=11)
+        any_correct(torch.zeros(1, 10), [(1,)], k=11)
 
 
 # -- sets by synset -----------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from helpers.runs import Page, made_up, pictures
 from steadygaze.cli import app
 from steadygaze.robustness import class_changes, mcnemar
 from steadygaze.robustness.corruptions.corrupt import COMMON
+from steadygaze.runs.compare import compare
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_compare import compare
-from steadygaze.runs.stress_request import Request, stress_run
-from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.stress.request import StressRequest, run_stress
 
 
 def kept(rows: Rows, folder, change=lambda row: row):
@@ -41,7 +40,7 @@ def pair(tmp_path):
 def test_numbers_are_paired_differences(pair):
     one, two, a, b = pair
     found = compare([a], [b], repeats=200)
-    changes = {(c.setting, c.metric): c for c in found.changes}
+    changes = {c.key: c for c in found.changes}
     before, after = tops(one), tops(two)
     clean = changes["clean", "top1"]
     assert (
@@ -75,7 +74,7 @@ def test_pairing_makes_small_differences_sure(tmp_path):
         return {**row, "value": 1} if row["metric"] == "top1" and int(row["image"][3:]) % 10 == 0 else row
 
     b = kept(rows, tmp_path / "b", better)
-    clean = next(c for c in compare([a], [b]).changes if (c.setting, c.metric) == ("clean", "top1"))
+    clean = next(c for c in compare([a], [b]).changes if c.key == ("clean", "top1"))
     cards = [Rows.read(x).cards()[0].numbers["clean", "top1"] for x in (a, b)]
     assert cards[0].high > cards[1].low and clean.low > 0 and clean.verdict == "better"
 
@@ -86,10 +85,10 @@ def test_only_what_both_have(pair, tmp_path):
     b = kept(few, tmp_path / "few")
     found = compare([a], [b], repeats=20)
     assert {c.images for c in found.changes} == {7}
-    assert any("5 of its 12 pictures" in note for note in found.notes) and any(
+    assert any("5 of its 12 images" in note for note in found.notes) and any(
         note.startswith("only before") for note in found.notes
     )
-    assert next(c for c in found.changes if c.setting == "clean").before.mean == pytest.approx(
+    assert next(c for c in found.changes if c.setting.label == "clean").before.mean == pytest.approx(
         tops(one)[_places(one, few)].mean()
     )
 
@@ -107,7 +106,7 @@ def test_means_over_corruptions_are_of_the_same_corruptions(tmp_path):
     assert alone[0] != alone[1]
     found = compare([a], [b], repeats=50)
     assert all(c.difference == c.low == c.high == 0 for c in found.changes)
-    mean = next(c for c in found.changes if (c.setting, c.metric) == ("corruptions", "mean_error"))
+    mean = next(c for c in found.changes if c.key == ("corruptions", "mean_error"))
     assert mean.before.mean == pytest.approx(
         1 - np.mean([tops(rows, f"{name}/3").mean() for name in COMMON[2:4]])
     )
@@ -126,7 +125,7 @@ def test_a_run_that_is_not_finished_is_paired_picture_by_picture(pair, tmp_path)
     ]
     found = compare([kept(Rows(one.runs, broken), tmp_path / "half")], [a], repeats=50)
     assert all(c.difference == c.low == c.high == 0 for c in found.changes)
-    images = {c.setting: c.images for c in found.changes if c.metric == "top1"}
+    images = {c.setting.label: c.images for c in found.changes if c.quantity.name == "top1"}
     assert (images["fog/3"], images["snow/1"], images["fog/2"]) == (5, 11, 12)
     assert any("fog/3 7, snow/1 1" in note for note in found.notes)
 
@@ -151,7 +150,7 @@ def test_seeds_are_a_mean_and_a_spread(tmp_path):
     runs = [made_up(COMMON[:2], seed=s) for s in range(4)]
     folders = [kept(rows, tmp_path / str(i)) for i, rows in enumerate(runs)]
     found = compare(folders[:2], folders[2:], repeats=50)
-    clean = next(c for c in found.changes if (c.setting, c.metric) == ("clean", "top1"))
+    clean = next(c for c in found.changes if c.key == ("clean", "top1"))
     means = [tops(r).mean() for r in runs]
     assert clean.before.seeds == 2 and clean.before.deviation == pytest.approx(np.std(means[:2], ddof=1))
     assert clean.difference == pytest.approx(np.mean(means[2:]) - np.mean(means[:2])) and clean.p is None
@@ -165,7 +164,7 @@ def test_seeds_are_a_mean_and_a_spread(tmp_path):
 
 def test_what_is_refused(pair, tmp_path):
     one, _, a, b = pair
-    with pytest.raises(sg.BadInput, match="no picture in common"):
+    with pytest.raises(sg.BadInput, match="no image in common"):
         compare([a], [kept(one, tmp_path / "x", lambda r: {**r, "image": "other/" + r["image"]})])
     with pytest.raises(sg.BadInput, match="do not map"):
         compare(
@@ -174,7 +173,7 @@ def test_what_is_refused(pair, tmp_path):
         )
     with pytest.raises(sg.UnknownName, match="Did you mean 'fog/3'"):
         compare([a], [b], setting="fog/33")
-    with pytest.raises(sg.BadInput, match="no row yet"):
+    with pytest.raises(sg.BadInput, match="no rows yet"):
         compare([a], [kept(Rows(one.runs, []), tmp_path / "z")])
     done = CliRunner().invoke(app, ["compare-models", str(a), str(tmp_path / "nowhere")])
     assert done.exit_code == 2 and "run.json" in done.output
@@ -195,14 +194,21 @@ def test_the_command_shows_pictures_with_their_maps(tmp_path):
     weights["head.bias"][3] += 50  # says cat, always
     save_file(weights, tmp_path / "two.safetensors")
     for name in ("one", "two"):
-        options = Options.of(corruptions="fog", severities=[1])
-        how = {"checkpoint": tmp_path / f"{name}.safetensors", "limit": 6, "workers": 0, "options": options}
-        stress_run(Request("embedded", data, tmp_path / name, ["corruptions"], **how))
+        options = {"corruptions": "fog", "severities": [1]}
+        how = {
+            "checkpoint": tmp_path / f"{name}.safetensors",
+            "limit": 6,
+            "num_workers": 0,
+            "options": options,
+        }
+        run_stress(
+            StressRequest(model="embedded", data=data, out=tmp_path / name, suites=["corruptions"], **how)
+        )
     done = CliRunner().invoke(
         app, ["compare-models", str(tmp_path / "one"), str(tmp_path / "two"), "--show", "2"]
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    turned = int(re.search(r"turned right \(clean\): (\d+)", done.output)[1])
+    turned = int(re.search(r"newly correct \(clean\): (\d+)", done.output)[1])
     assert (
         turned >= 1
         and "3 cat" in done.output
@@ -211,7 +217,7 @@ def test_the_command_shows_pictures_with_their_maps(tmp_path):
     )
     text = (tmp_path / "two" / "compare.html").read_text()
     page = Page(text)
-    shown = sum(min(2, int(n)) for n in re.findall(r"turned \w+ \(clean\): (\d+)", done.output))
+    shown = sum(min(2, int(n)) for n in re.findall(r"newly \w+ \(clean\): (\d+)", done.output))
     assert not page.open and text.count("data:image/jpeg") == 3 * shown
     assert "after: cat" in page.words and "Classes gained and lost" in page.words
     with (tmp_path / "two" / "compare.csv").open() as file:

@@ -29,12 +29,15 @@ from steadygaze.robustness import (
 )
 from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.robustness.sequences import PERTURBATIONS
-from steadygaze.runs.loop import World
+from steadygaze.runs.loop import Pace
+from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_data import Lens, seed_of
-from steadygaze.runs.stress_loop import Pace
-from steadygaze.runs.stress_request import prepare_stress, stress_run
-from steadygaze.runs.stress_suite import Options, parse_epsilons, parse_severities, parse_suite
+from steadygaze.runs.stress.evaluator import Evaluator
+from steadygaze.runs.stress.parse import parse_options, parse_suites
+from steadygaze.runs.stress.request import prepare_stress, run_stress
+from steadygaze.runs.stress.suites.attacks import parse_epsilons
+from steadygaze.runs.stress.suites.corruptions import parse_severities
+from steadygaze.seeding import image_seed
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
@@ -60,14 +63,14 @@ def value(rows: Rows, setting, metric, image):
 @pytest.fixture(scope="module")
 def run(data, loaded, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "run"
-    return stress_run(ask(data, out, "corruptions,attacks,occlusion,attention"), prepared=None)
+    return run_stress(ask(data, out, "corruptions,attacks,occlusion,attention"), prepared=None)
 
 
 def test_every_row_of_every_picture_is_there_once(run):
     frame = run.to_pandas()
     assert "setting" in frame and "method" not in frame
     assert not frame.duplicated(["image", "setting", "metric"]).any()
-    settings = run.runs[0]["settings"]["conditions"]
+    settings = [one["label"] for one in run.runs[0]["settings"]["conditions"]]
     assert settings == ["clean", "fog/1", "fog/3", "jpeg_compression/1", "jpeg_compression/3", "fgsm/8", "pgd/8", "centre_square/0.5",
                         "random_drop", "salient_drop"]  # fmt: skip
     assert set(frame["setting"]) == set(settings) and (frame.groupby(["setting", "metric"]).size() == 4).all()
@@ -76,8 +79,8 @@ def test_every_row_of_every_picture_is_there_once(run):
 
 def test_answers_are_those_of_the_model_on_the_corrupted_pixels(run, data, loaded):
     name = "cat/0.png"
-    clean = Lens(loaded).pixels(read_image(data / name))
-    for setting, pixels in (("clean", clean), ("fog/3", corrupt(clean, "fog", 3, seed=seed_of(0, name)))):
+    clean = loaded.preprocess.pixels(read_image(data / name))
+    for setting, pixels in (("clean", clean), ("fog/3", corrupt(clean, "fog", 3, seed=image_seed(0, name)))):
         image = loaded.preprocess(Image.fromarray(pixels))[None]
         with torch.no_grad():
             logits = loaded.model(image)[0]
@@ -94,16 +97,16 @@ def test_attacks_drops_and_attention_are_the_measures_themselves(run, data, load
         :3
     ]  # the first batch
     labels = torch.tensor([value(run, "clean", "top1", n)["detail"][0] for n in names])
-    pixels = [Lens(loaded).pixels(read_image(data / n)) for n in names]
+    pixels = [loaded.preprocess.pixels(read_image(data / n)) for n in names]
     clean = torch.stack([loaded.preprocess(Image.fromarray(p)) for p in pixels])
-    foggy = [corrupt(p, "fog", 3, seed=seed_of(0, n)) for p, n in zip(pixels, names, strict=True)]
+    foggy = [corrupt(p, "fog", 3, seed=image_seed(0, n)) for p, n in zip(pixels, names, strict=True)]
     fog = torch.stack([loaded.preprocess(Image.fromarray(p)) for p in foggy])
     attacked = fgsm(loaded.model, clean, labels, epsilon=8 / 255, mean=loaded.mean, std=loaded.std)
     curve = random_drop(
         loaded.model,
         clean,
         labels,
-        generator=[torch.Generator().manual_seed(seed_of(0, f"drop {n}")) for n in names],
+        generator=[torch.Generator().manual_seed(image_seed(0, f"drop {n}")) for n in names],
     )
     entropy, stability = (
         attention_measures(loaded.model, clean).entropy.mean(2),
@@ -128,8 +131,8 @@ def test_attacks_drops_and_attention_are_the_measures_themselves(run, data, load
 def test_sequences_are_flips_of_the_frames(data, loaded):
     rows = sg.stress(loaded, data, suite="sequences", limit=1)
     name = next(iter(rows))["image"]
-    whole = np.ascontiguousarray(Lens(loaded).pixels(read_image(data / name), margin=True))
-    frames = sequence(whole, "tilt", seed=seed_of(0, name), size=32)
+    whole = np.ascontiguousarray(loaded.preprocess.pixels(read_image(data / name), crop=False))
+    frames = sequence(whole, "tilt", seed=image_seed(0, name), size=32)
     with torch.no_grad():
         predicted = loaded.model(torch.stack([loaded.preprocess(Image.fromarray(f)) for f in frames])).argmax(
             1
@@ -152,19 +155,16 @@ def test_the_lens_is_the_models_own_preprocessing(size):
     two = replace(one, preprocess=Preprocess.from_torchvision(preset))
     timm_config = {"input_size": (3, 32, 32), "mean": MEAN, "std": STD, "crop_pct": 0.9}
     three = replace(one, preprocess=Preprocess.from_timm(timm_config | {"interpolation": "bicubic"}))
-    from steadygaze.runs.stress_measure import Judge
-    from steadygaze.runs.stress_suite import Plan
 
     for model in (one, two, three):
-        pixels = Lens(model).pixels(picture)
-        seen = Judge(model.model, None, Plan(()), MEAN, STD).normalised(
-            torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        )
+        pixels = model.preprocess.pixels(picture)
+        evaluator = Evaluator(model.model, model.preprocess)
+        seen = evaluator.normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
         assert pixels.dtype == np.uint8 and torch.allclose(seen, model.preprocess(picture), atol=1e-6)
 
 
 def test_a_pictures_corruption_depends_on_its_name_alone(data, loaded, run):
-    again = sg.stress(loaded, data, corruptions="fog", severities=[3], limit=12, batch=5)
+    again = sg.stress(loaded, data, corruptions="fog", severities=[3], limit=12, batch_size=5)
     for row in run:
         if (row["setting"], row["metric"]) == ("fog/3", "confidence"):
             assert value(again, "fog/3", "confidence", row["image"])["value"] == pytest.approx(
@@ -183,19 +183,19 @@ def test_a_pictures_corruption_depends_on_its_name_alone(data, loaded, run):
 
 def test_workers_and_processes_give_the_rows_of_one(data, tmp_path):
     wanted = rows_of_run(ask(data, tmp_path / "one"))
-    request = ask(data, tmp_path / "two", workers=2)
+    request = ask(data, tmp_path / "two", num_workers=2)
     ready, pace, state = prepare_stress(request), Pace(), torch.get_rng_state()
-    stress_run(request, prepared=ready, pace=pace)
+    run_stress(request, prepared=ready, pace=pace)
     assert torch.equal(torch.get_rng_state(), state)
     assert rows_of(tmp_path / "two") == wanted and pace.model > 0
     for rank in (1, 0):
-        stress_run(ask(data, tmp_path / "three"), World(rank, 2))
+        run_stress(ask(data, tmp_path / "three"), World(rank, 2))
     assert rows_of(tmp_path / "three") == wanted
     assert all(file.stat().st_size for file in (tmp_path / "three").glob("rows-*.jsonl"))
 
 
 def rows_of_run(request) -> list[str]:
-    stress_run(request)
+    run_stress(request)
     return rows_of(request.out)
 
 
@@ -208,13 +208,13 @@ def test_a_run_that_was_cut_off_goes_on(data, tmp_path, cut):
     text = (whole.out / "rows-00000.jsonl").read_bytes()
     (broken.out / "rows-00000.jsonl").write_bytes(text[:cut])
     shown = []
-    stress_run(broken, told=lambda finished, computed: shown.append((finished, computed)))
+    run_stress(broken, on_progress=shown.append)
     assert rows_of(broken.out) == wanted
-    assert sum(f for f, _ in shown) == 4 * 5
+    assert shown[-1].done == shown[-1].total == 4 * 5
     if cut > 1000:
-        assert sum(c for _, c in shown) < 4 * 5, "what was there was computed again"
-    stress_run(broken, told=lambda finished, computed: shown.append((finished, computed)))
-    assert shown[-1] == (20, 0) and rows_of(broken.out) == wanted
+        assert shown[-1].resumed > 0, "what was there was computed again"
+    run_stress(broken, on_progress=shown.append)
+    assert shown[-1].done == shown[-1].resumed == 20 and rows_of(broken.out) == wanted
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
@@ -230,10 +230,10 @@ def test_killed_for_real(data, tmp_path):
             if child == 0:
                 code = 1
                 try:
-                    stress_run(
+                    run_stress(
                         request,
-                        told=lambda *_: time.sleep(0.03),
-                        prepared=replace(ready, request=request, workers=workers),
+                        on_progress=lambda progress: time.sleep(0.03),
+                        prepared=replace(ready, request=request, num_workers=workers),
                     )
                     code = 0
                 finally:
@@ -252,12 +252,10 @@ def test_killed_for_real(data, tmp_path):
 
 
 def test_other_settings_are_refused(data, tmp_path):
-    stress_run(ask(data, tmp_path / "run"))
+    run_stress(ask(data, tmp_path / "run"))
     with pytest.raises(sg.BadInput, match="severities was"):
-        stress_run(
-            ask(
-                data, tmp_path / "run", options=Options.of(corruptions="fog,jpeg_compression", severities="2")
-            )
+        run_stress(
+            ask(data, tmp_path / "run", options={"corruptions": "fog,jpeg_compression", "severities": "2"})
         )
 
 
@@ -356,7 +354,7 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
     clean.mkdir(parents=True)
     Image.fromarray(np.full((32, 32, 3), 9, np.uint8)).save(clean / "x.png")
     suite = [f"shift:imagenet-r={tmp_path / 'r'}", f"shift:imagenet-c={tmp_path / 'c'}"]
-    with pytest.raises(sg.BadInput, match=r"lacks 197 of 200 class folders.*Half downloaded.*--partial"):
+    with pytest.raises(sg.BadInput, match=r"lacks 197 of 200 class folders.*.*partial=True"):
         sg.stress(thousand(), tmp_path / "clean", suite=suite)
     rows = sg.stress(thousand(), tmp_path / "clean", suite=suite, partial=True)
     frame = rows.to_pandas()
@@ -405,7 +403,7 @@ def test_a_cnn_in_memory(tmp_path):
            "std": STD, "pgd_steps": 1}  # fmt: skip
     rows = sg.stress(model, batches(), **how)
     assert model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert "no vision transformer" in rows.runs[0]["settings"]["notes"][0]
+    assert "not a vision transformer" in rows.runs[0]["settings"]["notes"][0]
     assert {r["setting"] for r in rows} == {"clean", "fog/5", "fgsm/8", "pgd/8", "centre_square/0.5"}
     images, labels = next(batches(1))
     with torch.no_grad():
@@ -430,7 +428,7 @@ def test_a_cnn_in_memory(tmp_path):
         )
         == 4
     )
-    with pytest.raises(sg.MethodUnavailable, match="Leave attention out"):
+    with pytest.raises(sg.MethodUnavailable, match="Leave the suite attention out"):
         sg.stress(model, batches(), suite="attention")
 
 
@@ -476,7 +474,7 @@ def test_a_broken_model_is_flagged():
 )  # fmt: skip
 def test_bad_suites(suite, says):
     with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
-        parse_suite(suite)
+        parse_suites(suite)
 
 
 def test_bad_strengths():
@@ -498,10 +496,9 @@ def test_bad_strengths():
     )  # all are fgsm/8
     assert parse_severities(3) == (3,)
     with pytest.raises(sg.UnknownName, match="gaussian_noise"):
-        Options.of(corruptions="gausian_noise")
-    assert Options.of(corruptions="all19").corruptions == CORRUPTIONS and Options.of(
-        corruptions="fog,snow"
-    ).corruptions == ("snow", "fog")
+        parse_options({"corruptions": "gausian_noise"})
+    assert parse_options({"corruptions": "all19"})["corruptions"] == CORRUPTIONS
+    assert parse_options({"corruptions": "fog,snow"})["corruptions"] == ("snow", "fog")
 
 
 def test_bad_data_in_memory():
@@ -584,7 +581,7 @@ def test_images_normalised_otherwise_are_found_out():
             sg.stress(Small(), eight_bit(*normal), mean=normal[0], std=normal[1], **few)
         assert not sg.stress(Small(), eight_bit(*imagenet), **few).runs[0]["settings"]["notes"]
     with pytest.warns(
-        UserWarning, match="ImageNet's mean and std are taken"
+        UserWarning, match="ImageNet's mean and std are assumed"
     ):  # halfway between levels: nothing to be told from
         rows = sg.stress(Small(), [(x * 0.9, y) for x, y in eight_bit(*imagenet)], **few)
-    assert "Small does not say" in rows.runs[0]["settings"]["notes"][0]
+    assert "Small does not declare" in rows.runs[0]["settings"]["notes"][0]

@@ -13,10 +13,9 @@ from steadygaze.report.html import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
 from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_request import Request, stress_run
-from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.stress.request import StressRequest, run_stress
 
-FEW = Options.of(corruptions="fog,jpeg_compression", severities="1,3", epsilons="8/255", pgd_steps=1)
+FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,17 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(data):
     suite = ["corruptions,attacks,occlusion,attention"]
-    return stress_run(
-        Request("embedded", data, data.parent / "run", suite, limit=4, batch=3, workers=0, options=FEW)
+    return run_stress(
+        StressRequest(
+            model="embedded",
+            data=data,
+            out=data.parent / "run",
+            suites=suite,
+            limit=4,
+            batch_size=3,
+            num_workers=0,
+            options=FEW,
+        )
     )
 
 
@@ -50,9 +58,7 @@ def test_scores_are_those_of_the_field():
     assert found["mean_error"].value == pytest.approx(wanted.mean_error)
     assert found["mean_error_all"].value == pytest.approx(wanted.mean_error_all)
     assert (
-        "15" in found["mce"].note
-        and "9 pictures" in found["mce"].note
-        and "19" in found["mean_error_all"].note
+        "15" in found["mce"].note and "9 images" in found["mce"].note and "19" in found["mean_error_all"].note
     )
     assert all(n.low <= n.value <= n.high for n in found.values()) and found["mce"].low < found["mce"].high
     clean = frame[frame["setting"] == "clean"].set_index(["image", "metric"])["value"].unstack()
@@ -88,8 +94,8 @@ def test_the_command_and_its_report(run, tmp_path):
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
     assert not page.open and not any(a.startswith("http") for a in page.addresses)
-    for words in ("How does the model hold up?", "Error by corruption", "Right answers by severity", "Attacks in pixel space",
-                  "While tokens are dropped", "Entropy", "Stability", "Sample pictures", "How it was run",
+    for words in ("Robustness", "Error by corruption", "Accuracy by severity", "Attacks in pixel space",
+                  "While tokens are dropped", "Entropy", "Stability", "Sample images", "How it was run",
                   "jpeg compression 3"):  # fmt: skip
         assert words in page.words, words
     assert text.count("data:image/jpeg") == 3 + 1, "clean, two corruptions, a sheet of attention"
@@ -106,7 +112,7 @@ def test_a_report_without_the_data(tmp_path):
     (folder / "run.json").write_text(json.dumps(rows.runs[0]))
     (folder / "rows-00000.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     text = write_report([folder], repeats=20)[0].read_text()
-    assert "Pictures are left out" in text and "data:image" not in text
+    assert "Images are left out" in text and "data:image" not in text
 
 
 def test_the_closing_tables(data, tmp_path):
@@ -135,7 +141,7 @@ def test_the_closing_tables(data, tmp_path):
     done = CliRunner().invoke(app, ["stress", *words, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     for words in ("clean", "fgsm/8", "pgd/8", "centre_square/0.5", "top-1 at 5", "random drop", "salient drop by gaze", "entropy",
-                  "stability", "ECE", "1 of the 15 common corruptions, severities 1, 5", "3 pictures"):  # fmt: skip
+                  "stability", "ECE", "1 of the 15 common corruptions, severities 1, 5", "3 images"):  # fmt: skip
         assert words in done.output, words
 
 

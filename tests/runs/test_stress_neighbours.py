@@ -13,10 +13,10 @@ from helpers.runs import ask, cli, pictures, rows_of
 from steadygaze.data.images import read_image
 from steadygaze.report.stress import write_stress
 from steadygaze.robustness import features, knn_predict
-from steadygaze.runs.loop import World
+from steadygaze.runs.compare import compare
+from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_compare import compare
-from steadygaze.runs.stress_request import stress_run
+from steadygaze.runs.stress.request import run_stress
 
 METRICS = ["knn1", "knn10", "knn1_euclidean", "knn10_euclidean"]
 
@@ -43,7 +43,7 @@ def frame_of(rows, metric):
 
 
 def test_rows_are_the_vote_of_the_nearest_pictures(root, loaded):
-    rows = sg.stress(loaded, None, suite=f"neighbours:own={root}", batch=5)
+    rows = sg.stress(loaded, None, suite=f"neighbours:own={root}", batch_size=5)
     sides = {}
     for side in ("train", "test"):
         files = sorted((root / side).rglob("*.png"))
@@ -68,26 +68,26 @@ def test_rows_are_the_vote_of_the_nearest_pictures(root, loaded):
 
 
 def test_part_of_it_goes_on_and_is_split(root, tmp_path):
-    how = {"suite": f"neighbours:own={root}", "limit": 6, "bank": 12, "batch": 2, "num_classes": None}
-    whole = stress_run(ask(None, tmp_path / "whole", **how))
+    how = {"suite": f"neighbours:own={root}", "limit": 6, "bank": 12, "batch_size": 2, "num_classes": None}
+    whole = run_stress(ask(None, tmp_path / "whole", **how))
     assert {r["note"] for r in whole} == {"bank of 12 pictures"} and len({r["image"] for r in whole}) == 6
     lines = rows_of(tmp_path / "whole")
     file = tmp_path / "whole" / "rows-00000.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:10]))
     told = []
-    stress_run(
+    run_stress(
         ask(None, tmp_path / "whole", **how),
-        told=lambda finished, computed: told.append((finished, computed)),
+        on_progress=told.append,
     )
     assert rows_of(tmp_path / "whole") == lines
-    assert sum(finished for finished, _ in told) == 6 + 12 and sum(computed for _, computed in told) == 12 + 4
-    stress_run(
+    assert told[-1].done == 6 + 12 and told[-1].done - told[-1].resumed == 12 + 4
+    run_stress(
         ask(None, tmp_path / "whole", **how),
-        told=lambda finished, computed: told.append((finished, computed)),
+        on_progress=told.append,
     )
-    assert told[-1] == (18, 0), "the bank was made again though nothing was asked of it"
+    assert told[-1].done == told[-1].resumed == 18, "the bank was made again though nothing was asked of it"
     for rank in (0, 1):
-        stress_run(ask(None, tmp_path / "split", **how, workers=rank), World(rank, 2, rank == 0))
+        run_stress(ask(None, tmp_path / "split", **how, num_workers=rank), World(rank, 2, rank == 0))
     assert rows_of(tmp_path / "split") == lines
 
 
@@ -114,7 +114,7 @@ def test_published_sets_by_name(tmp_path, root):
         "cifar-100:test/000001",
     }
     page = write_stress(rows, tmp_path / "report.html")[0].read_text()
-    assert "Classes it never saw" in page and "pneumonia, k = 1" in page
+    assert "Classes it was not trained on" in page and "pneumonia, k = 1" in page
 
 
 def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
@@ -123,9 +123,9 @@ def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
     for name in ("a", "b"):
         sg.stress(loaded, data, suite=suite, corruptions="fog", severities=[1], limit=6, out=tmp_path / name)
     card = Rows.read(tmp_path / "a").cards(repeats=20)[0]
-    assert card.pictures == 6 and card.numbers["neighbours/own", "knn1"].images == 6
+    assert card.image_count == 6 and card.numbers["neighbours/own", "knn1"].images == 6
     found = compare([tmp_path / "a"], [tmp_path / "b"], repeats=20)
-    (change,) = [c for c in found.changes if c.metric == "knn10"]
+    (change,) = [c for c in found.changes if c.quantity.name == "knn10"]
     assert change.difference == 0 and change.p == 1
 
 
@@ -135,10 +135,10 @@ def test_what_is_refused(tmp_path, root, loaded):
             sg.stress(model, data, suite=suite, **more)
 
     says("neighbours:own", "neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST")
-    says(f"neighbours:own={root},neighbours:own={root}", "asked for twice")
+    says(f"neighbours:own={root},neighbours:own={root}", "given twice")
     says(f"neighbours:own={tmp_path / 'nowhere'}", "does not exist")
     says(f"neighbours:cifar100={tmp_path}", r"train.* does not exist|published set is called .*cifar-100")
-    says([f"neighbours:own={root}", "corruptions"], "data: expected a folder of pictures, got none")
+    says([f"neighbours:own={root}", "corruptions"], "data: expected a folder of images, got none")
     says(f"neighbours:own={root}", "bank: expected a whole number of 1 or more", bank=0)
     says(
         f"neighbours:own={root}",
@@ -176,10 +176,10 @@ def test_a_cnn_by_name(cnn, root, tmp_path):
     words = ["--model", "test_resnet", "--checkpoint", cnn, "--data", tmp_path / "data", "--limit", 3, "--workers", 0, "--corruptions",
              "fog", "--severities", 1, "--epsilons", "8/255", "--pgd-steps", 1, "--out", tmp_path / "run"]  # fmt: skip
     said = cli(*words, "--suite", f"corruptions,attacks,occlusion,neighbours:own={root}", "--bank", 6)
-    assert "test_resnet is no vision transformer, it has no tokens to drop" in said
+    assert "test_resnet is not a vision transformer, it has no tokens to drop" in said
     settings = {r["setting"] for r in Rows.read(tmp_path / "run")}
     assert settings == {"clean", "fog/1", "fgsm/8", "pgd/8", "centre_square/0.5", "neighbours/own"}
-    assert "attention: test_resnet is no vision transformer. Leave attention out of --suite" in cli(
+    assert "attention: test_resnet is not a vision transformer. Leave the suite attention out" in cli(
         *words, "--suite", "attention", code=2
     )
 

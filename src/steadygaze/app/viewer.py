@@ -30,7 +30,7 @@ from steadygaze.methods.diffmask import with_gates
 from steadygaze.runs.verify.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.subsets import can_mask, subset_logits
+from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
 SIDE = 448  # pixels of the longer side of the image that is shown
 RANDOM = "random"
@@ -86,7 +86,7 @@ class Viewer:
         return [f"{number} {name}".strip() for number, name in enumerate(names)]
 
     @cached_property
-    def removal_mode(self) -> str:
+    def removal_mode(self) -> HidingMode:
         """How patches are left out: "remove", or the closest that the model allows."""
         if self.vit.plan.removable:
             return "remove"

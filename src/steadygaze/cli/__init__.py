@@ -67,7 +67,7 @@ def root(
 
 app.command()(explaining.explain)
 app.command()(measuring.verify)
-app.command()(measuring.stress)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(measuring.stress)
 app.command("compare-models")(measuring.compare_models)
 app.command()(measuring.report)
 app.command()(training.train)

@@ -32,8 +32,7 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.methods.search import manner
-from steadygaze.progress import Progress
+from steadygaze.progress import OnProgress, Progress
 from steadygaze.vit import ViT, adapt
 
 DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
@@ -91,11 +90,18 @@ def explain_files(
     with progress_bar(console, visible=console.is_terminal) as on_progress:
         on_progress(Progress("explain", 0, len(image_files), "images"))
         for batch_files, images in batches(image_files, loaded, request.batch_size, results.unreadable):
-            with manner(lambda name, done, total: on_progress(Progress(name, done, total, "forward passes"))):
-                batch_names = [names[file] for file in batch_files]
-                explain_batch(
-                    request, methods, loaded, vit, batch_names, batch_files, images.to(device), results
-                )
+            batch_names = [names[file] for file in batch_files]
+            explain_batch(
+                request,
+                methods,
+                loaded,
+                vit,
+                batch_names,
+                batch_files,
+                images.to(device),
+                results,
+                on_progress,
+            )
             done = len(results.rows) + len(results.unreadable) + len(results.broken)
             on_progress(Progress("explain", done, len(image_files), "images"))
             if results.partial:  # interrupted: what is finished is written, and no further batch is started
@@ -131,6 +137,7 @@ def explain_batch(
     image_files: list[Path],
     images: Tensor,
     results: Results,
+    on_progress: OnProgress,
 ) -> None:
     """Explain one batch and add it to the results; an image whose map is not finite is left out."""
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
@@ -139,14 +146,16 @@ def explain_batch(
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
     try:
-        attributions, partial = _explain_recording(vit, images, methods, target, request.score)
+        attributions, partial = _explain_recording(vit, images, methods, target, request.score, on_progress)
     except BrokenMap as error:
         if len(image_files) == 1:
             results.broken.append(f"{image_files[0]}: {error}")
             return
         for index in range(len(image_files)):
             one = slice(index, index + 1)
-            explain_batch(request, methods, loaded, vit, names[one], image_files[one], images[one], results)
+            explain_batch(
+                request, methods, loaded, vit, names[one], image_files[one], images[one], results, on_progress
+            )
         return
     results.partial += [f"{', '.join(names)}: {message}" for message in partial]
     originals = [loaded.to_image(image) for image in images]
@@ -154,12 +163,19 @@ def explain_batch(
 
 
 def _explain_recording(
-    vit: ViT, images: Tensor, methods: Sequence[str | Method], target: Any, score: str | None
+    vit: ViT,
+    images: Tensor,
+    methods: Sequence[str | Method],
+    target: Any,
+    score: str | None,
+    on_progress: OnProgress,
 ) -> tuple[dict[str, Attribution], list[str]]:
     """The attributions by method, on the CPU, and the messages of interrupted searches."""
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("ignore", DegenerateMap)  # reported at the end, with the image's name
-        attributions = explain(vit, images, target=target, method=list(methods), score=score)
+        attributions = explain(
+            vit, images, target=target, methods=list(methods), score=score, on_progress=on_progress
+        )
     partial = []
     for warning in recorded:
         if issubclass(warning.category, PartialMap):

@@ -20,7 +20,7 @@ from torch import Tensor
 from steadygaze.cli.running import print_line
 from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.runs.wording import counted
+from steadygaze.runs.messages import plural as counted
 from steadygaze.target import chances
 
 GRID_ROWS = 12  # images in grid.png

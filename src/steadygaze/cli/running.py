@@ -26,7 +26,7 @@ from rich.progress import Progress as Bars
 from steadygaze.errors import RowsNotWritten
 from steadygaze.methods.search import manner
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.runs.loop import World, world
+from steadygaze.runs.processes import World, world
 from steadygaze.runs.rows import Rows
 
 NAMED = 20  # unreadable images that are listed at the end

@@ -1,20 +1,21 @@
-"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches can go.
+"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches to mask.
 
 Equations: docs/equations.md#diffmask and docs/equations.md#hard-concrete.
 
-    h̄⁰  = embed(image) − embed(blank)                              the patches' content, positions taken off
-    u_l = α · tanh(w₂ · tanh(W₁ [h̄⁰; h^l] + c₁) + c₂) + β_l        l = 0 .. L+1: h̄⁰, the inputs of the L blocks, the last one's output
+    h̄⁰  = embed(image) − embed(blank)                         the patches' content without their positions
+    u_l = α · tanh(w₂ · tanh(W₁ [h̄⁰; h^l] + c₁) + c₂) + β_l   l = 0 .. L+1: h̄⁰, the blocks' inputs, the output
     z_l ~ HardConcrete(u_l):  s = σ((u + logit U) / τ),  z = clip((r − ℓ) s + ℓ, 0, 1),  U uniform
-    z   = Π_l z_l                                                  a patch stays where no gate has closed
-    x̂   = z · h̄⁰ + (1 − z) · b + positions                         b is learnt; prefix tokens are never masked
+    z   = Π_l z_l                                             a patch is kept if all gates are open
+    x̂   = z · h̄⁰ + (1 − z) · b + positions                    b is learnt; prefix tokens are never masked
     P(z ≠ 0) = σ(u − τ ln(−ℓ/r)),    E[z] = ∫₀¹ P(z > t) dt = ∫₀¹ σ(u − τ logit((t − ℓ) / (r − ℓ))) dt
 
 | symbol | variable | paper           |   | symbol | variable    | paper   |
 | α      | stretch  | 15, ImageNet 20 |   | τ      | temperature | 0.2     |
 | β      | shift    | 8, learnt       |   | ℓ, r   | left, right | -0.2, 1 |
 
-The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`, its code), in 0..1, from one
-forward pass. `steadygaze diffmask train` trains the gates (train/diffmask.py). Where stages have other grids, gates lie on the map's.
+The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`, its code),
+in 0..1, from one forward pass. `steadygaze.training.diffmask` trains the gates. In hierarchical models the gates lie on
+the map's grid.
 """
 
 import json
@@ -34,17 +35,20 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
+from steadygaze.files import write_atomic
 from steadygaze.method_names import parse_method
 from steadygaze.method_registry import Method, register_method
+from steadygaze.trace.query import Query
+from steadygaze.vit.masking import token_indices
 from steadygaze.vit.view import ViT, remember
 
 NODES = 24  # of the quadrature of E[z]
-META = "steadygaze.diffmask"  # under this name a file says what it is
+META = "steadygaze.diffmask"  # metadata key that marks a file of gates
 
 
 @dataclass(frozen=True)
 class HardConcrete:
-    """A relaxed coin that is exactly 0 or 1 with positive probability."""
+    """A relaxed Bernoulli variable that is exactly 0 or 1 with positive probability."""
 
     temperature: float = 0.2
     left: float = -0.2
@@ -91,7 +95,7 @@ class Gate(nn.Module):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a mask is made of; two masks of one shape can take each other's weights, whatever α and β."""
+    """Hyperparameters of the gates; gates with equal widths can load each other's weights."""
 
     widths: tuple[int, ...]  # of the states
     stretch: float = 15.0
@@ -100,13 +104,13 @@ class Shape:
 
 
 class DiffMask(nn.Module):
-    """One gate for each hidden state of a model, and the learnt vector b that stands for a masked patch."""
+    """One gate for each hidden state of a model, and the learnt vector b that replaces a masked patch."""
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
         self.shape, self.concrete = shape, shape.concrete
         width = shape.widths[0]
-        with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+        with torch.random.fork_rng(devices=[]):  # layers initialise from the global generator
             torch.manual_seed(seed)
             inner = max(1, width // 4)
             self.gates = nn.ModuleList(
@@ -115,13 +119,13 @@ class DiffMask(nn.Module):
             self.baseline = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, 1, width)))
 
     def logits(self, states: Sequence[Tensor], last: int | None = None) -> Float[Tensor, "b t layers"]:
-        """u of the gates 0..last (None: of all)."""
+        """u of the gates 0..last (None: all gates)."""
         count = len(self.gates) if last is None else last + 1
         pairs = zip(self.gates[:count], states, strict=False)
         return torch.stack([gate(torch.cat([states[0], h], -1)) for gate, h in pairs], -1)
 
     def map(self, u: Float[Tensor, "b t layers"], read: str = "expected") -> Float[Tensor, "b t"]:
-        """How much of each token is kept by all gates, 0..1."""
+        """The share of each token that all gates keep, 0..1."""
         if read == "expected":
             return self.concrete.expected(u).prod(-1)
         if read == "probability":
@@ -129,25 +133,25 @@ class DiffMask(nn.Module):
         raise UnknownName("read", read, ("expected", "probability"))
 
 
-# -- a model's hidden states, and its tokens with patches masked -------------------------------------------------------------------------
+# -- hidden states, and tokens with masked patches --------------------------------------------------
 
 
 def blank(vit: ViT, images: Tensor) -> Float[Tensor, "1 n d"]:
-    """The tokens of an empty picture: positions, and what every patch has in common."""
+    """The tokens of an all-zero image: positions, and what all patches have in common."""
     with torch.no_grad():
         return vit.embed(torch.zeros_like(images[:1]))
 
 
 def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor]) -> list[Tensor]:
-    """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. With stages: the cells of the map's grid."""
+    """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. Hierarchical: the map's cells."""
     content = hidden[0] - empty
     if vit.plan.global_attention:
         return [content, *hidden]
     layout = vit.layout(hidden[0])
-    places = [(vit.blocks[0], content), *zip(vit.blocks, hidden[:-1], strict=True)]
-    if hidden[-1].shape[1] == hidden[-2].shape[1]:  # what the last block gives lies as what it takes
-        places.append((vit.blocks[-1], hidden[-1]))
-    return [_on_grid(block.patches(x, layout), layout.grid) for block, x in places]
+    pairs = [(vit.blocks[0], content), *zip(vit.blocks, hidden[:-1], strict=True)]
+    if hidden[-1].shape[1] == hidden[-2].shape[1]:  # the last block keeps the grid
+        pairs.append((vit.blocks[-1], hidden[-1]))
+    return [_on_grid(block.patches(x, layout), layout.grid) for block, x in pairs]
 
 
 def _on_grid(x: Float[Tensor, "b h w d"], grid: tuple[int, int]) -> Float[Tensor, "b t d"]:
@@ -158,58 +162,51 @@ def _on_grid(x: Float[Tensor, "b h w d"], grid: tuple[int, int]) -> Float[Tensor
 
 
 def masked(vit: ViT, tokens: Tensor, empty: Tensor, z: Float[Tensor, "b t"], baseline: Tensor) -> Tensor:
-    """x̂: tokens whose patches are replaced by `baseline` (at their own position) where z is 0."""
+    """x̂: tokens whose patches are replaced by `baseline`, at their own position, where z is 0."""
     layout = vit.layout(tokens)
     if vit.plan.global_attention:
         gone = F.pad(1 - z[:, vit.prefix :], (vit.prefix, 0))
     else:
-        place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
-        where = vit.blocks[0].patches(place, layout)[0, :, :, 0].long()  # (h, w): which token lies there
-        fine = F.interpolate(
-            (1 - z).unflatten(1, layout.grid)[:, None], size=tuple(where.shape), mode="nearest"
-        )
-        gone = z.new_zeros(tokens.shape[:2]).index_copy(1, where.flatten(), fine.flatten(1))
+        index = token_indices(vit, tokens)
+        coarse = (1 - z).unflatten(1, layout.grid)[:, None]
+        fine = F.interpolate(coarse, size=tuple(index.shape), mode="nearest")
+        gone = z.new_zeros(tokens.shape[:2]).index_copy(1, index.flatten(), fine.flatten(1))
     return remember(tokens + gone.unsqueeze(-1) * (baseline - (tokens - empty)), layout)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------
 
 
 def write(
     path: str | Path, mask: DiffMask, facts: Mapping[str, Any], extra: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Mask, facts and the trainer's state in one safetensors file, written beside and renamed: whole or not at all."""
-    from safetensors.torch import save_file
+    """Write gates, facts about them and the trainer's state to one safetensors file, atomically."""
+    from safetensors.torch import save
 
     path = Path(path)
     tensors = {f"mask.{name}": value for name, value in mask.state_dict().items()} | dict(extra or {})
     about = json.dumps({"shape": asdict(mask.shape), **facts})
-    beside = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-        beside,
-        metadata={META: about},
-    )
-    beside.replace(path)
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_atomic(path, save(plain, metadata={META: about}))
 
 
 def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:
-    """(mask, facts, the trainer's state) of a file that `write` wrote. Nothing in it is executed."""
+    """(gates, facts, the trainer's state) from a file that `write` wrote. No code in it is executed."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        why = f"{path} is a folder" if Path(path).is_dir() else f"{path}: no such file"
-        raise BadCheckpoint(f"expected a mask that `steadygaze diffmask train --out FILE` wrote, got {why}")
+        what = f"{path}, a folder" if Path(path).is_dir() else f"{path}: no such file"
+        raise BadCheckpoint(f"expected a file of gates from `steadygaze diffmask train`, got {what}")
     try:
         with safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get(META)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{path} is no readable safetensors file ({error})") from error
+        raise BadCheckpoint(f"{path} is not a readable safetensors file ({error})") from error
     if about is None:
         raise BadCheckpoint(
-            f"{path} holds no mask. Train one: steadygaze diffmask train --model ... --data ... --out FILE"
+            f"{path} holds no gates of Vision DiffMask. Train them with `steadygaze diffmask train`."
         )
     facts = json.loads(about)
     made = facts.pop("shape")
@@ -230,39 +227,42 @@ def _read(
 
 
 def load(path: str | Path, vit: ViT) -> tuple[DiffMask, dict[str, Any]]:
-    """The mask in a file, on the device and in the precision of the model; read once."""
+    """The gates in a file, on the device and in the precision of the model; cached."""
     parameter = next(vit.model.parameters())
-    there = Path(path)
-    changed = there.stat().st_mtime_ns if there.is_file() else 0
+    file = Path(path)
+    changed = file.stat().st_mtime_ns if file.is_file() else 0
     return _read(str(path), changed, parameter.device, parameter.dtype)
 
 
 def with_gates(methods: Sequence[str | Method], file: str | Path | None) -> list[str | Method]:
-    """The methods, with `diffmask` reading this file under its short name; it is added where it was not named."""
+    """The methods, with `diffmask` reading this file; it is added if it was not among them."""
     if file is None:
         return list(methods)
-    named = (
-        [*methods] if any(str(m).partition(":")[0] == "diffmask" for m in methods) else [*methods, "diffmask"]
-    )
-    return [_gated(m, file) if str(m).partition(":")[0] == "diffmask" else m for m in named]
+    requested = list(methods) if any(_is_diffmask(m) for m in methods) else [*methods, "diffmask"]
+    return [_with_file(m, file) if _is_diffmask(m) else m for m in requested]
 
 
-def _gated(method: str | Method, file: str | Path) -> Method:
-    one = parse_method(method) if isinstance(method, str) else method
-    if one.option("file") is not None:
-        return one
-    return replace(one, options=tuple(sorted({**dict(one.options), "file": str(file)}.items())))
+def _is_diffmask(method: str | Method) -> bool:
+    return str(method).partition(":")[0] == "diffmask"
 
 
-# -- the method --------------------------------------------------------------------------------------------------------------------------
+def _with_file(method: str | Method, file: str | Path) -> Method:
+    parsed = parse_method(method) if isinstance(method, str) else method
+    if parsed.option("file") is not None:
+        return parsed
+    options = {**dict(parsed.options), "file": str(file)}
+    return replace(parsed, options=tuple(sorted(options.items())))
+
+
+# -- the method -------------------------------------------------------------------------------------
 
 
 def trained(vit: ViT, file: Any = None) -> str:
-    """Why there is no mask for this model; empty if there is."""
+    """Why there are no gates for this model; empty if there are."""
     if file is None:
         return (
-            "it needs gates that are trained for the model. Train them: steadygaze diffmask train --model ... --data ... --out FILE; "
-            "then give --diffmask FILE, or sg.method('diffmask', file=FILE)."
+            "it needs gates that are trained for the model. Train them with `steadygaze diffmask train`, "
+            "then use sg.method('diffmask', file=FILE)."
         )
     widths, parameter = load(file, vit)[0].shape.widths, next(vit.model.parameters())
     empty = blank(vit, torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype))
@@ -270,8 +270,8 @@ def trained(vit: ViT, file: Any = None) -> str:
     if widths[0] == empty.shape[-1] and (blocks == len(vit.blocks) or not vit.plan.global_attention):
         return ""
     return (
-        f"{file} was trained for tokens of width {widths[0]} and {blocks} blocks; this model has {empty.shape[-1]} and "
-        f"{len(vit.blocks)}. Train one for it."
+        f"{file} was trained for tokens of width {widths[0]} and {blocks} blocks; this model has "
+        f"{empty.shape[-1]} and {len(vit.blocks)}. Train gates for this model."
     )
 
 
@@ -285,22 +285,27 @@ def trained(vit: ViT, file: Any = None) -> str:
     unsupported=trained,
     reads_hidden=True,
 )
-def diffmask(ask: Any, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
-    """Vision DiffMask: what learnt gates keep of each patch (file: the trained gates; read: "expected" E[z], or "probability")."""
-    mask, facts = load(file, ask.vit)
+def diffmask(query: Query, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
+    """Vision DiffMask: what learnt gates keep of each patch (file: the gates; read: "expected", or "probability")."""
+    mask, facts = load(file, query.vit)
     if facts.get("diverged"):
         how = "is not trained yet" if facts.get("early") else "diverged in training"
-        warn(f"the mask {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
+        warn(f"diffmask: {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
     only = facts.get("settings", {}).get("target")
-    if only is not None and (callable(ask.target) or bool((ask.target != only).any())):
+    if only is not None and _explains_another(query, only):
         raise MethodUnavailable(
-            f"diffmask: {file} was trained for class {only} alone. Give target={only} (--target {only})."
+            f"diffmask: {file} was trained for class {only} alone. Use target={only}.", option="target"
         )
     with torch.no_grad():
-        seen = states(ask.vit, blank(ask.vit, ask.images), ask.hidden)
+        seen = states(query.vit, blank(query.vit, query.images), query.hidden)
         if tuple(h.shape[-1] for h in seen) != mask.shape.widths:
             raise MethodUnavailable(
-                f"diffmask: {file} was trained for states of other widths. Train one for this model."
+                f"diffmask: {file} was trained for hidden states of other widths. Train gates for this model."
             )
         kept = mask.map(mask.logits(seen), read)
-    return kept[:, ask.vit.prefix if ask.vit.plan.global_attention else 0 :].unflatten(1, ask.grid)
+    prefix = query.vit.prefix if query.vit.plan.global_attention else 0
+    return kept[:, prefix:].unflatten(1, query.grid)
+
+
+def _explains_another(query: Query, only: int) -> bool:
+    return not isinstance(query.target, Tensor) or bool((query.target != only).any())

@@ -1,20 +1,23 @@
-"""Past `gaze` (docs/equations.md#gaze-removal, docs/equations.md#gaze-twice): the same frozen-linear backward pass, read twice.
+"""Extensions of `gaze`: the same frozen-linear backward pass, read in two ways.
 
-    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                            what patch j sends from layer l on; `gaze` is Σ_l s^l_j
-    q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                       what the others take of it: S are the attention logits. With w_j the weight
-          = Σ_h Σ_{i≠j} A_hij (G_hij − Σ_k A_hik G_hik)   of key j before the rows are normalised, this is ∂T/∂w_j at w_j = 1; G = ∂T/∂A
-    p_j   = ⟨x^L_j − mean over patches of x^L, ∂T/∂x^L_j⟩  the same for a head that reads the patches; 0 for a class token
+Equations: docs/equations.md#gaze-removal and docs/equations.md#gaze-twice.
 
-| name         | map                                                                                          | passes |
-| gaze_removal | Σ_l (s^l / L + q^l) + p                                                                      | 2      |
-| gaze_twice   | F + 0.35 · F of the patch's own part, where the best 70 % of patches and the rest run alone    | 5      |
-|              | F = z(z(s̃) + 0.4 z(Σ_l q^l)): s̃ is Σ_l s^l with the mean patch taken off x^l, z the z-score  |        |
+    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             what patch j sends on from layer l; `gaze` is Σ_l s^l_j
+    q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                        what other tokens take from it; S: attention logits
+          = Σ_h Σ_{i≠j} A_hij (G_hij − Σ_k A_hik G_hik)    G = ∂T/∂A
+    p_j   = ⟨x^L_j − mean over patches of x^L, ∂T/∂x^L_j⟩  the same for a head that reads the patches, else 0
 
-Σ_l s^l / L and Σ_l q^l + p are two first-order answers to one question, how much of T is lost when patch j goes: the mean over the
-layers of setting its state to zero there, and taking it out as a key of every layer at once. Both are in units of T, so they are added.
+With w_j the weight of key j before the rows of A are normalised, q^l_j is ∂T/∂w_j at w_j = 1.
+
+| name         | map                                                                               | passes |
+| gaze_removal | Σ_l (s^l / L + q^l) + p                                                           | 2      |
+| gaze_twice   | F + 0.35 · F with the best 70 % of patches alone, and with the other patches alone | 5      |
+
+F = z(z(s̃) + 0.4 z(Σ_l q^l)), where s̃ is Σ_l s^l with the mean patch subtracted from x^l, and z is the z-score.
+
+Σ_l s^l / L and Σ_l q^l + p are two first-order estimates of the loss in T when patch j is removed: the mean over layers
+of setting its state to zero, and removing it as a key of every layer at once. Both are in units of T, so they are added.
 """
-
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,13 +26,15 @@ from torch import Tensor
 from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.trace.capture import Trace, forward
+from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
+from steadygaze.vit.view import ViT
 
 KEYS, OWN_PART, BEST = 0.4, 0.35, 0.7
 
 
 def taken(trace: Trace, layer: int) -> Float[Tensor, "b p"]:
-    """q^l_j; the pooling p_j is counted to the last layer of `gaze_removal`, not here."""
+    """q^l_j."""
     a, g = trace.attention(layer)
     product = a * g
     mean = product.sum(-1)  # Σ_k A_ik G_ik
@@ -54,9 +59,9 @@ def pooled(trace: Trace) -> Float[Tensor, "b p"]:
     needs={"attention": True},
 )
 def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
-    """What is lost when a patch goes, to first order: what it sends (gaze) and what the others take of it.
+    """First-order loss when a patch is removed: what it sends (gaze) and what other tokens take from it.
 
-    Models without attention over all tokens (windows, reduced keys) have no such q and p: there it is gaze, divided by L.
+    Models without attention over all tokens (windows, reduced keys) have no q and p: the map is gaze / L.
     """
     x, g = trace.patches(layer)
     sent = (x * g).sum(-1) / trace.depth
@@ -69,33 +74,31 @@ def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
 
 
 def z(x: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
-    """z-score over the patches; zeros where all are alike."""
-    return (x - x.mean(1, keepdim=True)) / x.std(1, unbiased=False, keepdim=True).clamp_min(
-        torch.finfo(x.dtype).tiny
-    )
+    """z-score over the patches; zeros where all are equal."""
+    deviation = x.std(1, unbiased=False, keepdim=True)
+    return (x - x.mean(1, keepdim=True)) / deviation.clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def sent(trace: Trace) -> Float[Tensor, "b p"]:
     """s̃_j."""
-    total: Any = 0
+    total = trace.logits.new_zeros(())
     for l in range(trace.depth):
         x, g = (t[:, trace.vit.prefix :] for t in trace.tokens(l))
         total = total + ((x - x.mean(1, keepdim=True)) * g).sum(-1)
     return total
 
 
-def _evidence(ask: Any, tokens: Tensor) -> Float[Tensor, "b p"]:
-    """F of the patches that `tokens` has."""
-    run = forward(ask.vit, tokens, rules=ask.rules, want=Want(attention=True))
-    trace = run.trace(ask.value(run.logits))
+def _evidence(query: Query, tokens: Tensor) -> Float[Tensor, "b p"]:
+    """F of the patches in `tokens`."""
+    run = forward(query.vit, tokens, rules=query.rules, want=Want(attention=True))
+    trace = run.trace(query.value(run.logits))
     keys = torch.stack([taken(trace, l) for l in range(trace.depth)]).sum(0)
     return z(z(sent(trace)) + KEYS * z(keys))
 
 
-def _removable(vit: Any) -> str:
-    return global_attention(vit) or (
-        "" if vit.plan.removable else f"patches of a {vit.plan.kind} cannot be removed."
-    )
+def _removable(vit: ViT) -> str:
+    fixed = "" if vit.plan.removable else f"patches of a {vit.plan.kind} cannot be removed."
+    return global_attention(vit) or fixed
 
 
 @register_method(
@@ -107,12 +110,12 @@ def _removable(vit: Any) -> str:
     unsupported=_removable,
     cost=5.0,
 )
-def gaze_twice(ask: Any) -> Float[Tensor, "b h w"]:
-    """What is sent and what is taken, of the whole image, and again of its best patches and of the rest, each alone."""
-    whole = _evidence(ask, ask.tokens)
+def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
+    """What patches send and what others take from them: in the whole image, and in its best and other patches alone."""
+    whole = _evidence(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])
     second = torch.zeros_like(whole)
     for part in (order[:, :best], order[:, best:]):
-        second = second.scatter(1, part, _evidence(ask, ask.vit.select(ask.tokens, part)))
-    return (whole + OWN_PART * second).unflatten(1, ask.grid)
+        second = second.scatter(1, part, _evidence(query, query.vit.select(query.tokens, part)))
+    return (whole + OWN_PART * second).unflatten(1, query.grid)

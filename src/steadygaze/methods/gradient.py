@@ -1,4 +1,4 @@
-"""Gradient methods on the hidden states: one score a patch at the input x^l of each block.
+"""Gradient methods on the hidden states: one score per patch at the input x^l of each block.
 
 | name              | map at layer l                                            | source                          |
 | vanilla_grad      | ‖∂y/∂x^l‖₁ over channels                                  |                                 |
@@ -10,11 +10,12 @@
 | fullgrad          | ixg^l + Σ of bias terms at or after l                     | Srinivas & Fleuret 2019, for ViT |
 | fullgrad_plus     | Σ_l ixg^l + every bias term once                          | = fullgrad+plus                 |
 
-Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the last grid, their sum kept.
-Every one of them can be run under frozen-linear rules: `freeze` (0..1) is the share of attention held constant.
-"""
+Equations: docs/equations.md#vanilla-grad, docs/equations.md#ixg, docs/equations.md#cat-attcat, docs/equations.md#fullgrad,
+docs/equations.md#integrated-gradients, docs/equations.md#smoothgrad.
 
-from typing import Any
+Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the last grid,
+keeping their sum. All can be run under frozen-linear rules: `freeze` (0..1) is the share of attention held constant.
+"""
 
 import torch
 from jaxtyping import Float
@@ -23,12 +24,16 @@ from torch import Tensor
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.method_registry import register_alias, register_method
 from steadygaze.methods.attention import global_attention
+from steadygaze.methods.search import image_generators
 from steadygaze.trace.capture import Trace
+from steadygaze.trace.query import Query
+
+SPACES = ("tokens", "pixels")
 
 
 @register_method("vanilla_grad", "map", family="gradient", aggregator="first")
 def vanilla_grad(trace: Trace, layer: int, *, reduce: str = "abs") -> Float[Tensor, "b h w"]:
-    """Size of the gradient at each token, L1 (reduce="sum": signed; zero for every pre-norm ViT, whose LayerNorms see no mean)."""
+    """L1 norm of the gradient at each token (reduce="sum": signed sum, which is zero for pre-norm ViTs)."""
     if reduce not in ("abs", "sum"):
         raise UnknownName("reduce", reduce, ("abs", "sum"))
     g = trace.patches(layer)[1]
@@ -57,22 +62,25 @@ def ixg(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     unsupported=global_attention,
 )
 def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, "b h w"] | None:
-    """Input x gradient weighted by the attention that a token receives (pairing: "same" layer, or "next" as in SkipPLUS' code)."""
+    """Input x gradient times the attention that a token receives (pairing: "same" layer, or the "next").
+
+    SkipPLUS' code pairs attention with the next layer.
+    """
     if pairing not in ("same", "next"):
         raise UnknownName("pairing", pairing, ("same", "next"))
     above = layer + (pairing == "next")
     if above >= trace.depth:
-        return None  # the reference drops the last block
+        return None  # the reference code drops the last block
     received = trace.weights(layer).mean((1, 2))
     return received[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid) * ixg(trace, above)
 
 
 def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Float[Tensor, "b h w"]]:
-    """Bias terms of every block from `first` on, and of the head, each on its own grid."""
+    """Bias terms of all blocks from `first` on, and of the head, each on its own grid."""
     if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
         raise MethodUnavailable(
-            f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, and the offset of that is not known. "
-            f"Leave implicit out, with freeze=1: then it has no such terms."
+            f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, whose offset is not known. "
+            f"Use implicit=False with freeze=1: then there are no such terms."
         )
     return [m for l in range(first, trace.depth + 1) for m in trace.bias_maps(l, implicit=implicit)]
 
@@ -86,7 +94,7 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))},
 )
 def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
-    """Input x gradient and every bias x gradient (implicit=True: also the offsets of nonlinear maps, which makes it complete)."""
+    """Input x gradient plus bias x gradient (implicit=True: also offsets of nonlinear maps, which makes it complete)."""
     return ixg(trace, layer)
 
 
@@ -102,55 +110,45 @@ register_alias(
 
 
 @register_method("integrated_gradients", "model", family="gradient", cost=40.0)
-def integrated_gradients(ask: Any, *, steps: int = 20, space: str = "tokens") -> Float[Tensor, "b h w"]:
-    """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels" from a mean-grey picture)."""
-    _positive("integrated_gradients", "steps", steps)
-    start = _start_of(ask, space)
-    mean = torch.zeros_like(start)
+def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens") -> Float[Tensor, "b h w"]:
+    """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels")."""
+    _check_positive("integrated_gradients", "steps", steps)
+    if space not in SPACES:
+        raise UnknownName("space", space, SPACES)
+    end = query.images if space == "pixels" else query.tokens
+    mean = torch.zeros_like(end)
     for k in range(steps):
-        mean += ask.gradient((k + 0.5) / steps * start, space) / steps
-    return ask.per_patch(start * mean, space)
+        mean += query.gradient((k + 0.5) / steps * end, space) / steps
+    return query.per_patch(end * mean, space)
 
 
 @register_method("smoothgrad", "model", family="gradient", cost=40.0)
-def smoothgrad(ask: Any, *, samples: int = 20, noise: float = 0.1, seed: int = 0) -> Float[Tensor, "b h w"]:
-    """Size of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
-    _positive("smoothgrad", "samples", samples)
+def smoothgrad(
+    query: Query, *, samples: int = 20, noise: float = 0.1, seed: int = 0
+) -> Float[Tensor, "b h w"]:
+    """Magnitude of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
+    _check_positive("smoothgrad", "samples", samples)
     if not 0 <= noise < float("inf"):
-        raise BadInput(
-            f"smoothgrad: noise is a share of the image's range, a number from 0 on, got {noise!r}"
-        )
-    x = ask.images
+        raise BadInput(f"smoothgrad: noise is a share of the image's range, a number >= 0, got {noise!r}")
+    x = query.images
     spread = noise * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     mean = torch.zeros_like(x)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(samples):
-        draw = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64).to(
-            x
-        )  # the same for each image of a batch
-        mean += ask.gradient(x + spread * draw, "pixels") / samples
-    return ask.per_patch(mean.abs(), "pixels")
+        # the same noise for each image of a batch
+        draw = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64).to(x)
+        mean += query.gradient(x + spread * draw, "pixels") / samples
+    return query.per_patch(mean.abs(), "pixels")
 
 
 @register_method("random", "model", family="baseline", gradient=False, class_specific=False, cost=0.0)
-def random(ask: Any, *, seed: int = 0) -> Float[Tensor, "b h w"]:
+def random(query: Query, *, seed: int = 0) -> Float[Tensor, "b h w"]:
     """Uniform random scores: the baseline that every method must beat. Depends on the image and the seed only."""
-    from zlib import crc32
-
-    draws = []
-    for image in ask.images:
-        key = crc32(str(seed).encode() + image.detach().cpu().double().numpy().tobytes())
-        generator = torch.Generator().manual_seed(key)
-        draws.append(torch.rand(ask.grid, generator=generator, dtype=torch.float64))
-    return torch.stack(draws).to(ask.images)
+    generators = image_generators(query.images, seed)
+    draws = [torch.rand(query.grid, generator=g, dtype=torch.float64) for g in generators]
+    return torch.stack(draws).to(query.images)
 
 
-def _positive(name: str, option: str, value: Any) -> None:
+def _check_positive(name: str, option: str, value: int) -> None:
     if not isinstance(value, int) or value < 1:
-        raise BadInput(f"{name}: {option} must be an integer from 1 on, got {value!r}")
-
-
-def _start_of(ask: Any, space: str) -> Tensor:
-    if space not in ("tokens", "pixels"):
-        raise UnknownName("space", space, ("tokens", "pixels"))
-    return ask.images if space == "pixels" else ask.tokens
+        raise BadInput(f"{name}: {option} must be an integer >= 1, got {value!r}")

@@ -1,70 +1,77 @@
-"""Sufficient input subsets: how little of a picture makes the model sure? Batched Gradient SIS.
+"""Sufficient input subsets by batched gradient SIS (Carter et al. 2021; docs/equations.md#sis).
 
-Carter et al. 2021; docs/equations.md#sis.
+    repeat: g_j = ∂ log p_c / ∂m_j at the remaining patches (or pixels), where m_j = 1 hides j; record p_c;
+            hide the k with the largest g: those with the least evidence for c
+    then    walk back from the end: the first remaining set with p_c ≥ threshold is the sufficient subset
 
-    repeat: g_j = ∂ log p_c / ∂m_j at the patches (or pixels) that are left, where m_j = 1 hides j; note p_c;
-            hide the k with the largest g, those that speak least for c
-    then    walk back from the end: the first set that was left with p_c ≥ threshold is the sufficient subset
+| space   | hidden means                                  | g_j, with T = log p_c                                  |
+| patches | the token is removed: later steps are cheaper | −Σ_l Σ_h Σ_{i≠j} ∂T/∂S^l_hij − ⟨y_j − mean y, ∂T/∂y_j⟩ |
+| pixels  | all channels zero in the normalised image     | −⟨x_j, ∂T/∂x_j⟩ over the pixel's channels, as published |
 
-| space   | hidden means                                         | g_j, with T = log p_c                                              |
-| patches | the token is removed: each step runs on fewer tokens | −Σ_l Σ_h Σ_{i≠j} ∂T/∂S^l_hij − ⟨y_j − mean y, ∂T/∂y_j⟩              |
-| pixels  | all channels zero in the normalised picture          | −⟨x_j, ∂T/∂x_j⟩ over the pixel's channels, as the authors          |
+S are the attention logits, y what an averaging head takes the mean of. Removing a token is closing its gate in every
+layer's attention, and in the mean: g is the first-order effect of that. It finds far smaller subsets than
+−⟨x_j, ∂T/∂x_j⟩ of the embedding (docs/evidence/search.md).
 
-S are the attention logits, y what an averaging head takes the mean of. A token is removed when every layer's attention, and the mean, have
-closed their gate to it: g is the first-order effect of that. It finds far smaller subsets than −⟨x_j, ∂T/∂x_j⟩ of the embedding
-(docs/evidence/search.md).
+`summed=True` (not in the paper): each step adds g/|g| to the sum of the earlier steps, and hides the largest sums; the
+number of remaining places decreases by a constant factor, from all to one in a hundred. A single g holds for small
+changes only; summed over many sets it finds far smaller subsets of pixels (docs/evidence/search.md).
 
-`summed=True`: each step adds g/|g| to what the steps before found for the places that are left, and hides those of the largest sum; n,
-the places that are left, goes from all to one in a hundred by a constant factor. One g is true for small changes only; added up over
-many sets it leads to far smaller subsets of pixels than the walk's (docs/evidence/search.md). Not the paper's.
+∂ log p and ∂ p rank places equally; the logarithm does not underflow for an improbable class. Ties are broken in raster
+order. For models whose patches cannot be removed (Swin), the pixels of patches are set to zero and g is summed over
+them, with a warning.
 
-∂ log p and ∂ p rank alike; the logarithm does not underflow for a class that the model does not see at all. Ties go in raster order.
-Models whose patches cannot be removed (Swin) have the pixels of patches set to zero, g summed over them; a warning says so.
+Such a subset is sufficient, not minimal. `minimal=True` prunes it: each patch is left out alone, and those whose absence
+costs least are removed, as many (1, 2, 4, ...) as keep p_c ≥ threshold; repeated until no patch can be spared. These
+runs have few patches and come on top of the walk's; a given `budget` holds for them too.
 
-The subset found so is sufficient, not minimal. `minimal=True` then thins it out: each patch is left out alone, and those that are
-missed least go, as many (1, 2, 4, ...) as leave p_c ≥ threshold; again, until what is left can spare none of its patches. These runs are
-of few patches and come on top of the walk's; a `budget` that is given holds for them too. As a map: how late a patch was
-taken out, above zero for the subset, below for the rest. Where nothing reaches the threshold,
-the set of the highest p_c is taken, and `reached` is False.
+As a map: how late a patch was hidden, positive for the subset, negative for the rest. Where no set reaches the
+threshold, the one with the highest p_c is taken, and `reached` is False.
 """
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.perturbation import BLACK_BOX
-from steadygaze.methods.search import budget_of, searched
-from steadygaze.target import Target, quantity, resolve
+from steadygaze.methods.search import check_budget, run_search
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.target import Target, class_score, resolve_target
 from steadygaze.trace.capture import Trace, forward
+from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
 from steadygaze.vit import ViT, adapt
+from steadygaze.vit.evaluation_mode import evaluation_mode
 from steadygaze.vit.subsets import subset_logits, to_pixels
-from steadygaze.vit.view import evaluation_mode
 
 SPACES = ("patches", "pixels")
-STEPS = {"patches": 49, "pixels": 502}  # 4 of 196 patches, 100 of 224 x 224 pixels a step
-SUMMED, LAST = 100, 0.01  # steps of a walk that adds up, and the share of the places that is left at its end
-THINNING = 300  # runs of thinning out, about, for the cost that is listed (200 to 700 on DeiT-Tiny)
+STEPS = {"patches": 49, "pixels": 502}  # 4 of 196 patches, 100 of 224 x 224 pixels per step
+SUMMED_STEPS, SUMMED_SHARE = 100, 0.01  # steps with summed=True, and the share of places left at the end
+PRUNING_RUNS = 300  # for the listed cost; 200 to 700 on DeiT-Tiny
+Removal = Literal["remove", "fill", "pixels"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sufficient:
-    """What was found; places are patches (rows, columns), or pixels.
+class SufficientSubsets:
+    """Sufficient subsets of a batch; places are patches (rows, columns), or pixels.
 
-    subset: the places that are enough          sure: p_c of them alone          reached: whether that is the threshold or more
-    step: when a place was hidden, counted from 0; the number of steps where it never was
-    confidence: p_c before each step, the first of the whole picture; `left` places were there then
+    subset: the places that suffice
+    subset_confidence: p_c of the subset alone
+    reached: whether that is at least the threshold
+    step: when a place was hidden, counted from 0; the number of steps if it never was
+    confidence: p_c before each step, the first of the whole image
+    left: number of remaining places before each step
     """
 
     target: Int[Tensor, " b"]
     subset: Bool[Tensor, "b rows columns"]
-    sure: Float[Tensor, " b"]
+    subset_confidence: Float[Tensor, " b"]
     reached: Bool[Tensor, " b"]
     step: Int[Tensor, "b rows columns"]
     confidence: Float[Tensor, "b steps"]
@@ -72,151 +79,182 @@ class Sufficient:
 
     @property
     def size(self) -> Int[Tensor, " b"]:
-        """Places in the subset."""
+        """Number of places in the subset."""
         return self.subset.flatten(1).sum(1)
 
 
-def subsets(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], target: Target = None, *, threshold: float = 0.9,
-            space: str = "patches", budget: int | None = None, minimal: bool = True, summed: bool = False) -> Sufficient:  # fmt: skip
+@dataclass(frozen=True)
+class Settings:
+    """Options of the search, checked."""
+
+    threshold: float
+    space: str
+    budget: int | None
+    minimal: bool
+    summed: bool
+
+    def __post_init__(self) -> None:
+        if self.space not in SPACES:
+            raise UnknownName("space", str(self.space), SPACES)
+        if not 0 < self.threshold <= 1:
+            raise BadInput(f"sufficient: threshold is a confidence in 0..1, got {self.threshold!r}")
+
+    def sizes(self, places: int) -> list[int]:
+        """Number of remaining places before each step."""
+        usual = SUMMED_STEPS if self.summed else STEPS[self.space]
+        runs = check_budget("sufficient", 2 * usual if self.budget is None else self.budget, 2)
+        return step_sizes(places, runs // 2, self.summed)
+
+
+def subsets(
+    model: nn.Module | ViT,
+    images: Float[Tensor, "b c h w"],
+    target: Target = None,
+    *,
+    threshold: float = 0.9,
+    space: str = "patches",
+    budget: int | None = None,
+    minimal: bool = True,
+    summed: bool = False,
+    on_progress: OnProgress = ignore_progress,
+) -> SufficientSubsets:
     """Sufficient subsets of every image for its predicted class, or for any class; with the confidence at every step."""
     vit = adapt(model)
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
     with torch.inference_mode(False), evaluation_mode(vit.model):
         with torch.no_grad():
             tokens = vit.embed(images)
-            classes = resolve(target, vit.logits(tokens))
+            classes = resolve_target(target, vit.logits(tokens))
         if classes is None or classes.dim() != 1:
             raise BadInput(
-                "sufficient: expected a class, or one for each image; a callable or several classes have no confidence"
+                "sufficient: expected a class, or one per image; a callable or several classes have no confidence"
             )
-        return _find(vit, images, tokens, classes, threshold, space, budget, minimal, summed)
+        query = Query(vit, images, tokens, classes, on_progress=on_progress)
+        return _search(query, Settings(threshold, space, budget, minimal, summed))
 
 
-@register_method("sufficient", "model", cost=2.0 * STEPS["patches"] + THINNING, **BLACK_BOX)
-def sufficient(ask: Any, *, threshold: float = 0.9, space: str = "patches", budget: int | None = None,
-               minimal: bool = True, summed: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
-    """The fewest patches that make the model sure, by batched gradient SIS: above zero the subset, the rest by when it was hidden."""
-    if callable(ask.target):
+@register_method("sufficient", "model", cost=2.0 * STEPS["patches"] + PRUNING_RUNS, **BLACK_BOX)
+def sufficient(
+    query: Query,
+    *,
+    threshold: float = 0.9,
+    space: str = "patches",
+    budget: int | None = None,
+    minimal: bool = True,
+    summed: bool = False,
+) -> Float[Tensor, "b h w"]:
+    """The fewest patches that keep the model confident (batched gradient SIS): positive in the subset."""
+    if callable(query.target):
         raise BadInput(
-            "sufficient: a callable target has no confidence that could reach a threshold. Give a class."
+            "sufficient: a callable target has no confidence to compare with a threshold. Give a class."
         )
-    found = _find(ask.vit, ask.images, ask.tokens, ask.target, threshold, space, budget, minimal, summed)
-    late = (found.step + 1) / (found.confidence.shape[1] + 1)
-    scores = torch.where(found.subset, late, late - 1).to(ask.images)
-    return (
-        scores
-        if space == "patches"
-        else ask.per_patch(scores[:, None], "pixels") / (scores[0].numel() / (ask.grid[0] * ask.grid[1]))
-    )
+    result = _search(query, Settings(threshold, space, budget, minimal, summed))
+    late = (result.step + 1) / (result.confidence.shape[1] + 1)
+    scores = torch.where(result.subset, late, late - 1).to(query.images)
+    if space == "patches":
+        return scores
+    pixels_per_patch = scores[0].numel() / query.patches
+    return query.per_patch(scores[:, None], "pixels") / pixels_per_patch
 
 
-def _find(vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, threshold: float, space: str, budget: int | None,
-          minimal: bool, summed: bool) -> Sufficient:  # fmt: skip
-    if space not in SPACES:
-        raise UnknownName("space", str(space), SPACES)
-    if not 0 < threshold <= 1:
-        raise BadInput(f"sufficient: threshold is a confidence in 0..1, got {threshold!r}")
-    grid = vit.layout(tokens).grid if space == "patches" else (images.shape[-2], images.shape[-1])
-    usual = SUMMED if summed else STEPS[space]
-    left = sizes(
-        grid[0] * grid[1], budget_of("sufficient", 2 * usual if budget is None else budget, 2) // 2, summed
-    )
-    walk = _Walk(vit, images, tokens, target, grid, left, _way(vit, space), summed)
-    confidence = searched("sufficient", len(left), 1, walk)
+def _search(query: Query, settings: Settings) -> SufficientSubsets:
+    images = query.images
+    grid = query.grid if settings.space == "patches" else (images.shape[-2], images.shape[-1])
+    sizes = settings.sizes(grid[0] * grid[1])
+    walk = _Walk(query, grid, sizes, _removal(query.vit, settings.space), settings.summed)
+    confidence = run_search(query, "sufficient", len(sizes), 1, walk)
     done = confidence.shape[1]
-    enough = confidence >= threshold
+    enough = confidence >= settings.threshold
     reached = enough.any(1)
     last = torch.where(enough, torch.arange(done, device=images.device), -1).amax(1)
     last = torch.where(reached, last, confidence.argmax(1))
     step = torch.where(walk.step < done, walk.step, done)
     subset = step >= last[:, None]
-    sure = confidence.gather(1, last[:, None])[:, 0]
-    if minimal and space == "patches":
-        sure = _prune(
-            walk,
-            subset,
-            sure,
-            torch.where(reached, threshold, sure),
-            float("inf") if budget is None else budget,
-        )
-    there = torch.tensor(left[:done], device=images.device)
-    return Sufficient(
-        target, subset.unflatten(1, grid), sure, reached, step.unflatten(1, grid), confidence, there
+    of_subset = confidence.gather(1, last[:, None])[:, 0]
+    if settings.minimal and settings.space == "patches":
+        threshold = torch.where(reached, settings.threshold, of_subset)
+        limit = float("inf") if settings.budget is None else settings.budget
+        of_subset = _prune(walk, subset, of_subset, threshold, limit)
+    return SufficientSubsets(
+        target=walk.target,
+        subset=subset.unflatten(1, grid),
+        subset_confidence=of_subset,
+        reached=reached,
+        step=step.unflatten(1, grid),
+        confidence=confidence,
+        left=torch.tensor(sizes[:done], device=images.device),
     )
 
 
-def sizes(places: int, steps: int, summed: bool) -> list[int]:
-    """How many places are left before each step: as many fewer every time, or (summed) by as large a factor."""
+def step_sizes(places: int, steps: int, summed: bool) -> list[int]:
+    """Number of remaining places before each step: decreasing by a constant, or (summed) by a constant factor."""
     if summed:
-        return sorted({max(1, round(places * LAST ** (i / steps))) for i in range(steps)}, reverse=True)
+        shares = (SUMMED_SHARE ** (i / steps) for i in range(steps))
+        return sorted({max(1, round(places * share)) for share in shares}, reverse=True)
     k = -(-places // min(steps, places))
     return list(range(places, 0, -k))
 
 
-def _way(vit: ViT, space: str) -> str:
+def _removal(vit: ViT, space: str) -> Removal:
     if space == "pixels":
         return "pixels"
     if vit.plan.removable and vit.plan.global_attention:
         return "remove"
     warnings.warn(
-        f"sufficient: patches of a {vit.plan.kind} cannot be removed, so they are painted in the mean colour.",
+        f"sufficient: patches of a {vit.plan.kind} cannot be removed, so they are filled with the mean colour.",
         stacklevel=5,
     )
     return "fill"
 
 
 class _Walk:
-    """One step after the other: p_c with what is left, then the places with the largest g (or sum of them) are hidden."""
+    """One step after the other: p_c of the remaining places, then those with the largest g (or sum) are hidden."""
 
-    def __init__(self, vit: ViT, images: Tensor, tokens: Tensor, target: Tensor, grid: tuple[int, int], sizes: list[int], how: str,
-                 summed: bool) -> None:  # fmt: skip
-        self.vit, self.images, self.tokens, self.target, self.grid, self.how = (
-            vit,
-            images,
-            tokens,
-            target,
-            grid,
-            how,
-        )
+    def __init__(
+        self, query: Query, grid: tuple[int, int], sizes: list[int], removal: Removal, summed: bool
+    ) -> None:
+        assert isinstance(query.target, Tensor)
+        self.query, self.target, self.grid, self.removal = query, query.target, grid, removal
         self.sizes, self.summed = [*sizes, 0], summed
-        self.step = torch.full((len(images), sizes[0]), torch.iinfo(torch.int64).max, device=images.device)
-        self.sum = torch.zeros(
-            self.step.shape, dtype=torch.promote_types(images.dtype, torch.float32), device=images.device
-        )
+        shape, device = (len(query.images), sizes[0]), query.images.device
+        self.step = torch.full(shape, torch.iinfo(torch.int64).max, device=device)
+        dtype = torch.promote_types(query.images.dtype, torch.float32)
+        self.sum = torch.zeros(shape, dtype=dtype, device=device)
 
     def __call__(self, part: slice) -> Float[Tensor, "b 1"]:
-        seen = self.step >= part.start
-        left = seen.nonzero()[:, 1].view(len(seen), -1)  # every image has as many left
+        visible = self.step >= part.start
+        left = visible.nonzero()[:, 1].view(len(visible), -1)  # the same number for every image
         with torch.enable_grad():
-            log_p, g = self.gradient(left, seen)
+            log_p, g = self.gradient(left, visible)
         if self.summed:
-            g = torch.nn.functional.normalize(g.to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
+            g = F.normalize(g.to(self.sum), dim=1, eps=torch.finfo(self.sum.dtype).tiny)
             self.sum = self.sum.scatter_add(1, left, g)
             g = self.sum.gather(1, left)
-        worst = g.argsort(dim=1, descending=True, stable=True)[
-            :, : self.sizes[part.start] - self.sizes[part.stop]
-        ]
-        self.step = self.step.scatter(1, left.gather(1, worst), part.start)
+        count = self.sizes[part.start] - self.sizes[part.stop]
+        least_evidence = g.argsort(dim=1, descending=True, stable=True)[:, :count]
+        self.step = self.step.scatter(1, left.gather(1, least_evidence), part.start)
         return log_p.exp()[:, None]
 
     def gradient(
-        self, left: Int[Tensor, "b n"], seen: Bool[Tensor, "b p"]
+        self, left: Int[Tensor, "b n"], visible: Bool[Tensor, "b p"]
     ) -> tuple[Float[Tensor, " b"], Float[Tensor, "b n"]]:
-        """log p_c and g of the places that are left."""
-        if self.how == "remove":
-            run = forward(self.vit, self.vit.select(self.tokens, left), want=Want(attention=True, norm=True))
-            log_p = quantity("log_prob", run.logits, self.target)
-            return log_p.detach(), closing(run.trace(log_p))
-        x = (self.images * to_pixels(seen.unflatten(1, self.grid), self.images)).requires_grad_()
-        log_p = quantity("log_prob", self.vit(x), self.target)
-        (d,) = torch.autograd.grad(log_p.sum(), x)
-        g = -(self.images * d).sum(1)
-        if self.how == "fill":  # the mean over a patch's pixels ranks as their sum
-            g = torch.nn.functional.adaptive_avg_pool2d(g[:, None], self.grid)
+        """log p_c, and g of the remaining places."""
+        vit, images = self.query.vit, self.query.images
+        if self.removal == "remove":
+            want = Want(attention=True, norm=True)
+            run = forward(vit, vit.select(self.query.tokens, left), want=want)
+            log_p = class_score("log_prob", run.logits, self.target)
+            return log_p.detach(), gate_gradient(run.trace(log_p))
+        x = (images * to_pixels(visible.unflatten(1, self.grid), images)).requires_grad_()
+        log_p = class_score("log_prob", vit(x), self.target)
+        (gradient,) = torch.autograd.grad(log_p.sum(), x)
+        g = -(images * gradient).sum(1)
+        if self.removal == "fill":  # the mean over a patch's pixels ranks like their sum
+            g = F.adaptive_avg_pool2d(g[:, None], self.grid)
         return log_p.detach(), g.flatten(1).gather(1, left)
 
 
-def closing(trace: Trace) -> Float[Tensor, "b n"]:
+def gate_gradient(trace: Trace) -> Float[Tensor, "b n"]:
     """∂T/∂m_j of closing the gate to patch j in every attention, and in the mean that the head takes."""
     pooled = trace.vit.readout == "pool"
     tokens, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
@@ -230,45 +268,46 @@ def closing(trace: Trace) -> Float[Tensor, "b n"]:
                 taken = taken - ds.diagonal(dim1=-2, dim2=-1).sum(1)
             total = total - taken[:, -total.shape[1] :]
     if not pooled:
-        y = [
-            t
-            for t in (trace.run.hidden[-1], *trace.run.records[-1].norms)
-            if t.dim() == 3 and t.shape[1] == tokens
-        ][-1]
+        candidates = (trace.run.hidden[-1], *trace.run.records[-1].norms)
+        y = [t for t in candidates if t.dim() == 3 and t.shape[1] == tokens][-1]
         patches = y.detach()[:, prefix:]
         total = total - ((patches - patches.mean(1, keepdim=True)) * trace.grad(y)[:, prefix:]).sum(-1)
     return total
 
 
-def _prune(walk: _Walk, subset: Bool[Tensor, "b p"], sure: Float[Tensor, " b"], threshold: Float[Tensor, " b"],
-           limit: float) -> Float[Tensor, " b"]:  # fmt: skip
-    """Thin `subset` out (in place), round by round, until nothing can be spared or `limit` runs are spent; gives p_c of the rest."""
-    sure, spent = sure.clone(), [0]
+def _prune(
+    walk: _Walk,
+    subset: Bool[Tensor, "b p"],
+    confidence: Float[Tensor, " b"],
+    threshold: Float[Tensor, " b"],
+    limit: float,
+) -> Float[Tensor, " b"]:
+    """Prune `subset` in place until no patch can be spared or `limit` runs are spent; returns p_c of what is left."""
+    query, confidence, spent = walk.query, confidence.clone(), 0
 
-    def confidence(b: int, tried: Bool[Tensor, "r p"]) -> Float[Tensor, " r"]:
-        spent[0] += len(tried)
-        image = torch.full((len(tried),), b, device=tried.device)
-        return quantity(
-            "prob",
-            subset_logits(walk.vit, walk.images, walk.tokens, tried, image, walk.how),
-            walk.target[image],
-        )
+    def confidence_with(b: int, keep: Bool[Tensor, "r p"]) -> Float[Tensor, " r"]:
+        nonlocal spent
+        spent += len(keep)
+        image = torch.full((len(keep),), b, device=keep.device)
+        assert walk.removal != "pixels"
+        logits = subset_logits(query.vit, query.images, query.tokens, keep, image, walk.removal)
+        return class_score("prob", logits, walk.target[image])
 
-    def round_(part: slice) -> Tensor | None:
+    def prune_once(part: slice) -> Tensor | None:
         before = subset.sum()
         for b in range(len(subset)):
             members = subset[b].nonzero()[:, 0]
-            if len(members) < 2 or spent[0] >= limit * len(subset):
+            if len(members) < 2 or spent >= limit * len(subset):
                 continue
-            missed = confidence(b, subset[b].repeat(len(members), 1).scatter(1, members[:, None], False))
-            members = members[missed.argsort(descending=True, stable=True)]
+            without_one = subset[b].repeat(len(members), 1).scatter(1, members[:, None], False)
+            members = members[confidence_with(b, without_one).argsort(descending=True, stable=True)]
             counts = [2**i for i in range((len(members) - 1).bit_length())]
             fewer = torch.stack([subset[b].scatter(0, members[:n], False) for n in counts])
-            p = confidence(b, fewer)
-            able = (p >= threshold[b]).nonzero()[:, 0].tolist()
-            if able:
-                subset[b], sure[b] = fewer[able[-1]], p[able[-1]]
-        return None if subset.sum() == before else sure[:, None]
+            p = confidence_with(b, fewer)
+            enough = (p >= threshold[b]).nonzero()[:, 0].tolist()
+            if enough:
+                subset[b], confidence[b] = fewer[enough[-1]], p[enough[-1]]
+        return None if subset.sum() == before else confidence[:, None]
 
-    searched("sufficient, thinning out", subset.shape[1], 1, round_, least=0)
-    return sure
+    run_search(query, "sufficient, pruning", subset.shape[1], 1, prune_once, least=0)
+    return confidence

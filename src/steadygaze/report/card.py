@@ -1,137 +1,171 @@
-"""The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes gained and lost."""
+"""The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes
+gained and lost."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from steadygaze.method_registry import DEFAULT
-from steadygaze.report.changes import (
-    CLASS_HEADS,
-    HEADS,
-    LOOK,
-    class_rows,
-    corruption_figures,
-    row,
-    short_list,
-)
+from steadygaze.report.changes import HEADS, STYLES, change_figures, row, short_list
+from steadygaze.report.compare import classes_part, lead, turned_parts
+from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
-from steadygaze.report.samples import turned_pictures
-from steadygaze.runs.card import Shift
-from steadygaze.runs.stress_compare import Comparison
-from steadygaze.runs.stress_numbers import table_csv
-from steadygaze.runs.wording import label, number
+from steadygaze.report.samples import shots_of
+from steadygaze.runs.card import FaithfulnessChange
+from steadygaze.runs.compare import Comparison
 
 TILES = (
-    ("clean", "top1", "top-1, clean"), ("corruptions", "mean_error", "error under corruptions"), ("corruptions", "mce", "mCE"),
-    ("corruptions", "attention_stability", "attention stability"), ("clean", "attention_entropy", "attention entropy"),
-)  # fmt: skip
-LOOKS = (
-    "Entropy: how spread out attention is. Stability: how like that of the clean picture it stays under corruption. Overfocus, Gini and "
-    "peak: what the most seen tokens take; distance: how far it looks, in patches; diversity: how alike heads are (lower: more diverse)."
+    ("clean", "top1", "top-1, clean"),
+    ("corruptions", "mean_error", "error under corruptions"),
+    ("corruptions", "mce", "mCE"),
+    ("corruptions", "attention_stability", "attention stability"),
+    ("clean", "attention_entropy", "attention entropy"),
 )
-FAITHFUL = (
-    "How true the maps are of each model, by removing patches in their order; of the removal scores, higher is truer. A difference may "
-    "come from the model: one that is surer, or leans on fewer patches, loses more when they go."
+ATTENTION_TEXT = (
+    "Entropy: how spread out attention is. Stability: how similar it stays to that of the clean image under corruption. "
+    "Overfocus, Gini and peak: how much of it the most attended tokens receive; distance: how far away tokens attend, in "
+    "patches; diversity: how similar heads are (lower: more diverse)."
+)
+FAITHFULNESS_TEXT = (
+    "How faithful the maps of each model are, by removing patches in their order; higher removal scores are better. A "
+    "difference may come from the model: one that is more confident, or depends on fewer patches, loses more when they "
+    "are removed."
+)
+ROBUSTNESS_NOTE = (
+    "After minus before; coloured: the paired 95 % interval excludes zero. p: McNemar's exact test."
 )
 
 
-def write_card(found: Comparison, shifts: Sequence[Shift], path: Path, runs: Sequence[dict[str, Any]], *, method: str = DEFAULT,
-               show: int = 6, pictures: bool = True, masked: Sequence[bool] = (False, False)) -> list[Path]:  # fmt: skip
-    """Write the page and, beside it, both tables as .csv. masked: whether patches were hidden, not removed; before, and after."""
-    one, two = found.before[0], found.after[0]
-    first = short_list(found.changes)
-    looks = [row(c, words=True) for c in first if c.metric.startswith("attention_")]
-    rest = [row(c, words=True) for c in first if not c.metric.startswith("attention_")]
-    shots, why = samples(found, method, show) if pictures and show else ({}, "")
+def write_card(
+    comparison: Comparison,
+    faithfulness: Sequence[FaithfulnessChange],
+    path: Path,
+    runs: Sequence[dict[str, Any]],
+    *,
+    show: int = 6,
+    pictures: bool = True,
+    masked: Sequence[bool] = (False, False),
+) -> list[Path]:
+    """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were
+    hidden from attention rather than removed; before, and after."""
+    first = short_list(comparison.changes)
+    attention = [row(c, titles=True) for c in first if _is_attention(c.quantity.name)]
+    rest = [row(c, titles=True) for c in first if not _is_attention(c.quantity.name)]
     parts = [
-        Part("At a glance", "glance", tiles=_tiles(found, shifts), text="Before → after, on the same pictures."),
-        Part("Accuracy and robustness", "robustness", heads=HEADS, figures=corruption_figures(found), rows=rest,
-             after="After minus before; coloured: the paired 95 % interval leaves zero out. p: McNemar's exact test."),
-        Part("Attention", "attention", heads=HEADS, rows=looks, text=LOOKS),
-        Part("Faithfulness", "faithfulness", heads=["method", "metric", "before", "after", "difference", "pictures"],
-             rows=[_faithful(s) for s in shifts], text=FAITHFUL + _masked(*masked)),
-        Part("Maps side by side", "maps", shots=shots.get("samples", []), text=why or f"By {method}, of the class each model says."),
-        Part("Classes gained and lost", "classes", heads=CLASS_HEADS, texts=1, rows=class_rows(found),
-             text=f"Right answers by class ({found.setting}); intervals by Newcombe."),
-    ]  # fmt: skip
-    for way in ("wrong", "right"):
-        names = found.turned[way]
-        text = f"{len(names)} of the pictures ({found.setting})."
-        parts.append(Part(f"Turned {way}", f"turned-{way}", text=text, shots=shots.get(way, [])))
-    everything = f"{len(found.changes)} numbers before and after"
-    parts.append(
-        Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=everything)
-    )
+        Part(
+            "At a glance",
+            "glance",
+            tiles=_tiles(comparison, faithfulness),
+            text="Before → after, on the same images.",
+        ),
+        Part(
+            "Accuracy and robustness",
+            "robustness",
+            heads=HEADS,
+            figures=change_figures(comparison),
+            rows=rest,
+            after=ROBUSTNESS_NOTE,
+        ),
+        Part("Attention", "attention", heads=HEADS, rows=attention, text=ATTENTION_TEXT),
+        Part(
+            "Faithfulness",
+            "faithfulness",
+            heads=["method", "metric", "before", "after", "difference", "images"],
+            rows=[_faithfulness_row(change) for change in faithfulness],
+            text=FAITHFULNESS_TEXT + _masking_text(*masked),
+        ),
+    ]
+    if pictures and show:
+        shots, text = shots_of(comparison, {"samples": _spread(comparison, show)}, show)
+        parts.append(Part("Maps side by side", "maps", shots=shots.get("samples", []), text=text))
+    parts.append(classes_part(comparison))
+    parts += turned_parts(comparison, show if pictures else 0, show)
+    folded = f"{len(comparison.changes)} numbers before and after"
+    everything = [row(c) for c in comparison.changes]
+    parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))
+    one, two = comparison.before[0], comparison.after[0]
     beside = path.with_name(f"{path.stem}-faithfulness.csv")
     page = rendered(
-        "card.html", runs, title="Before and after", about=f"{one.model} {two.model}", parts=parts,
-        leads=[f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights}). {one.pictures} pictures of {one.data}.",
-               *found.notes],
-        beside=f"{path.with_suffix('.csv').name} and {beside.name} beside this file hold the numbers.",
-    )  # fmt: skip
-    return write_all({path: page, path.with_suffix(".csv"): table_csv(found.records()), beside: _csv(shifts)})
+        "card.html",
+        runs,
+        title="Before and after",
+        about=f"{one.model} {two.model}",
+        parts=parts,
+        leads=[lead(comparison), *comparison.notes],
+        beside=f"{path.with_suffix('.csv').name} and {beside.name} beside this file have the numbers.",
+    )
+    return write_all(
+        {
+            path: page,
+            path.with_suffix(".csv"): records_csv(comparison.records()),
+            beside: _csv(faithfulness),
+        }
+    )
 
 
-def _masked(before: bool, after: bool) -> str:
-    """What the page says of models whose patches were hidden, not removed."""
+def _is_attention(metric: str) -> bool:
+    from steadygaze.runs.stress.suites.attention import Attention
+
+    return metric in {known.name for known in Attention.quantities}
+
+
+def _masking_text(before: bool, after: bool) -> str:
+    """About models whose patches were hidden, not removed."""
     if before and after:
         return " Patches of both models cannot be removed: they were hidden from attention instead."
     if not (before or after):
         return ""
     one, other = ("before", "after") if before else ("after", "before")
     hidden = f" Patches of the model {one} cannot be removed: they were hidden from attention."
-    return f"{hidden} Those {other} were removed: the two are not measured alike."
+    return f"{hidden} Those {other} were removed: the two are not measured with the same settings."
 
 
-def samples(found: Comparison, method: str, show: int) -> tuple[dict[str, Any], str]:
-    """Some pictures of the run, spread over its classes, and those that turned, with the maps of both models."""
-    names = found.before[0].names_of(
-        found.before[0].population(found.setting)
-    )  # in folders of classes, as a rule
-    some = (
-        [names[i * len(names) // show] for i in range(min(show, len(names)))] if len(names) > show else names
-    )
-    return turned_pictures(replace(found, turned={"samples": some, **found.turned}), method, show)
+def _spread(comparison: Comparison, show: int) -> list[str]:
+    """Images of the run, spread over its classes: in folders of classes, names are sorted by class."""
+    card = comparison.before[0]
+    names = card.names_of(card.population(comparison.setting))
+    if len(names) <= show:
+        return names
+    chosen = [names[i * len(names) // show] for i in range(show)]
+    return [
+        *chosen,
+        *(name for name in names if name not in chosen),
+    ]  # the runs may not have stored all of them
 
 
-def _tiles(found: Comparison, shifts: Sequence[Shift]) -> list[tuple[str, str, str]]:
-    """(what, numbers, difference)."""
-    known = {(c.setting, c.metric): c for c in found.changes}
+def _tiles(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]) -> list[tuple[str, str, str]]:
+    """(title, numbers, difference)."""
+    changes = {change.key: change for change in comparison.changes}
     tiles = []
-    for setting, metric, words in TILES:
-        if c := known.get((setting, metric)):
-            digits = 1 if c.scale == 100 or metric == "mce" else 3
-            sides = f"{c.scale * c.before.mean:.{digits}f} → {c.scale * c.after.mean:.{digits}f}"
-            tiles.append((words, sides, f"{c.scale * c.difference:+.3g} {c.verdict}".strip()))
-    for s in shifts[:1]:
-        words = f"faithfulness of {s.method}, {label(s.metric)}"
-        tiles.append((words, f"{s.before:.1f} → {s.after:.1f}", f"{s.difference:+.3g} {s.verdict}".strip()))
+    for label, metric, title in TILES:
+        if change := changes.get((label, metric)):
+            text = change.quantity.text
+            sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
+            tiles.append((title, sides, f"{change.scale * change.difference:+.3g} {change.verdict}".strip()))
+    for one in faithfulness[:1]:
+        title = f"faithfulness of {one.method}, {one.quantity.title}"
+        sides = f"{one.before:.1f} → {one.after:.1f}"
+        tiles.append((title, sides, f"{one.difference:+.3g} {one.verdict}".strip()))
     return tiles
 
 
-def _faithful(s: Shift) -> list[Cell]:
-    gap = Cell(
-        f"{s.difference:+.3g}", s.difference, LOOK.get(s.verdict, ""), f"{s.low:+.3g} to {s.high:+.3g}"
-    )
-    sides = [Cell(number(v, s.metric), v) for v in (s.before, s.after)]
+def _faithfulness_row(change: FaithfulnessChange) -> list[Cell]:
+    span = f"{change.low:+.3g} to {change.high:+.3g}"
+    style = STYLES.get(change.verdict, "")
     return [
-        Cell(s.method, s.method),
-        Cell(label(s.metric), s.metric),
-        *sides,
-        gap,
-        Cell(str(s.images), s.images),
+        Cell(change.method, change.method),
+        Cell(change.quantity.title, change.metric),
+        *(Cell(change.quantity.text(value), value) for value in (change.before, change.after)),
+        Cell(f"{change.difference:+.3g}", change.difference, style, span),
+        Cell(str(change.images), change.images),
     ]
 
 
-def _csv(shifts: Sequence[Shift]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*Shift.__dataclass_fields__, "verdict"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**s.__dict__, "verdict": s.verdict} for s in shifts)
-    return text.getvalue()
+def _csv(changes: Sequence[FaithfulnessChange]) -> str:
+    names = [one.name for one in fields(FaithfulnessChange)]
+    lines = [",".join([*names, "verdict"])]
+    lines += [",".join([*(str(getattr(c, name)) for name in names), c.verdict]) for c in changes]
+    return "\n".join(lines) + "\n"

@@ -1,67 +1,87 @@
-"""The page of a comparison: every number before and after, classes gained and lost, pictures that turned with their maps."""
+"""The page of a comparison: every number before and after, classes gained and lost, changed images with their
+maps."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from steadygaze.method_registry import DEFAULT
-from steadygaze.report.changes import CLASS_HEADS, HEADS, class_rows, corruption_figures, row
+from steadygaze.report.changes import CLASS_HEADS, HEADS, change_figures, class_rows, row
+from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Part
-from steadygaze.report.samples import turned_pictures
-from steadygaze.runs.stress_compare import Comparison
-from steadygaze.runs.stress_numbers import table_csv
+from steadygaze.report.samples import shots_of
+from steadygaze.runs.compare import Comparison
+
+TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
+FIRST = "After minus before on the same images; coloured: the paired 95 % interval excludes zero."
+NOTE = (
+    "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact test of "
+    "correct and wrong predictions."
+)
 
 
 def write_comparison(
-    found: Comparison, path: Path, *, method: str = DEFAULT, show: int = 8, pictures: bool = True
+    comparison: Comparison, path: Path, *, show: int = 8, pictures: bool = True
 ) -> list[Path]:
-    """Write the page and, beside it, the numbers as .csv."""
-    one, two = found.before[0], found.after[0]
-    shots, why = turned_pictures(found, method, show) if pictures and show and found.turned else ({}, "")
+    """Write the page and, beside it, the numbers as .csv; returns the files."""
+    one, two = comparison.before[0], comparison.after[0]
     parts = [
-        Part("What changed", "changes", text="After minus before on the same pictures; coloured: the paired 95 % interval leaves zero out.",
-             figures=corruption_figures(found), heads=HEADS, rows=[row(c) for c in found.changes if c.verdict or "/" not in c.setting],
-             after="Scores, and every setting that changed for sure; the others are at the end. p: McNemar's exact test of right "
-             "and wrong answers."),
-    ]  # fmt: skip
-    if found.turned:
-        text = f"Right answers by class ({found.setting}); intervals by Newcombe."
-        parts.append(
-            Part(
-                "Classes gained and lost",
-                "classes",
-                text=text,
-                heads=CLASS_HEADS,
-                texts=1,
-                rows=class_rows(found),
-            )
+        Part(
+            "What changed",
+            "changes",
+            text=FIRST,
+            figures=change_figures(comparison),
+            heads=HEADS,
+            rows=[row(c) for c in comparison.changes if c.verdict or c.setting.level is None],
+            after=NOTE,
         )
-    for way, names in found.turned.items():
-        more = why or (f"Maps by {method}, of the class each model says." if shots.get(way) else "")
-        text = f"{len(names)} of the pictures ({found.setting}). {more}"
-        listed = ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
-        parts.append(
-            Part(
-                f"Turned {way}",
-                f"turned-{way}",
-                text=text,
-                shots=shots.get(way, []),
-                after=listed if names else "",
-            )
-        )
-    folded = f"{len(found.changes)} numbers before and after"
-    parts.append(
-        Part("All differences", "all", heads=HEADS, rows=[row(c) for c in found.changes], folded=folded)
-    )
-    models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
+    ]
+    if comparison.turned:
+        parts.append(classes_part(comparison))
+        parts += turned_parts(comparison, show if pictures else 0, show)
+    folded = f"{len(comparison.changes)} numbers before and after"
+    everything = [row(c) for c in comparison.changes]
+    parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))
     page = rendered(
         "card.html",
-        [card.run for card in (*found.before, *found.after)],
+        [card.run for card in (*comparison.before, *comparison.after)],
         title="Before and after",
         about=f"{one.model} {two.model}",
-        leads=[f"{models} {one.pictures} pictures of {one.data}.", *found.notes],
+        leads=[lead(comparison), *comparison.notes],
         parts=parts,
-        beside=f"{path.with_suffix('.csv').name} beside this file holds the numbers.",
+        beside=f"{path.with_suffix('.csv').name} beside this file has the numbers.",
     )
-    return write_all({path: page, path.with_suffix(".csv"): table_csv(found.records())})
+    return write_all({path: page, path.with_suffix(".csv"): records_csv(comparison.records())})
+
+
+def lead(comparison: Comparison) -> str:
+    """Which models, on what."""
+    one, two = comparison.before[0], comparison.after[0]
+    models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
+    return f"{models} {one.image_count} images of {one.data}."
+
+
+def classes_part(comparison: Comparison) -> Part:
+    """The classes gained and lost."""
+    text = f"Accuracy by class ({comparison.setting}); intervals by Newcombe."
+    rows = class_rows(comparison)
+    return Part("Classes gained and lost", "classes", text=text, heads=CLASS_HEADS, texts=1, rows=rows)
+
+
+def turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
+    """The images that are newly wrong and newly correct: how many, their names, and maps of those the runs
+    stored."""
+    shots, text = shots_of(comparison, comparison.turned, shown) if shown else ({}, "")
+    parts = []
+    for way, names in comparison.turned.items():
+        more = f" and {len(names) - listed} more" if len(names) > listed else ""
+        parts.append(
+            Part(
+                TURNED[way],
+                f"turned-{way}",
+                text=f"{len(names)} of the images ({comparison.setting}). {text if names else ''}".strip(),
+                shots=shots.get(way, []),
+                after=", ".join(names[:listed]) + more,
+            )
+        )
+    return parts

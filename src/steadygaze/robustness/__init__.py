@@ -33,7 +33,7 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "read_shift": "shifts",
     "read_clip": "clips",
     "shift_scores": "shifts",
-    "top_right": "shifts",
+    "any_correct": "shifts",
     "vary": "synthetic",
     "swap_background": "synthetic",
     "remove_background": "synthetic",

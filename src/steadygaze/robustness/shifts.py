@@ -85,7 +85,7 @@ class Shift:
         )
 
 
-def top_right(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int]], *, k: int,
+def any_correct(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int]], *, k: int,
               classes: Sequence[int] | None = None) -> Bool[Tensor, " b"]:  # fmt: skip
     """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the lower index first."""
     if logits.dim() != 2 or len(right) != len(logits):
@@ -121,7 +121,7 @@ def shift_scores(
     for classes in protocols:
         columns = logits.shape[1] if classes is None else len(classes)
         for k in (1, 5):
-            out[f"top{k} of {columns}"] = top_right(logits, right, k=min(k, columns), classes=classes)
+            out[f"top{k} of {columns}"] = any_correct(logits, right, k=min(k, columns), classes=classes)
     return out
 
 

@@ -27,9 +27,9 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions.corrupt import generator
 
 Pixels = UInt8[np.ndarray, "h w 3"]
-PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
+POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "location": tuple((x, y) for y in PLACES for x in PLACES),
+    "location": tuple((x, y) for y in POSITIONS for x in POSITIONS),
     "rotation": tuple(range(1, 360, 20)),
     "size": (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
 }

@@ -1,13 +1,15 @@
-"""Before and after in one record: `stress` and `verify` of two models on the same pictures, and what differs in faithfulness.
+"""Before and after on one page: `stress` and `verify` of two models on the same images, and what differs in
+faithfulness.
 
-A side is a model (a name as for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train` wrote), and is measured into
-OUT/before or OUT/after; or it is such a folder from before, with stress/ and verify/ in it, and is read.
+A side is a model (a name for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train`
+wrote), which is measured into OUT/before or OUT/after; or the folder OUT/before of an earlier card, with
+stress/ and verify/ in it, which is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,23 @@ import numpy as np
 
 from steadygaze.errors import BadInput
 from steadygaze.method_registry import DEFAULT
-from steadygaze.progress import Progress
-from steadygaze.quantity import mean
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.quantity import Quantity, mean
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress_request import Request as StressRequest
-from steadygaze.runs.stress_request import prepare_stress, stress_run
-from steadygaze.runs.stress_suite import Options
+from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.table import difference
+from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Line, Section, quantity
 
-SUITE = ("corruptions", "attacks", "occlusion", "attention")
-Step = Callable[
-    [str, int], Any
-]  # what is done next, and how many pictures it shows -> a context that is told of them
+SUITES = ("corruptions", "attacks", "occlusion", "attention")
 
 
 @dataclass(frozen=True)
-class Shift:
-    """One faithfulness number of a method, before and after: after minus before with its paired 95 % interval."""
+class FaithfulnessChange:
+    """One faithfulness number of a method, before and after: after minus before with its paired 95 %
+    interval."""
 
     method: str
     metric: str
@@ -46,84 +45,95 @@ class Shift:
     images: int
 
     @property
+    def quantity(self) -> Quantity:
+        return quantity(self.metric)
+
+    @property
     def verdict(self) -> str:
-        """better or worse where the interval leaves zero out; otherwise nothing."""
+        """better or worse where the interval excludes zero; otherwise empty."""
         if not (self.low > 0 or self.high < 0):
             return ""
-        return "better" if (self.difference > 0) == (quantity(self.metric).better == "higher") else "worse"
+        return "better" if self.difference * self.quantity.sign > 0 else "worse"
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What is measured of both sides."""
+class CardRequest:
+    """What is measured of both sides. options: of the suites."""
 
     data: Path | None
     out: Path
-    suite: Sequence[str] = SUITE
+    suites: Sequence[str] = SUITES
     methods: Sequence[str] = (DEFAULT,)
     metrics: Sequence[str] = ()
     masks: Path | None = None
-    options: Options | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
     seed: int = 0
-    batch: int = 16
+    batch_size: int = 16
     device: str = "auto"
     command: str = ""
 
 
-def measured(side: str, which: str, ask: Ask, place: World, step: Step) -> Path:
-    """The folder with stress/ and verify/ of a side, measured now unless it is one already."""
-    there = Path(side)
-    if (there / "stress" / "run.json").is_file() and (there / "verify" / "run.json").is_file():
-        return there
-    if (there / "run.json").is_file():
+def measure_side(
+    side: str, name: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
+) -> Path:
+    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or
+    after."""
+    folder = Path(side)
+    if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
+        return folder
+    if (folder / "run.json").is_file():
         raise BadInput(
-            f"{side} holds one run alone: expected a model, or a folder with stress/ and verify/. For stress: compare-models."
+            f"{side} holds a single run: expected a model, or a folder with stress/ and verify/. "
+            "Compare stress runs with compare-models."
         )
-    if ask.data is None:
-        raise BadInput(f"{side} is a model that is to be measured: expected --data FOLDER")
-    name, _, file = side.partition("@")
-    checkpoint = Path(file) if file else None
-    out = ask.out / which
+    if request.data is None:
+        raise BadInput(f"{side} is a model that is to be measured: expected a folder of data", option="data")
+    model, _, file = side.partition("@")
+    out = request.out / name
     common: dict[str, Any] = {
-        "model": name, "data": ask.data, "checkpoint": checkpoint, "masks": ask.masks, "limit": ask.limit, "seed": ask.seed,
-        "batch": ask.batch, "device": ask.device, "command": ask.command,
-    }  # fmt: skip
-    strong = StressRequest(
-        **common, out=out / "stress", suite=list(ask.suite), options=ask.options or Options()
+        "model": model,
+        "data": request.data,
+        "checkpoint": Path(file) if file else None,
+        "masks": request.masks,
+        "limit": request.limit,
+        "seed": request.seed,
+        "batch_size": request.batch_size,
+        "device": request.device,
+        "command": request.command,
+    }
+    stress = StressRequest(
+        **common,
+        out=out / "stress",
+        suites=list(request.suites),
+        options=request.options,
+        map_method=request.methods[0],
     )
-    ready = prepare_stress(strong, place)
-    with step(f"stressing {which}", ready.work(place)) as told:
-        stress_run(strong, place, told, ready)
-    common["batch_size"] = common.pop("batch")
-    more: dict[str, Any] = {"metrics": list(ask.metrics)} if ask.metrics else {}
-    true = VerifyRequest(**common, out=out / "verify", methods=list(ask.methods), **more)
-    prepared = prepare_verify(true, place)
-    with step(f"verifying {which}", prepared.source.count or 0) as told:
-        before = 0
-
-        def report(progress: Progress) -> None:
-            nonlocal before
-            told(progress.done - before, progress.done - before)
-            before = progress.done
-
-        run_verify(true, place, report, prepared)
+    run_stress(stress, world, on_progress, prepare_stress(stress, world))
+    verify = VerifyRequest(
+        **common,
+        out=out / "verify",
+        methods=list(request.methods),
+        metrics=list(request.metrics) or DEFAULT_METRICS,
+    )
+    run_verify(verify, world, on_progress, prepare_verify(verify, world))
     return out
 
 
-def faithfulness(before: Path, after: Path) -> list[Shift]:
-    """Every metric of every method that both sides have, over the pictures that both have."""
-    one, two = (_section(folder) for folder in (before, after))
-    found = []
-    for metric in one.shown:
-        for line in one.lines_of(metric):
-            if metric in two.shown and line in two.lines_of(metric):
-                found.append(_shift(one, two, metric, line))
-    if not found:
+def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
+    """Every metric of every method that both sides have, over the images that both have."""
+    one, two = _section(before), _section(after)
+    changes = [
+        _change(one, two, metric, line)
+        for metric in one.shown
+        for line in one.lines_of(metric)
+        if metric in two.shown and line in two.lines_of(metric)
+    ]
+    if not changes:
         raise BadInput(
             f"{before} and {after} have no method and metric in common: verify both with the same ones"
         )
-    return found
+    return changes
 
 
 def _section(folder: Path) -> Section:
@@ -133,21 +143,20 @@ def _section(folder: Path) -> Section:
     return sections[0]
 
 
-def _shift(one: Section, two: Section, metric: str, line: Line) -> Shift:
+def _change(one: Section, two: Section, metric: str, line: Line) -> FaithfulnessChange:
     common = sorted(set(one.names) & set(two.names))
     if not common:
-        raise BadInput("the two sides have no picture in common: give the same data")
-    places = [[section.names.index(name) for name in common] for section in (two, one)]
-    values = np.stack([section.array(metric, line)[p] for section, p in zip((two, one), places, strict=True)])
-    details = (
-        [section.detail(metric, line) for section in (two, one)]
-        if quantity(metric).combine is not mean
-        else [None, None]
-    )
-    known = [d[p] for d, p in zip(details, places, strict=True) if d is not None]
-    pair = np.stack(known) if len(known) == len(details) else None
-    gap, low, high = difference(
-        values, pair, combine=quantity(metric).combine, repeats=one.repeats, seed=one.seed
-    )
+        raise BadInput("the two sides have no image in common: give the same data")
+    ranks = [[section.names.index(name) for name in common] for section in (two, one)]
+    pairs = list(zip((two, one), ranks, strict=True))
+    values = np.stack([section.array(metric, line)[rank] for section, rank in pairs])
+    combine = quantity(metric).combine
+    details = None
+    if combine is not mean:
+        known = [(section.detail(metric, line), rank) for section, rank in pairs]
+        if all(detail is not None for detail, _ in known):
+            details = np.stack([detail[rank] for detail, rank in known if detail is not None])
+    gap, low, high = difference(values, details, combine=combine, repeats=one.repeats, seed=one.seed)
     was, now = (section.cells[metric, line].value for section in (one, two))
-    return Shift("/".join(line), metric, was, now, gap, low, high, int((~np.isnan(values).any(0)).sum()))
+    images = int((~np.isnan(values).any(0)).sum())
+    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images)

@@ -31,7 +31,7 @@ from steadygaze.errors import BadInput
 if TYPE_CHECKING:
     import pandas as pd
 
-    from steadygaze.runs.stress_card import Card
+    from steadygaze.runs.stress.card import Card
     from steadygaze.runs.verify.summary import Table
 
 Row = dict[str, Any]
@@ -231,7 +231,7 @@ class Rows:
         """The summary of each stress run: one value with its 95 % interval for each setting and metric, and
         the scores.
         """
-        from steadygaze.runs.stress_card import Card
+        from steadygaze.runs.stress.card import Card
 
         return Card.of(self, repeats=repeats, seed=seed)
 

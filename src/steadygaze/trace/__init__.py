@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steadygaze.trace.capture import Forward, Trace, forward
     from steadygaze.trace.intercept import Interception
+    from steadygaze.trace.query import Query
     from steadygaze.trace.record import Attention, Record, Term, Want
     from steadygaze.trace.rules import ATTNLRP, PLAIN, Rules, frozen
     from steadygaze.trace.seam import Seam
@@ -19,6 +20,7 @@ _HOME = {
     "Forward": "capture",
     "Interception": "intercept",
     "PLAIN": "rules",
+    "Query": "query",
     "Record": "record",
     "Rules": "rules",
     "Seam": "seam",
@@ -34,6 +36,7 @@ __all__ = [
     "Attention",
     "Forward",
     "Interception",
+    "Query",
     "Record",
     "Rules",
     "Seam",

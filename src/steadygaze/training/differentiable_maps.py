@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from steadygaze.aggregate import aggregate, layers
 from steadygaze.errors import MethodUnavailable
-from steadygaze.explainer import rules_of, unavailable, value_of
+from steadygaze.explainer import rules_of, unavailable
 from steadygaze.method_registry import Method
 from steadygaze.methods import parse
-from steadygaze.target import resolve
+from steadygaze.target import resolve_target, target_value
 from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.vit import Layout, ViT, adapt
 
@@ -66,8 +66,8 @@ def live_map(
     run = forward(view, vit.embed(images), rules=rules, want=want, watch=watch, cut=False)
     trace = Live(run)
     if m.base.gradient:
-        classes: Any = target if callable(target) else resolve(target, run.logits)
-        value = value_of(classes, m.score, run.logits)
+        classes: Any = target if callable(target) else resolve_target(target, run.logits)
+        value = target_value(classes, m.score, run.logits)
         trace = _traced(run, value, None if callable(target) else classes, first, second_order)
     found = aggregate(trace, m)
     if torch.is_grad_enabled() and run.logits.requires_grad and not found.requires_grad:

@@ -1,28 +1,31 @@
-"""Views of vision transformers. `adapt(model)` finds the adapter, checks the view against the model once, and caches it."""
+"""Views of vision transformers: `adapt(model)` finds an adapter, checks the view once against the model, and caches it."""
 
-import sys
 import weakref
 from typing import Any
 
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.adapter_registry import find_plan, register_adapter
 from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
-__all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt"]
+__all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt", "register_adapter"]
 
 _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
     weakref.WeakKeyDictionary()
-)  # model -> its shape when checked
+)  # model -> structure checked
 
 
 def adapt(model: Any) -> ViT:
-    """A view of a timm, transformers or torchvision vision transformer.
+    """View a vision transformer as embed -> blocks -> head.
 
-    The view must give the model's own logits, or `UnsupportedModel` is raised; that is checked once for a model.
+    model: a vision transformer of timm, transformers or torchvision, of a class known to `register_adapter`, or the
+        result of `load_model`
+
+    The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once per model.
     """
     if isinstance(model, ViT):
         return model
@@ -36,14 +39,17 @@ def adapt(model: Any) -> ViT:
     known = _VIEWS.get(id(model))
     if known is not None and known.model is model and _CHECKED.get(model) == shape:
         return known
-    with without_autocast(model):  # what a model caches on the way must serve gradients later
+    with without_autocast(model):  # what a model caches must serve gradients later
         return _view(model, shape)
 
 
 def _unwrapped(model: Any) -> Any:
-    """Without the wrappers of torch.compile and of parallel training, in any order: they run the same modules."""
+    """The module inside `load_model`'s result, torch.compile and parallel training, in any order."""
     while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = getattr(model, "model", None)
+        if isinstance(inner, nn.Module) and not isinstance(model, nn.Module):
+            model = inner
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -52,16 +58,18 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _view(model: nn.Module, shape: int) -> ViT:
-    plan = _plan(model)
+    plan = find_plan(model)
     if plan is None:
         inside = _inside(model)
-        what = (
-            f"It holds one: give model.get_submodule({inside!r}), and images as that is given them, normalised for example."
+        advice = (
+            f"It contains one: use model.get_submodule({inside!r}), with images preprocessed as that expects them."
             if inside
-            else "It views ViTs of timm, transformers and torchvision; `python -m benchmarks.coverage` and docs/models.md list them."
+            else "Supported are ViTs of timm, transformers and torchvision, listed in docs/models.md; "
+            "register_adapter adds a class of your own."
         )
         raise UnsupportedModel(
-            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. {what}"
+            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. "
+            f"{advice}"
         )
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
@@ -72,39 +80,11 @@ def _view(model: nn.Module, shape: int) -> ViT:
 
 
 def _inside(model: nn.Module) -> str:
-    """Where in a module a vision transformer is that can be viewed; empty if nowhere."""
+    """The name of a submodule that can be viewed; empty if there is none."""
     for name, inner in model.named_modules():
         try:
-            if name and _plan(_unwrapped(inner)) is not None:
+            if name and find_plan(_unwrapped(inner)) is not None:
                 return name
         except UnsupportedModel:
             continue
     return ""
-
-
-def _plan(model: nn.Module) -> Plan | None:
-    """Ask the adapter of each library that is loaded; a model of a library that was never imported cannot exist."""
-    if "steadygaze.models" in sys.modules:
-        from steadygaze.vit.adapters import steadygaze_models as added
-
-        plan = added.plan(model)
-        if plan is not None:
-            return plan
-    if "timm" in sys.modules:
-        from steadygaze.vit.adapters import timm
-        from steadygaze.vit.adapters import timm_hierarchical as hierarchical
-
-        plan = timm.plan(model) or hierarchical.plan(model)
-        if plan is not None:
-            return plan
-    if "transformers" in sys.modules:
-        from steadygaze.vit.adapters import transformers as huggingface
-
-        plan = huggingface.plan(model)
-        if plan is not None:
-            return plan
-    if "torchvision" in sys.modules:
-        from steadygaze.vit.adapters import torchvision
-
-        return torchvision.plan(model)
-    return None

@@ -35,7 +35,7 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
     layout = vit.layout(tokens)
     rows = torch.arange(len(keep), device=tokens.device) if image is None else image
     x = tokens[rows].clone()
-    where = places(vit, tokens)
+    where = token_indices(vit, tokens)
     hidden = ~at(keep, (where.shape[0], where.shape[1]))
     flat = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     flat[:, where.flatten()] = hidden.flatten(1)
@@ -51,7 +51,7 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
     return logits
 
 
-def places(vit: ViT, tokens: Float[Tensor, "b n d"]) -> Int[Tensor, "h w"]:
+def token_indices(vit: ViT, tokens: Float[Tensor, "b n d"]) -> Int[Tensor, "h w"]:
     """Which token lies where on the grid of the first block."""
     place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
     return vit.blocks[0].patches(place, vit.layout(tokens))[0, :, :, 0].long()

@@ -1,16 +1,16 @@
-"""Many runs of a model with only some of its patches: grouped by size, in chunks of a bounded number of tokens, packed where possible.
+"""Many runs of a model on subsets of its patches: grouped by size, in chunks of bounded size, packed where possible.
 
-| how    | what becomes of a patch that is not kept                                                                          |
-| remove | its token is taken out after `embed`, the others stay at their positions; short runs are cheap                     |
-| mask   | hidden from attention, pooling and convolutions (`vit.masking`), for models that need their whole grid            |
-| fill   | its pixels are set to zero, which is the mean colour of a normalised picture; every run is a whole one             |
+| mode   | a patch that is not kept                                                                      |
+| remove | its token is removed after `embed`, the others keep their positions; short runs are cheap     |
+| mask   | is hidden from attention, pooling and convolutions (`vit.masking`), for models that need all patches |
+| fill   | its pixels are set to zero, the mean colour of a normalised image; every run is a full one     |
 
-A model that reads only patches says nothing when none is left: its logits are then taken as zeros, all classes alike.
+A model whose head reads only patches has nothing to read when none is left: its logits are then zeros.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,14 @@ from steadygaze.vit.masking import masked_logits
 from steadygaze.vit.packing import CannotPack, Group, packable, packed_logits, take
 from steadygaze.vit.view import ViT
 
-TOKENS = {
-    "cpu": 1024
-}  # tokens in one chunk: what caches hold. Fixed, so that results do not depend on the number of threads
+HidingMode = Literal["remove", "mask", "fill"]
+# tokens in one chunk: what caches hold; fixed, so that results do not depend on the number of threads
+TOKENS = {"cpu": 1024}
 TOKENS_ELSEWHERE = 1 << 17
 
 
 def chunk_of(x: Tensor) -> int:
-    """Tokens that may run at once where `x` lies."""
+    """Tokens that run at once on the device of `x`."""
     return TOKENS.get(x.device.type, TOKENS_ELSEWHERE)
 
 
@@ -40,7 +40,10 @@ def reads_nothing(vit: ViT) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """Runs of one size that are small enough to go through the model at once, and where their results belong."""
+    """Runs of one size, few enough to go through the model at once.
+
+    place: where the results belong, as the caller counts; tokens: their number in all
+    """
 
     group: Group
     place: Any
@@ -50,7 +53,7 @@ class Piece:
 def pieces(
     vit: ViT, tokens: Float[Tensor, "b n d"], group: Group, here: tuple[Any, ...] = ()
 ) -> Iterator[Piece]:
-    """A group in pieces; the place of each is (*here, its slice of the group)."""
+    """Split a group into pieces; the place of each is (*here, its slice of the group)."""
     length = vit.prefix + group.keep.shape[1] if vit.plan.removable else tokens.shape[1]
     size = max(1, chunk_of(tokens) // max(1, length))
     for start in range(0, len(group.keep), size):
@@ -62,7 +65,7 @@ def pieces(
 def run_pieces(
     vit: ViT, tokens: Float[Tensor, "b n d"], wanted: Sequence[Piece]
 ) -> Iterator[tuple[Piece, Float[Tensor, "s classes"]]]:
-    """Logits of the pieces, several at once as far as the chunk and the model allow."""
+    """Logits of the pieces, several at once where chunk size and model allow it."""
     grid = vit.layout(tokens).grid
     if not vit.plan.removable:
         for piece in wanted:
@@ -87,7 +90,7 @@ def run_pieces(
 
 
 def _batches(wanted: Sequence[Piece], limit: int, packed: bool) -> Iterator[list[Piece]]:
-    """Pieces that run together: any that fit where the model can be packed."""
+    """Pieces that run together: as many as fit if the model can be packed, else one at a time."""
     batch: list[Piece] = []
     for piece in wanted:
         if batch and (not packed or sum(p.tokens for p in batch) + piece.tokens > limit):
@@ -99,7 +102,7 @@ def _batches(wanted: Sequence[Piece], limit: int, packed: bool) -> Iterator[list
 
 
 def can_mask(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
-    """Whether patches can be hidden from this model's attention; found out by trying."""
+    """Whether patches can be hidden from this model's attention, determined by trying."""
     grid = vit.layout(tokens).grid
     keep = torch.ones(1, *grid, dtype=torch.bool, device=tokens.device)
     keep[0, 0, 0] = False
@@ -111,35 +114,41 @@ def can_mask(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
     return True
 
 
-def subset_logits(vit: ViT, images: Float[Tensor, "b c hh ww"], tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "s p"],
-                  image: Int[Tensor, " s"], how: str) -> Float[Tensor, "s classes"]:  # fmt: skip
-    """Logits with only the patches `keep`; row s is of image `image[s]`. how: "remove", "mask" or "fill"."""
-    found: list[tuple[Tensor, Tensor]] = []
+def subset_logits(
+    vit: ViT,
+    images: Float[Tensor, "b c hh ww"],
+    tokens: Float[Tensor, "b n d"],
+    keep: Bool[Tensor, "s p"],
+    image: Int[Tensor, " s"],
+    mode: HidingMode,
+) -> Float[Tensor, "s classes"]:
+    """Logits with only the patches `keep`; row s belongs to image `image[s]`."""
+    results: list[tuple[Tensor, Tensor]] = []
     count = keep.sum(1)
-    empty = count == 0 if reads_nothing(vit) and how != "fill" else torch.zeros_like(count, dtype=torch.bool)
+    empty = count == 0 if reads_nothing(vit) and mode != "fill" else torch.zeros_like(count, dtype=torch.bool)
     rest = (~empty).nonzero()[:, 0]
-    if how == "remove":
+    if mode == "remove":
         wanted: list[Piece] = []
         for size in count[rest].unique().tolist():
             rows = rest[count[rest] == size]
             group = Group(image[rows], keep[rows].nonzero()[:, 1].view(len(rows), size))
             wanted += [Piece(p.group, rows[p.place[0]], p.tokens) for p in pieces(vit, tokens, group)]
-        found = [(piece.place, logits) for piece, logits in run_pieces(vit, tokens, wanted)]
+        results = [(piece.place, logits) for piece, logits in run_pieces(vit, tokens, wanted)]
     else:
         grid = vit.layout(tokens).grid
         for rows in rest.split(max(1, chunk_of(tokens) // tokens.shape[1])):
             cells = keep[rows].view(-1, *grid)
-            if how == "mask":
-                found.append((rows, masked_logits(vit, tokens, cells, image[rows])))
+            if mode == "mask":
+                results.append((rows, masked_logits(vit, tokens, cells, image[rows])))
             else:
-                found.append((rows, vit(images[image[rows]] * to_pixels(cells, images))))
-    classes = found[0][1].shape[1] if found else vit(images[:1]).shape[1]
+                results.append((rows, vit(images[image[rows]] * to_pixels(cells, images))))
+    classes = results[0][1].shape[1] if results else vit(images[:1]).shape[1]
     logits = images.new_zeros(len(keep), classes)
-    for rows, some in found:
+    for rows, some in results:
         logits[rows] = some
     return logits
 
 
 def to_pixels(cells: Tensor, images: Float[Tensor, "b c hh ww"]) -> Float[Tensor, "s 1 hh ww"]:
-    """A mask over the cells of a grid (s, h, w), as one over the pixels."""
+    """A mask over the cells of a grid (s, h, w), enlarged to pixels."""
     return F.interpolate(cells[:, None].to(images.dtype), size=images.shape[-2:], mode="nearest")

@@ -136,7 +136,7 @@ class ViT:
         """Which tokens feed the head: "class" row, "mean" of patches, or attention "pool"."""
         return self.plan.readout
 
-    def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
+    def embed(self, images: Tensor) -> Float[Tensor, "b n d"]:
         """Tokens before the first block, positions added (a `norm_pre` belongs to block 0)."""
         try:
             tokens, state, grid = self.plan.embed(self.check(images))
@@ -144,7 +144,7 @@ class ViT:
             raise BadInput(f"the model takes no images of shape {tuple(images.shape)}: {error}") from error
         return remember(tokens, Layout(grid, state=state))
 
-    def select(self, tokens: Float[Tensor, "b n d"], keep: Int[Tensor, "b k"]) -> Float[Tensor, "b m d"]:
+    def select(self, tokens: Tensor, keep: Tensor) -> Float[Tensor, "b m d"]:
         """Only the patches `keep`, in the order given; prefix tokens stay. Positions are those of the image.
 
         Indices count the patches of `tokens` in raster order, each at most once. With all of them nothing changes.
@@ -185,13 +185,13 @@ class ViT:
         with KeptPositions(layout, self.prefix):
             return self.plan.head(x, layout)
 
-    def logits(self, tokens: Float[Tensor, "b n d"], start: int = 0) -> Float[Tensor, "b classes"]:
+    def logits(self, tokens: Tensor, start: int = 0) -> Float[Tensor, "b classes"]:
         """Run the blocks from `start` on, and the head."""
         for block in self.blocks[start:]:
             tokens = block(tokens)
         return self.head(tokens)
 
-    def __call__(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+    def __call__(self, images: Tensor) -> Float[Tensor, "b classes"]:
         return self.logits(self.embed(images))
 
     def layout(self, x: Tensor) -> Layout:

@@ -106,6 +106,7 @@ def verify(
 
 def stress(
     *,
+    context: typer.Context,
     model: Annotated[str, typer.Option(help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.")],
     checkpoint: options.Checkpoint = None,
     data: Annotated[
@@ -159,34 +160,35 @@ def stress(
 ) -> None:
     """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
 
+    Options of suites from other packages are accepted too: --NAME VALUE.
+
     Example: steadygaze stress --model embedded --data photos --suites corruptions,occlusion --out run
     """
-    from steadygaze.cli.stress import run
-    from steadygaze.runs.stress_request import Request
-    from steadygaze.runs.stress_suite import Options
+    from steadygaze.cli.stress import run, suite_options
+    from steadygaze.runs.stress.request import StressRequest
 
-    suite_options = Options.of(
-        corruptions=corruptions,
-        severities=severities,
-        epsilons=epsilons,
-        pgd_steps=pgd_steps,
-        salient=salient,
-    )
-    request = Request(
+    declared = {
+        "corruptions": corruptions,
+        "severities": severities,
+        "epsilons": epsilons,
+        "pgd_steps": pgd_steps,
+        "salient": salient,
+        "backgrounds": backgrounds,
+        "partial": partial,
+        "bank": bank,
+    }
+    request = StressRequest(
         model=model,
         data=data,
         out=out,
-        suite=suites,
+        suites=suites,
+        options={**declared, **suite_options(context.args)},
         checkpoint=checkpoint,
         masks=masks,
-        backgrounds=backgrounds,
         limit=limit,
         seed=seed,
-        batch=batch_size,
-        workers=num_workers,
-        partial=partial,
-        bank=bank,
-        options=suite_options,
+        batch_size=batch_size,
+        num_workers=num_workers,
         num_classes=num_classes,
         device=device,
         command=command_line(),
@@ -234,7 +236,7 @@ def compare_models(
     """Compare two stress runs: paired differences of all metrics, changes by class and by image."""
     from steadygaze.cli.compare import run
 
-    raise typer.Exit(run(before, after, out, setting, method, show, images))
+    raise typer.Exit(run(before, after, out, setting, show, images))
 
 
 def card(
@@ -278,22 +280,20 @@ def card(
 ) -> None:
     """Compare two models on one page: accuracy, robustness, attention, faithfulness, maps, classes."""
     from steadygaze.cli.card import default_out, run
-    from steadygaze.runs.card import SUITE, Ask
-    from steadygaze.runs.stress_suite import Options
+    from steadygaze.runs.card import SUITES, CardRequest
 
-    chosen = split_methods(methods or [DEFAULT])
-    ask = Ask(
+    request = CardRequest(
         data=data,
         out=out or default_out(after),
-        suite=split_names(suites) or SUITE,
-        methods=chosen,
+        suites=split_names(suites) or SUITES,
+        methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,
-        options=Options.of(corruptions=corruptions, severities=severities, epsilons=epsilons),
+        options={"corruptions": corruptions, "severities": severities, "epsilons": epsilons},
         limit=limit,
         seed=seed,
-        batch=batch_size,
+        batch_size=batch_size,
         device=device,
         command=command_line(),
     )
-    raise typer.Exit(run(before, after, ask, chosen[0], show, images))
+    raise typer.Exit(run(before, after, request, show, images))

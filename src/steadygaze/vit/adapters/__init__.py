@@ -1,1 +1,1 @@
-"""One file for each library or family of models."""
+"""One file for each library or family of models; each registers itself when it is imported."""

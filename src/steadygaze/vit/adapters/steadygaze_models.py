@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from steadygaze.models import FAN, PVT, RVT, LocalViT
 from steadygaze.models.layers import to_map, to_tokens
+from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.timm_hierarchical import Layer
 from steadygaze.vit.adapters.timm_hierarchical import _plan as staged
 from steadygaze.vit.view import Layout, Plan, Readout
@@ -18,12 +19,10 @@ from steadygaze.vit.view import Layout, Plan, Readout
 Grid = tuple[int, int]
 
 
-def plan(model: nn.Module) -> Plan | None:
-    """How to run a model of `steadygaze.models` in pieces; None if it is no such model."""
-    for kind, view in _VIEWS.items():
-        if isinstance(model, kind):
-            return replace(view(model), kind=f"steadygaze {kind.__name__}")
-    return None
+def plan(model: nn.Module) -> Plan:
+    """The view of a model of `steadygaze.models`."""
+    model_class = next(known for known in _VIEWS if isinstance(model, known))
+    return replace(_VIEWS[model_class](model), kind=f"steadygaze {model_class.__name__}")
 
 
 def _plain(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], blocks: Any, head: Callable[[Tensor], Tensor], grid: Grid, *,
@@ -131,4 +130,5 @@ def _pvt(model: Any) -> Plan:
     return replace(found, blocks=blocks, mixed=True)
 
 
-_VIEWS: dict[type, Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}
+_VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}
+register_built_in("steadygaze_models", matches=tuple(_VIEWS), plan=plan)

@@ -14,13 +14,16 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import classifies, linear, linear_parts
 from steadygaze.vit.positions import rotary
 from steadygaze.vit.view import Layout, Parts, Plan, Readout
 
+CLASSES = (VisionTransformer, VisionTransformerRelPos, Beit, Eva, Cait)
 
-def plan(model: nn.Module) -> Plan | None:
-    """How to run a timm ViT in pieces; None if it is no such model."""
+
+def plan(model: nn.Module) -> Plan:
+    """The view of a plain timm ViT."""
     if isinstance(model, Cait):
         return _cait(model)
     if isinstance(model, Eva):
@@ -29,9 +32,7 @@ def plan(model: nn.Module) -> Plan | None:
         return _plain(model, _beit_embed, shared_rel_pos_bias="rel_pos_bias")
     if isinstance(model, VisionTransformerRelPos):
         return _plain(model, _relpos_embed, shared_rel_pos="shared_rel_pos")
-    if isinstance(model, VisionTransformer):
-        return _plain(model, _vit_embed)
-    return None
+    return _plain(model, _vit_embed)
 
 
 def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) -> Plan:
@@ -203,3 +204,6 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
 def _layer_scale(block: Any, which: int) -> Tensor | None:
     scale = getattr(block, f"gamma_{which}", None)
     return scale if scale is not None else getattr(getattr(block, f"ls{which}", None), "gamma", None)
+
+
+register_built_in("timm", matches=CLASSES, plan=plan)

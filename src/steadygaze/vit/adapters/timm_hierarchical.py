@@ -24,6 +24,7 @@ from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import classifies
 from steadygaze.vit.view import Layout, Plan, Readout, evaluation_mode
 
@@ -40,16 +41,14 @@ class Layer:
     picture: bool = False  # the module takes (B, h, w, C)
 
 
-def plan(model: nn.Module) -> Plan | None:
-    """How to run a hierarchical timm model in pieces; None if it is no such model."""
-    for kinds, view in _VIEWS.items():
-        if isinstance(model, kinds):
-            if not getattr(model, "global_pool", "avg"):
-                raise UnsupportedModel(
-                    f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
-                )
-            return view(model)
-    return None
+def plan(model: nn.Module) -> Plan:
+    """The view of a hierarchical timm model."""
+    if not getattr(model, "global_pool", "avg"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
+        )
+    view = next(view for model_class, view in _VIEWS.items() if isinstance(model, model_class))
+    return view(model)
 
 
 def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: list[Layer], head: Callable[[Tensor, Grid], Tensor],
@@ -297,8 +296,10 @@ def _xcit(model: Any) -> Plan:
     return _plan(model, embed, layers, head, _size(model), readout="pool")
 
 
-_VIEWS: dict[Any, Callable[[Any], Plan]] = {
-    (SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr): _swin,
+_VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {
+    SwinTransformer: _swin,
+    SwinTransformerV2: _swin,
+    SwinTransformerV2Cr: _swin,
     PyramidVisionTransformerV2: _pvt,
     PoolingVisionTransformer: _pit,
     MultiScaleVit: _mvit,
@@ -306,3 +307,4 @@ _VIEWS: dict[Any, Callable[[Any], Plan]] = {
     Twins: _twins,
     Xcit: _xcit,
 }
+register_built_in("timm_hierarchical", matches=tuple(_VIEWS), plan=plan)

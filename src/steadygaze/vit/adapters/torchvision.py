@@ -4,17 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.vision_transformer import VisionTransformer
 
+from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import linear_parts
 from steadygaze.vit.view import Parts, Plan
 
 
-def plan(model: nn.Module) -> Plan | None:
-    """How to run a torchvision ViT in pieces; None if it is no such model."""
-    if not isinstance(model, VisionTransformer):
-        return None
+def plan(model: Any) -> Plan:
+    """The view of a torchvision ViT."""
     grid = (model.image_size // model.patch_size,) * 2
 
     def embed(images: Tensor) -> tuple[Tensor, None, tuple[int, int]]:
@@ -52,3 +51,6 @@ def _parts(block: Any) -> Callable[[], Parts]:
         )
 
     return parts
+
+
+register_built_in("torchvision", matches=VisionTransformer, plan=plan)

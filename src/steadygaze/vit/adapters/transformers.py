@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.adapter_registry import find_plan, register_built_in
 from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.view import Layout, Parts, Plan
 
@@ -35,20 +36,30 @@ class Classifier(nn.Module):
         return self.head(self.backbone(images).last_hidden_state[:, 0])
 
 
-def plan(model: nn.Module) -> Plan | None:
-    """How to run a classifier of transformers in pieces; None if it is no such model."""
+TIMM_WRAPPER = "TimmWrapperForImageClassification"
+
+
+def matches(model: nn.Module) -> bool:
+    """Whether a model is a backbone of transformers, or has one as a child."""
+    wraps_timm = type(model).__name__ == TIMM_WRAPPER
+    return wraps_timm or _is_backbone(model) or len(_backbones(model)) == 1
+
+
+def plan(model: Any) -> Plan | None:
+    """The view of a classifier of transformers."""
     name = type(model).__name__
-    if name == "TimmWrapperForImageClassification":
-        return _timm_wrapper(model)
-    bodies = [m for m in model.children() if _is_backbone(m)]
+    if name == TIMM_WRAPPER:  # the plan of the timm model that it wraps
+        return find_plan(model.timm_model)
     if _is_backbone(model):
         raise UnsupportedModel(
             f"{name} has no classifier. Use its ...ForImageClassification class, or "
             f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({_vision_config(model).hidden_size}, classes))."
         )
-    if len(bodies) != 1:
-        return None
-    return _view(model, bodies[0])
+    return _view(model, _backbones(model)[0])
+
+
+def _backbones(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.children() if _is_backbone(m)]
 
 
 def _is_backbone(module: nn.Module) -> bool:
@@ -206,14 +217,6 @@ def _scale(block: Any, which: int) -> Tensor | None:
     return scale if isinstance(scale, Tensor) else None
 
 
-def _timm_wrapper(model: Any) -> Plan | None:
-    """transformers' wrapper of a timm model: the plan of what it wraps."""
-    from steadygaze.vit.adapters import timm
-    from steadygaze.vit.adapters import timm_hierarchical as hierarchical
-
-    return timm.plan(model.timm_model) or hierarchical.plan(model.timm_model)
-
-
 def _vision_config(body: Any) -> Any:
     return getattr(body.config, "vision_config", body.config)
 
@@ -225,3 +228,6 @@ def _tensor(output: Any) -> Tensor:
 def _pair(size: Any) -> tuple[int, int]:
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(height), int(width)
+
+
+register_built_in("transformers", matches=matches, plan=plan)

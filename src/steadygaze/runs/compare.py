@@ -1,0 +1,320 @@
+"""Before and after: two models on the same images under the same settings.
+
+Every number is after minus before, over the images and settings that both have: means over corruptions and
+the like too. The interval is paired (the same draws for both), so an interval without zero is a significant
+difference. With several seeds a side, each image counts with its mean over them, and each side's own spread
+over seeds is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steadygaze.data.benchmarks import some
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.quantity import Quantity
+from steadygaze.robustness.by_class import ClassChange, Spread, class_changes, mcnemar, over_seeds, turned
+from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.stress.card import Card, Key
+from steadygaze.runs.stress.quantities import TOP1, Accuracy
+from steadygaze.runs.stress.setting import CLEAN, Setting
+from steadygaze.runs.stress.suite import SUITES
+from steadygaze.runs.table import interval
+
+COMPARED = ("data", "pictures_hash", "batch", "preprocessing", "device", "versions")
+NO_SPREAD = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number before and after; difference with its paired 95 % interval; p: McNemar's test of correct and
+    wrong predictions, for one seed a side."""
+
+    setting: Setting
+    quantity: Quantity
+    before: Spread
+    after: Spread
+    difference: float
+    low: float
+    high: float
+    images: int
+    p: float | None
+    note: str
+
+    @property
+    def key(self) -> Key:
+        return self.setting.label, self.quantity.name
+
+    @property
+    def verdict(self) -> str:
+        """better, worse, more, less where the interval excludes zero; otherwise empty."""
+        if not (self.low > 0 or self.high < 0):
+            return ""
+        if not self.quantity.sign:
+            return "more" if self.difference > 0 else "less"
+        return "better" if self.difference * self.quantity.sign > 0 else "worse"
+
+    @property
+    def scale(self) -> float:
+        """Factor between values and what is shown."""
+        return self.quantity.scale
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed. classes and turned (wrong, right: image names) are of `setting`, between the first run of
+    each side; empty for segmenters."""
+
+    before: list[Card]
+    after: list[Card]
+    changes: list[Change]
+    setting: str
+    classes: list[ClassChange]
+    class_names: dict[int, str]
+    turned: dict[str, list[str]]
+    counts: dict[str, int]
+    notes: list[str]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dict for each number."""
+        return [
+            {
+                "setting": change.setting.label,
+                "metric": change.quantity.name,
+                "before": change.before.mean,
+                "after": change.after.mean,
+                "difference": change.difference,
+                "low": change.low,
+                "high": change.high,
+                "verdict": change.verdict,
+                "p": "" if change.p is None else change.p,
+                "images": change.images,
+                "seeds_before": change.before.seeds,
+                "deviation_before": change.before.deviation,
+                "seeds_after": change.after.seeds,
+                "deviation_after": change.after.deviation,
+                "note": change.note,
+            }
+            for change in self.changes
+        ]
+
+
+def compare(
+    before: Sequence[str | Path],
+    after: Sequence[str | Path],
+    *,
+    setting: str = CLEAN.label,
+    repeats: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare the runs of two models, one folder or one for each seed a side."""
+    sides = [_rows(before), _rows(after)]
+    notes = [*_differences([run for side in sides for run in side.runs]), *_seed_notes(sides)]
+    names = [_images(side) for side in sides]
+    common = set.intersection(*(images for side in names for images in side))
+    if not common:
+        raise BadInput(
+            f"{_joined(before)} and {_joined(after)} have no image in common: give runs over the same data"
+        )
+    for side, folders in zip(names, (before, after), strict=True):
+        for images, folder in zip(side, folders, strict=True):
+            if len(images) > len(common):
+                missing = f"{len(images) - len(common)} of its {len(images)} images"
+                notes.append(f"{folder}: {missing} are not in all runs, and are left out")
+    cards, left_out = _paired(sides, common, repeats, seed)
+    notes += left_out
+    _check_labels(cards)
+    every = [card for side in cards for card in side]
+    shared = [key for key in every[0].numbers if all(key in card.numbers for card in every)]
+    if not shared:
+        raise BadInput(f"{_joined(before)} and {_joined(after)} have no setting in common")
+    changes = [_change(cards, key) for key in shared]
+    one, two = cards[0][0], cards[1][0]
+    if not any(metric == TOP1.name for card in (one, two) for _, metric in card.keys):
+        return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)  # segmenters
+    if (setting, TOP1.name) not in shared:
+        known = [label for label, metric in shared if metric == TOP1.name]
+        raise UnknownName(
+            "setting", setting, known, "Both models must have been run under it.", option="setting"
+        )
+    classified, correct, labels = _predictions(one, two, setting)
+    changed = turned(classified, *correct)
+    known_names = {**_class_names(one), **_class_names(two)}
+    return Comparison(
+        cards[0],
+        cards[1],
+        changes,
+        setting,
+        class_changes(labels, *correct),
+        known_names,
+        changed,
+        {way: len(which) for way, which in changed.items()},
+        notes,
+    )
+
+
+def _class_names(card: Card) -> dict[int, str]:
+    names = card.run.get("about", {}).get("classes", {})
+    return {int(label): name for label, name in names.items()}
+
+
+def _rows(folders: Sequence[str | Path]) -> Rows:
+    rows = Rows.read(*folders)
+    if rows.kinds != {"stress"}:
+        raise BadInput(
+            f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those with steadygaze report"
+        )
+    weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
+    seeds = [run["settings"]["seed"] for run in rows.runs]
+    if len(folders) > 1 and len(weights) < len(folders) and len(set(seeds)) < len(seeds):
+        raise BadInput(
+            f"{_joined(folders)}: expected runs of several seeds, got the same model with the same seed twice"
+        )
+    return rows
+
+
+def _joined(folders: Sequence[str | Path]) -> str:
+    return ", ".join(map(str, folders))
+
+
+def _images(rows: Rows) -> list[set[str]]:
+    found: list[set[str]] = [set() for _ in rows.runs]
+    for number, row in rows.everything():
+        if "unreadable" not in row:
+            found[number].add(row["image"])
+    if not all(found):
+        raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Let steadygaze stress run first.")
+    return found
+
+
+def _paired(
+    sides: Sequence[Rows], common: set[str], repeats: int, seed: int
+) -> tuple[list[list[Card]], list[str]]:
+    """The cards of both sides, restricted to what every run has measured of every image, and notes on what is
+    left out."""
+    cards = [
+        Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides
+    ]
+    every = [card for side in cards for card in side]
+    shared = set.intersection(*(set(card.keys) for card in every))
+    lost = {key: set().union(*(card.without(key) for card in every)) for key in shared}
+    lost = {key: images for key, images in lost.items() if images}
+    notes = []
+    for side, which in zip(cards, ("before", "after"), strict=True):
+        measured = {label for card in side for label, _ in card.keys}
+        alone = sorted(measured - {label for label, _ in shared})
+        if alone:
+            notes.append(f"only {which}: {some(alone)}")
+    if lost:
+        most: dict[str, int] = {}
+        for (label, _), images in lost.items():
+            most[label] = max(most.get(label, 0), len(images))
+        counts = some(f"{label} {count}" for label, count in sorted(most.items()))
+        notes.append(
+            f"images that some run lacks, and that are left out: {counts}. An unfinished run, or numbers that are NaN?"
+        )
+    if not lost and all(set(card.keys) == shared for card in every):
+        return cards, notes
+
+    def both(row: Row) -> bool:
+        key = row["setting"], row["metric"]
+        return row["image"] in common and key in shared and row["image"] not in lost.get(key, ())
+
+    return [Card.of(side, repeats=repeats, seed=seed, take=both) for side in sides], notes
+
+
+def _seed_notes(sides: Sequence[Rows]) -> list[str]:
+    """Random conditions are the same before and after only with the same seeds."""
+    seeds = [sorted(run["settings"]["seed"] for run in side.runs) for side in sides]
+    own = {suite.name for suite in SUITES.values() if suite.own_images}
+    random = any(set(run["settings"].get("suite", ())) - own for side in sides for run in side.runs)
+    if seeds[0] == seeds[1] or not random:
+        return []
+    one, two = (", ".join(map(str, side)) for side in seeds)
+    return [
+        f"other seeds before ({one}) than after ({two}): corruptions and everything else that is random differ "
+        "between the sides"
+    ]
+
+
+def _differences(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """What the runs were made with that is not the same."""
+    notes = []
+    for key in (*COMPARED, *(fact for suite in SUITES.values() for fact in suite.compared)):
+        given = [run["settings"].get(key) for run in runs]
+        values = [value for value in given if value not in (None, [])]  # of those that used it
+        if any(value != values[0] for value in values[1:]):
+            shown = "; ".join(dict.fromkeys(_words(value) for value in values))
+            notes.append(f"not the same in all runs: {key} ({shown})")
+    return notes
+
+
+def _words(value: Any) -> str:
+    text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_labels(cards: list[list[Card]]) -> None:
+    first = cards[0][0].answers
+    for card in (card for side in cards for card in side):
+        for image, (label, _) in card.answers.items():
+            if image in first and first[image][0] != label:
+                raise BadInput(
+                    f"{image} has the label {first[image][0]} in one run and {label} in another: "
+                    "their classes do not map"
+                )
+
+
+def _change(cards: list[list[Card]], key: Key) -> Change:
+    sides = [[card.numbers[key] for card in side] for side in cards]
+    samples = [np.mean([number.samples for number in side], axis=0) for side in sides]
+    gap = samples[1] - samples[0]
+    low, high = interval(gap[1:])
+    spreads = [
+        over_seeds([number.value for number in side])
+        if all(np.isfinite(number.value) for number in side)
+        else NO_SPREAD
+        for side in sides
+    ]
+    first = sides[0][0]
+    return Change(
+        first.setting,
+        first.quantity,
+        spreads[0],
+        spreads[1],
+        float(gap[0]),
+        float(low),
+        float(high),
+        first.images,
+        _significance(cards, key),
+        first.note,
+    )
+
+
+def _significance(cards: list[list[Card]], key: Key) -> float | None:
+    """McNemar's p of a metric that is 0 or 1 for each image, such as top1; None for others, and for several
+    seeds."""
+    one_seed = all(len(side) == 1 and key in side[0].measured for side in cards)
+    if not one_seed or not isinstance(cards[0][0].quantity(key[1]), Accuracy):
+        return None
+    before, after = (side[0].values(*key) for side in cards)
+    both = ~np.isnan(before + after)
+    return mcnemar(before[both], after[both]) if both.any() else None
+
+
+def _predictions(
+    one: Card, two: Card, setting: str
+) -> tuple[list[str], tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The images of a setting that both models classified: names, correct before and after, labels."""
+    names = one.names_of(one.population(setting))
+    before, after = one.values(setting, TOP1.name), two.values(setting, TOP1.name)
+    known = [i for i in range(len(names)) if not np.isnan(before[i] + after[i]) and names[i] in one.answers]
+    if not known:
+        raise BadInput(f"{setting}: no image was classified by both models")
+    labels = np.array([one.answers[names[i]][0] for i in known])
+    return [names[i] for i in known], (before[known], after[known]), labels

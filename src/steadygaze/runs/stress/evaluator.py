@@ -1,0 +1,181 @@
+"""The model of a stress run: from pixels to predictions, and from predictions to measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import UnsupportedModel
+from steadygaze.quantity import Quantity
+from steadygaze.robustness.calibration import confidences
+from steadygaze.robustness.shifts import any_correct
+from steadygaze.runs.maps import BROKEN
+from steadygaze.runs.rows import Row, json_number
+from steadygaze.runs.stress.images import RunImage
+from steadygaze.runs.stress.quantities import CONFIDENCE, TOP1, TOP5, restricted
+from steadygaze.runs.stress.setting import Setting
+from steadygaze.seeding import image_seed
+from steadygaze.vit import ViT, adapt
+from steadygaze.vit.view import evaluation_mode, logits_of
+
+BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one setting for each image of a batch.
+
+    values: (B,)            details: (B, D), or B arrays of any length, behind the values
+    flags: index in the batch -> what is wrong with it; of broken ones the value is hidden
+    """
+
+    setting: Setting
+    metric: Quantity
+    values: np.ndarray
+    details: np.ndarray | Sequence[np.ndarray] | None = None
+    flags: dict[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images under one condition: views (B, V, 3, H, W), normalised. label_maps: (B, H, W), of a
+    segmenter."""
+
+    images: Sequence[RunImage]
+    views: Float[Tensor, "b v c h w"]
+    label_maps: Int[Tensor, "b h w"] | UInt8[Tensor, "b h w"] | None = None
+
+    @property
+    def first(self) -> Float[Tensor, "b c h w"]:
+        """The first view, which most conditions have alone."""
+        return self.views[:, 0]
+
+    @property
+    def correct(self) -> list[tuple[int, ...]]:
+        """Every correct class of each image."""
+        return [image.labels for image in self.images]
+
+    @property
+    def labels(self) -> Int[Tensor, " b"]:
+        """The label of each image, the first of the correct classes."""
+        return torch.tensor([image.labels[0] for image in self.images], device=self.views.device)
+
+
+class Evaluator:
+    """A model and how it is run.
+
+    preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
+    batch_size: images in one forward pass                                        seed: random seed
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocess: Preprocess,
+        *,
+        name: str = "",
+        classes: int = 0,
+        batch_size: int = 16,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.preprocess, self.name, self.classes = model, preprocess, name, classes
+        self.batch_size, self.seed = batch_size, seed
+        parameter = next(iter(model.parameters()), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.dtype = torch.float32 if parameter is None else parameter.dtype
+
+    @cached_property
+    def vit(self) -> ViT | None:
+        """The model as a vision transformer; None if it is none."""
+        try:
+            return adapt(self.model)
+        except UnsupportedModel:
+            return None
+
+    @property
+    def predictions(self) -> tuple[Quantity, ...]:
+        """What `classify` measures: top1, top5 and confidence; without top5 if the model has few classes."""
+        return (TOP1, TOP5, CONFIDENCE) if self.classes > 5 else (TOP1, CONFIDENCE)
+
+    def normalise(self, images: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
+        """8-bit images as the model takes them, on its device."""
+        return self.preprocess.normalise(images.to(self.device)).to(self.dtype)
+
+    def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
+        with torch.no_grad(), evaluation_mode(self.model):
+            parts = [logits_of(self.model(part)) for part in images.split(self.batch_size)]
+        precise = torch.promote_types(parts[0].dtype, torch.float32)
+        return torch.cat(parts).to(precise)
+
+    def generators(self, purpose: str, images: Sequence[RunImage]) -> list[torch.Generator]:
+        """A generator for each image, by its name: the same numbers in any order, batch and process."""
+        seeds = [image_seed(self.seed, f"{purpose} {image.name}") for image in images]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def classify(
+        self,
+        setting: Setting,
+        logits: Float[Tensor, "b classes"],
+        correct: Sequence[tuple[int, ...]],
+        classes: Sequence[int] | None = None,
+    ) -> list[Measurement]:
+        """top1 with [label, predicted class], top5, confidence; restricted to `classes` if given (then
+        without confidence)."""
+        broken = broken_rows(logits)
+        logits = logits.nan_to_num(0.0, 0.0, 0.0) if broken else logits
+        measurements = []
+        for k, metric in ((1, TOP1), (5, TOP5)):
+            if metric not in self.predictions:
+                continue
+            hits = any_correct(logits, correct, k=k, classes=classes).double().cpu().numpy()
+            if classes is not None:
+                measurements.append(Measurement(setting, restricted(k, len(classes)), hits, None, broken))
+                continue
+            details = None
+            if k == 1:
+                labels = [one[0] for one in correct]
+                details = np.stack([labels, logits.argmax(1).cpu().numpy()], 1)
+            measurements.append(Measurement(setting, metric, hits, details, broken))
+        if classes is None:
+            confidence = confidences(logits).to(torch.float32).cpu().numpy()
+            measurements.append(Measurement(setting, CONFIDENCE, confidence, None, broken))
+        return measurements
+
+    def rows(
+        self, measurements: Sequence[Measurement], images: Sequence[RunImage], identity: dict[str, Any]
+    ) -> Iterator[Row]:
+        """The rows of a batch, by image."""
+        for b, image in enumerate(images):
+            for measurement in measurements:
+                flag = measurement.flags.get(b)
+                hidden = flag in (BROKEN, BROKEN_LOGITS)
+                row: Row = {
+                    **identity,
+                    "setting": measurement.setting.label,
+                    "metric": measurement.metric.name,
+                    "image": image.name,
+                    "value": None if hidden else json_number(measurement.values[b]),
+                }
+                if measurement.details is not None and not hidden:
+                    row["detail"] = [json_number(x) for x in measurement.details[b]]
+                if note := measurement.note or image.group:
+                    row["note"] = note
+                if flag:
+                    row["flag"] = flag
+                row["seed"] = self.seed
+                yield row
+
+
+def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:
+    """The rows with NaN or infinite values, flagged."""
+    finite = torch.isfinite(values).flatten(1).all(1)
+    return dict.fromkeys((~finite).nonzero()[:, 0].tolist(), BROKEN_LOGITS)

@@ -1,0 +1,98 @@
+"""The clean images, which every run over data measures, and what all predictions have: calibration, and the
+table and chart of every setting that is part of no series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from steadygaze.robustness.calibration import BINS
+from steadygaze.runs.figures import Bar, BarChart, Figure, Table
+from steadygaze.runs.stress.quantities import CONFIDENCE, ECE, TOP1, TOP5
+from steadygaze.runs.stress.setting import CLEAN
+from steadygaze.runs.stress.suite import Condition, Score, Suite
+from steadygaze.runs.table import draws
+
+if TYPE_CHECKING:
+    from steadygaze.runs.stress.card import Card, Number
+    from steadygaze.runs.stress.evaluator import Evaluator
+
+
+class Predictions(Suite):
+    """Clean images; runs beside every suite that is measured on a classifier."""
+
+    name = CLEAN.suite
+    title = "Accuracy by set"
+    quantities = (TOP1, TOP5, CONFIDENCE, ECE)
+    tiles: ClassVar = {
+        ("clean", "top1"): "clean, top-1",
+        ("clean", "top5"): "clean, top-5",
+        ("clean", "ece"): "ECE, clean",
+    }
+
+    def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
+        if TOP5 not in evaluator.predictions:
+            self.notes.append(f"top5 is left out: the model has {evaluator.classes} classes")
+        yield Condition(self.name, (CLEAN,), evaluator.predictions, unchanged=True)
+
+    def numbers(self, card: Card, population: str) -> Iterator[Score]:
+        """The expected calibration error of every setting with predictions."""
+        for setting in card.measured_settings(metric=TOP1.name):
+            if setting.population != population or CONFIDENCE not in card.metrics_of([setting.label]):
+                continue
+            correct = card.values(setting.label, TOP1.name)
+            confidence = card.values(setting.label, CONFIDENCE.name)
+            count = int((~np.isnan(correct + confidence)).sum())
+            if count:
+                samples = resampled_ece(correct, confidence, card.repeats, card.seed)
+                yield Score(setting, ECE, samples, count, f"{BINS} bins")
+
+    def tables(self, card: Card) -> Iterator[Table]:
+        """Clean, shifts, attacks, ...: every setting with predictions that is part of no series."""
+        settings = [s for s in card.measured_settings(metric=TOP1.name) if not s.minor]
+        if not settings:
+            return
+        has_top5 = any(name == TOP5.name for _, name in card.keys)
+        metrics = [TOP1, *([TOP5] if has_top5 else []), CONFIDENCE, ECE]
+        rows = [
+            [
+                setting.label,
+                *(card.text(setting.label, metric.name) for metric in metrics),
+                str(card.numbers[setting.label, TOP1.name].images),
+            ]
+            for setting in settings
+        ]
+        yield Table(
+            "accuracy, confidence and ECE, %", ["setting", *(m.title for m in metrics), "images"], rows
+        )
+
+    def figures(self, card: Card) -> Iterator[Figure]:
+        bars = [
+            bar(card.numbers[s.label, TOP1.name], s.label.replace("_", " "), 2 if s == CLEAN else 1)
+            for s in card.measured_settings(metric=TOP1.name)
+            if not s.minor
+        ]
+        if len(bars) > 1:
+            caption = "top-1; whiskers are 95 % intervals"
+            yield BarChart("Accuracy by set", bars, "accuracy, %", caption, highest=100)
+
+
+def bar(number: Number, name: str, group: int = 0) -> Bar:
+    """A number as a bar, in percent."""
+    return Bar(name, 100 * number.value, 100 * number.low, 100 * number.high, group)
+
+
+def resampled_ece(correct: np.ndarray, confidence: np.ndarray, repeats: int, seed: int) -> np.ndarray:
+    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`."""
+    known = ~np.isnan(correct + confidence)
+    edges = np.linspace(0, 1, BINS + 1)
+    bins = np.clip(np.searchsorted(edges, np.where(known, confidence, 0)) - 1, 0, BINS - 1)
+    gaps = np.zeros((len(correct), BINS))
+    gaps[np.arange(len(correct)), bins] = np.where(known, correct - confidence, 0)
+    samples = [np.abs(gaps.sum(0)).sum(keepdims=True) / known.sum()]
+    for counts in draws(len(correct), repeats, seed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            samples.append(np.abs(counts @ gaps).sum(1) / (counts @ known.astype(np.float64)))
+    return np.concatenate(samples)

@@ -1,0 +1,435 @@
+"""A stress run: what it is given, checked as a whole before anything is written, then executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygaze import __version__
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.heatmap import versions
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.method_registry import DEFAULT
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.robustness.segmentation import scores_of
+from steadygaze.runs.load_ahead import default_num_workers
+from steadygaze.runs.loop import Pace, Run, total_work
+from steadygaze.runs.normalisation import Normalisation, normalisation_of
+from steadygaze.runs.processes import World
+from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
+from steadygaze.runs.rows import STRESS, Row, Rows
+from steadygaze.runs.stress.evaluator import Batch, Evaluator
+from steadygaze.runs.stress.images import ImageLoader, MadeImages, RunImage, StressJob
+from steadygaze.runs.stress.parse import parse_suites
+from steadygaze.runs.stress.predictions import Predictions
+from steadygaze.runs.stress.quantities import quantity_record
+from steadygaze.runs.stress.samples import store_samples
+from steadygaze.runs.stress.sources import FolderData, MemoryData
+from steadygaze.runs.stress.suite import Condition, ImageSet, Suite
+from steadygaze.vit import ViT
+from steadygaze.vit.view import evaluation_mode
+
+VIEWS_PER_JOB = 64  # images that one job makes, about; sequences make 31 of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class StressRequest(Request):
+    """What `stress` is given; data may be None if every suite has images of its own.
+
+    options: of the suites, by name, as the user gave them
+    mean, std: the normalisation of images in memory
+    map_method: attribution method of the maps that are stored with the run, for reports
+    """
+
+    suites: str | Sequence[str] = ("corruptions",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    map_method: str = DEFAULT
+
+
+@dataclass(frozen=True)
+class PreparedStress:
+    """A run that is checked, with nothing computed yet.
+
+    data_conditions: what every image of the data goes through        image_sets: images of the suites' own
+    """
+
+    request: StressRequest
+    evaluator: Evaluator
+    suites: Mapping[str, Suite]
+    data: FolderData | MemoryData
+    normalisation: Normalisation
+    data_conditions: tuple[Condition, ...]
+    image_sets: tuple[ImageSet, ...]
+    loader: ImageLoader
+    identity: dict[str, str]
+    settings: dict[str, Any]
+    about: dict[str, Any]
+    num_workers: int
+    class_names: Sequence[str] | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What is left out, missing or assumed."""
+        return self.settings["notes"]
+
+    @property
+    def setting_count(self) -> int:
+        return len(self.settings["conditions"])
+
+    @property
+    def image_count(self) -> int | None:
+        """Images of the data and of all sets; None if unknown, for data in memory."""
+        if isinstance(self.data, MemoryData):
+            return None
+        return len(self.data.images) + sum(len(one.images) for one in self.image_sets)
+
+    def groups(self) -> Iterator[list[StressJob]]:
+        """Jobs, group by group; of a folder all at once, of memory batch by batch."""
+        if isinstance(self.data, MemoryData):
+            for number, batch in enumerate(self.data.batches(self.normalisation, self.evaluator.classes)):
+                self.loader.show_batch(batch.pixels, batch.given, batch.label_maps)
+                yield list(_batch_jobs(batch.images, self.data_conditions, number))
+            return
+        yield self.jobs()
+
+    def jobs(self) -> list[StressJob]:
+        """All jobs of a run over folders."""
+        assert isinstance(self.data, FolderData)
+        jobs: list[StressJob] = []
+        number = 0
+        for batch in self.data.batches():
+            jobs += _batch_jobs(batch.images, self.data_conditions, number)
+            number += 1
+        for image_set in self.image_sets:
+            references = _reference_jobs(image_set, self.request.batch_size)
+            for images in _split(image_set.images, self.request.batch_size):
+                jobs += _batch_jobs(images, image_set.conditions, number, references)
+                number += 1
+        return jobs
+
+    def work(self, world: World) -> int | None:
+        """Number of images that the model of this process is shown; None if unknown."""
+        return None if isinstance(self.data, MemoryData) else total_work(self.jobs(), world)
+
+    def compute(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
+        """The rows of one job."""
+        assert job.condition is not None
+        views = self._views(job.condition, made)
+        batch = Batch(made.images, views, made.label_maps)
+        suite = self.suites[job.condition.suite]
+        if not job.keys:
+            suite.reference(self.evaluator, job.set_name, batch)
+            return []
+        measurements = suite.measure(self.evaluator, job.condition, batch)
+        return self.evaluator.rows(measurements, made.images, self.identity)
+
+    def _views(self, condition: Condition, made: MadeImages) -> torch.Tensor:
+        given = self.loader.given
+        if given and condition.unchanged:
+            images = torch.stack([given[image.name] for image in made.images])[:, None]
+            return images.to(self.evaluator.device, self.evaluator.dtype)
+        return self.evaluator.normalise(made.views)
+
+
+def prepare_stress(request: StressRequest, world: World | None = None) -> PreparedStress:
+    """Load the model, find the images, check every name; raises before anything is written."""
+    suites = parse_suites(request.suites, request.options)
+    label_maps = any(suite.label_maps for suite in suites)
+    if request.in_memory:
+        return _prepare_memory(request, suites, label_maps)
+    return _prepare_folder(request, suites, label_maps, world or World())
+
+
+def run_stress(
+    request: StressRequest,
+    world: World | None = None,
+    on_progress: OnProgress = ignore_progress,
+    prepared: PreparedStress | None = None,
+    pace: Pace | None = None,
+) -> Rows:
+    """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
+    world = world or World()
+    ready = prepared or prepare_stress(request, world)
+    run = Run(
+        request.out,
+        ready.settings,
+        ready.about,
+        task=STRESS,
+        total=ready.work(world),
+        world=world,
+        on_progress=on_progress,
+    )
+    run.pace = pace or run.pace
+    with run:
+        for number, jobs in enumerate(ready.groups()):
+            run.execute(jobs, ready.loader, ready.compute, num_workers=ready.num_workers, processes=True)
+            if request.out is not None and world.rank == 0 and number == 0:
+                store_samples(request.out, ready, jobs)
+    return run.rows()
+
+
+def _prepare_folder(
+    request: StressRequest, suites: list[Suite], label_maps: bool, world: World
+) -> PreparedStress:
+    if not isinstance(request.model, (str, LoadedModel)):
+        request.load(world)  # raises: the preprocessing of the model is not known
+    needs_data = request.data is not None or not all(suite.own_images for suite in suites)
+    folder = request.folder if needs_data else None
+    for suite in suites:  # before the model is loaded, which takes longer
+        suite.open(request.limit)
+    loaded = request.load(world)
+    classes = _class_count(loaded.model, loaded.size, label_maps)
+    evaluator = Evaluator(
+        loaded.model,
+        loaded.preprocess,
+        name=loaded.name,
+        classes=classes,
+        batch_size=request.batch_size,
+        seed=request.seed,
+    )
+    image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
+    data = FolderData.read(
+        folder,
+        request.masks,
+        loaded,
+        classes,
+        label_maps=label_maps,
+        limit=request.limit,
+        batch_size=request.batch_size,
+    )
+    needy = next((suite.name for suite in suites if suite.needs_masks), None)
+    if needy and data.labelled.decode is None:
+        raise BadInput(
+            f"{needy}: expected masks. Give masks=FOLDER, or a column mask in {folder}/index.csv",
+            option="masks",
+        )
+    decode = data.labelled.decode if label_maps or needy else None
+    measured = [Predictions(), *suites] if folder is not None and not label_maps else list(suites)
+    facts = {**request.settings(loaded), **data.facts(), "device": evaluator.device.type}
+    num_workers = request.num_workers
+    if num_workers is None:
+        num_workers = default_num_workers(evaluator.device)
+    names = loaded.class_names
+    labels = sorted({image.labels[0] for image in data.images} if not label_maps else ())
+    about = {
+        **about_run(request.command),
+        "given": request.origin(loaded),
+        "classes": {} if names is None else {str(label): names[label] for label in labels},
+    }
+    return _prepared(
+        request,
+        evaluator,
+        measured,
+        _conditions(measured, evaluator),
+        data,
+        Normalisation(tuple(loaded.mean), tuple(loaded.std)),
+        image_sets,
+        ImageLoader(
+            request.seed,
+            {suite.name: suite for suite in measured},
+            loaded.preprocess,
+            decode=decode,
+            with_label_maps=label_maps,
+        ),
+        loaded.identity,
+        facts,
+        list(data.notes()),
+        about,
+        num_workers,
+        names,
+    )
+
+
+def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: bool) -> PreparedStress:
+    for suite in suites:
+        if suite.own_images or suite.needs_masks:
+            raise BadInput(
+                f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model."
+            )
+        suite.open(request.limit)
+    loaded = request.model if isinstance(request.model, LoadedModel) else None
+    if isinstance(request.model, str):
+        loaded = request.load(World())
+    module: Any = loaded.model if loaded else request.model
+    module = module.model if isinstance(module, ViT) else module
+    if not isinstance(module, nn.Module):
+        raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
+    normalisation = normalisation_of(module, loaded, request.mean, request.std)
+    data = MemoryData(
+        request.data,
+        label_maps=label_maps,
+        limit=request.limit,
+        batch_size=request.batch_size,
+        preprocess=None if loaded is None else loaded.preprocess,
+    )
+    name = loaded.name if loaded else type(module).__name__
+    preprocess = Preprocess.resize_and_crop(data.size, mean=normalisation.mean, std=normalisation.std)
+    evaluator = Evaluator(
+        module,
+        preprocess,
+        name=name,
+        classes=_class_count(module, data.size, label_maps),
+        batch_size=max(request.batch_size, len(data.first)),
+        seed=request.seed,
+    )
+    measured = list(suites) if label_maps else [Predictions(), *suites]
+    return _prepared(
+        request,
+        evaluator,
+        measured,
+        _conditions(measured, evaluator),
+        data,
+        normalisation,
+        (),
+        ImageLoader(request.seed, {suite.name: suite for suite in measured}, preprocess, memory={}),
+        identity_of(module, loaded),
+        data.facts(normalisation, evaluator.classes),
+        data.check_normalisation(normalisation, name),
+        about_run(request.command),
+        request.num_workers or 0,
+        None if loaded is None else loaded.class_names,
+    )
+
+
+def _conditions(suites: Sequence[Suite], evaluator: Evaluator) -> tuple[Condition, ...]:
+    """What every image of the data goes through."""
+    return tuple(condition for suite in suites for condition in suite.conditions(evaluator))
+
+
+def _prepared(
+    request: StressRequest,
+    evaluator: Evaluator,
+    suites: list[Suite],
+    conditions: tuple[Condition, ...],
+    data: FolderData | MemoryData,
+    normalisation: Normalisation,
+    image_sets: tuple[ImageSet, ...],
+    loader: ImageLoader,
+    identity: dict[str, str],
+    facts: dict[str, Any],
+    data_notes: list[str],
+    about: dict[str, Any],
+    num_workers: int,
+    class_names: Sequence[str] | None,
+) -> PreparedStress:
+    notes = [*(note for suite in suites for note in suite.notes), *data_notes]
+    settings = _settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes)
+    return PreparedStress(
+        request,
+        evaluator,
+        loader.suites,
+        data,
+        normalisation,
+        conditions,
+        image_sets,
+        loader,
+        identity,
+        settings,
+        about,
+        num_workers,
+        class_names,
+    )
+
+
+def _settings(
+    request: StressRequest,
+    evaluator: Evaluator,
+    suites: Sequence[Suite],
+    conditions: Sequence[Condition],
+    image_sets: Sequence[ImageSet],
+    identity: dict[str, str],
+    facts: dict[str, Any],
+    notes: list[str],
+) -> dict[str, Any]:
+    """Everything that defines the numbers of a run."""
+    own = [condition for image_set in image_sets for condition in image_set.conditions]
+    everywhere = [*(conditions if facts.get("pictures") != 0 else ()), *own]
+    settings = dict.fromkeys(setting for condition in everywhere for setting in condition.settings)
+    quantities = dict.fromkeys(metric for condition in everywhere for metric in condition.metrics)
+    set_images = {
+        setting.label: len(image_set.images)
+        for image_set in image_sets
+        for condition in image_set.conditions
+        for setting in condition.settings
+    }
+    suite_facts: dict[str, Any] = {}
+    for suite in suites:
+        suite_facts |= suite.facts()
+    return {
+        "kind": STRESS,
+        **identity,
+        **facts,
+        "suite": [suite.name for suite in suites if not isinstance(suite, Predictions)],
+        **suite_facts,
+        "conditions": [setting.record() for setting in settings],
+        "quantities": [quantity_record(quantity) for quantity in quantities],
+        "set_images": set_images,
+        "classes": evaluator.classes,
+        "batch": evaluator.batch_size,
+        "seed": request.seed,
+        "notes": notes,
+        "versions": {"steadygaze": __version__, **versions()},
+    }
+
+
+def _class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> int:
+    """Number of classes of a classifier, or of a segmenter."""
+    if not label_maps:
+        return number_of_classes(model, size)
+    parameter = next(iter(model.parameters()), torch.zeros(0))
+    with torch.no_grad(), evaluation_mode(model):
+        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+    return scores_of(output).shape[1]
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def _batch_jobs(
+    images: Sequence[RunImage],
+    conditions: Sequence[Condition],
+    number: int,
+    references: tuple[StressJob, ...] = (),
+) -> Iterator[StressJob]:
+    """A batch under every condition; conditions that make many views of an image take a few images at a
+    time."""
+    for condition in conditions:
+        step = len(images) if condition.views <= 2 else max(1, VIEWS_PER_JOB // condition.views)
+        for some in _split(images, 1 if condition.single else step):
+            yield StressJob(
+                tuple(image.name for image in some),
+                tuple((setting, "", metric) for setting, metric in condition.rows),
+                batch=number,
+                work=len(some) * condition.views,
+                requires=references,
+                run_images=some,
+                condition=condition,
+            )
+
+
+def _reference_jobs(image_set: ImageSet, size: int) -> tuple[StressJob, ...]:
+    """Jobs that show the references of a set to its suite; they have no rows."""
+    if not image_set.references:
+        return ()
+    condition = Condition(image_set.conditions[0].suite, (), ())
+    return tuple(
+        StressJob(
+            tuple(image.name for image in some),
+            (),
+            run_images=some,
+            condition=condition,
+            set_name=image_set.name,
+        )
+        for some in _split(image_set.references, size)
+    )
+
+
+def _split(images: Sequence[RunImage], size: int) -> list[tuple[RunImage, ...]]:
+    return [tuple(images[start : start + size]) for start in range(0, len(images), size)]

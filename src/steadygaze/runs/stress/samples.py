@@ -1,0 +1,199 @@
+"""Images that reports show, stored with the run so that a report needs neither the model nor the data.
+
+RUN/samples/ holds `samples.json` and JPEG files: one image under the conditions of each suite, and a
+thumbnail with the attribution map of the predicted class for up to 64 images of the data, spread evenly over
+its classes.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+
+from steadygaze.errors import DegenerateMap, SteadygazeError
+from steadygaze.explainer import explain
+from steadygaze.files import write_atomic
+from steadygaze.runs.stress.images import ImageView, RunImage, StressJob
+
+if TYPE_CHECKING:
+    from steadygaze.runs.stress.request import PreparedStress
+
+FOLDER, INDEX = "samples", "samples.json"
+MOST = 64  # images with thumbnail and map
+SIDE = 200  # pixels of a thumbnail's longer side
+
+
+@dataclass(frozen=True)
+class ConditionSample:
+    """One image under one condition: words and file. wide: a sheet of several images."""
+
+    title: str
+    file: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class ImageSample:
+    """A thumbnail of a clean image, the map of the predicted class (None: no map), and the prediction."""
+
+    name: str
+    label: int
+    predicted: int
+    probability: float
+    file: str
+    map_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a run stored. image: the name of the image that is shown under conditions; method: of the maps."""
+
+    image: str = ""
+    method: str = ""
+    conditions: Sequence[ConditionSample] = ()
+    images: Sequence[ImageSample] = ()
+    class_names: dict[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def read_samples(run: Path) -> Samples | None:
+    """The samples of a run folder; None if it has none (first version, or a run that was killed early)."""
+    try:
+        record = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Samples(
+        record["image"],
+        record["method"],
+        [ConditionSample(**one) for one in record["conditions"]],
+        [ImageSample(**one) for one in record["images"]],
+        {int(label): name for label, name in record["class_names"].items()},
+        record["note"],
+    )
+
+
+def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -> None:
+    """Store the samples of a run, unless they are there. jobs: the first group, whose images are shown."""
+    images = _data_images(jobs)
+    before = read_samples(out)
+    done = before is not None and before.method == ready.request.map_method
+    if done or not images:
+        return
+    folder = out / FOLDER
+    folder.mkdir(exist_ok=True)
+    try:
+        shown = _first_readable(ready, images)
+        if shown is None:
+            return
+        image_samples = _image_samples(folder, ready, images[:MOST])
+        record = {
+            "image": shown.name,
+            "method": ready.request.map_method,
+            "conditions": [asdict(one) for one in _condition_samples(folder, ready, shown)],
+            "images": [asdict(one) for one in image_samples],
+            "class_names": _names_of(ready, image_samples),
+            "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
+        }
+        write_atomic(folder / INDEX, json.dumps(record, ensure_ascii=False))
+    except (SteadygazeError, OSError) as error:  # the rows are what counts
+        warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
+
+
+def _first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
+    """The first image by name that can be read."""
+    for image in sorted(images, key=lambda one: one.name):
+        try:
+            ready.loader.pixels(image)
+        except SteadygazeError:
+            continue
+        return image
+    return None
+
+
+def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int, str]:
+    names = ready.class_names
+    classes = {c for image in images for c in (image.label, image.predicted)}
+    return {} if names is None else {c: names[c] for c in sorted(classes)}
+
+
+def _data_images(jobs: Sequence[StressJob]) -> list[RunImage]:
+    """The images of the data, in its order."""
+    own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
+    return list(own.values())
+
+
+def _condition_samples(folder: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
+    view = ImageView(image, ready.loader)
+    samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
+    stored = []
+    for number, sample in enumerate(samples):
+        picture = sample.image if sample.wide else thumbnail(sample.image)
+        stored.append(
+            ConditionSample(sample.title, _save(folder, f"condition{number}", picture), sample.wide)
+        )
+    return stored
+
+
+def _image_samples(folder: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
+    if any(suite.label_maps for suite in ready.suites.values()):
+        return []
+    stored = []
+    for number, image in enumerate(images):
+        try:
+            pixels = ready.loader.pixels(image)
+        except SteadygazeError:
+            continue
+        tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+        shown = ready.evaluator.normalise(tensor)
+        probabilities = ready.evaluator.logits(shown)[0].softmax(-1)
+        predicted = int(probabilities.argmax())
+        small = thumbnail(Image.fromarray(pixels))
+        map_file = None
+        overlay = _overlay(ready, shown, predicted, small)
+        if overlay is not None:
+            map_file = _save(folder, f"map{number}", overlay)
+        stored.append(
+            ImageSample(
+                image.name,
+                image.labels[0],
+                predicted,
+                round(float(probabilities[predicted]), 4),
+                _save(folder, f"image{number}", small),
+                map_file,
+            )
+        )
+    return stored
+
+
+def _overlay(ready: PreparedStress, image: torch.Tensor, predicted: int, small: Image.Image) -> Any:
+    if ready.evaluator.vit is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateMap)
+            attribution = explain(
+                ready.evaluator.vit, image, target=predicted, method=ready.request.map_method
+            )
+        return attribution.overlay(small)
+    except SteadygazeError:  # the method does not serve this model, or the map is broken
+        return None
+
+
+def thumbnail(image: Image.Image) -> Image.Image:
+    """The image with its longer side at `SIDE` pixels."""
+    scale = SIDE / max(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.LANCZOS)
+
+
+def _save(folder: Path, name: str, image: Image.Image) -> str:
+    file = f"{name}.jpg"
+    write_atomic(folder / file, lambda opened: image.convert("RGB").save(opened, "JPEG", quality=86))
+    return file

@@ -1,0 +1,292 @@
+"""The protocol of a suite, and the registry of all suites. Nothing outside `suites/` knows a suite by name.
+
+A suite owns everything about its subject: its conditions, how an image is made under a condition, what is
+measured, the scores of the field that follow from the measurements, and its figures and tables. A run asks it
+in this order:
+
+| method | when | where |
+| --- | --- | --- |
+| `open` | before the model is loaded: read folders, check names | main process |
+| `conditions`, `image_sets` | once the model is known | main process |
+| `make` | for each image and condition | worker processes |
+| `reference`, `measure` | for each batch | beside the model |
+| `samples` | once, for reports | beside the model |
+| `numbers`, `scores`, `tables`, `figures` | when a run is read | report, command line |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from steadygaze.errors import BadInput
+from steadygaze.quantity import Quantity
+from steadygaze.registry import Registry
+from steadygaze.runs.figures import Figure, Table
+from steadygaze.runs.stress.setting import Setting
+
+if TYPE_CHECKING:
+    from steadygaze.runs.compare import Change
+    from steadygaze.runs.stress.card import Card
+    from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
+    from steadygaze.runs.stress.images import ImageView, RunImage
+
+Views = UInt8[np.ndarray, "v h w 3"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a suite, accepted by `sg.stress(..., NAME=VALUE)` and by `steadygaze stress --NAME VALUE`.
+
+    parse: from what the user gave (on the command line always text) to the checked value; raises BadInput
+    default: the checked value that holds if the option is not given
+    must_serve: whether giving it is an error unless a requested suite has this option
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: Any
+    help: str = ""
+    must_serve: bool = False
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that is done to images, and the rows that come of it: every setting with every metric.
+
+    suite: the suite that makes the images and measures them
+    views: number of images made of one
+    unchanged: the model is shown the image as it is, so images in memory need no round trip through 8 bits
+    single: one image at a time, for views that differ in number
+    argument: anything else that the suite needs to know
+    """
+
+    suite: str
+    settings: tuple[Setting, ...]
+    metrics: tuple[Quantity, ...]
+    views: int = 1
+    unchanged: bool = False
+    single: bool = False
+    argument: Any = None
+
+    @property
+    def setting(self) -> Setting:
+        """The first setting; most conditions have just one."""
+        return self.settings[0]
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """(setting, metric) of every row of one image."""
+        return tuple((setting.label, metric.name) for setting in self.settings for metric in self.metrics)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of a suite's own, with their conditions; their names are SET:NAME. references: labelled images
+    that are shown to the suite first."""
+
+    name: str
+    images: tuple[RunImage, ...]
+    conditions: tuple[Condition, ...]
+    references: tuple[RunImage, ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleImage:
+    """An image that a report shows. wide: a sheet of several images, shown below the others with its title as
+    text."""
+
+    title: str
+    image: Image.Image
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number of the whole data set that follows from measurements.
+
+    samples: its value on the data set, then on every resampled data set, in the order of `Card.draws`
+    headline: whether the command line prints it on a line of its own
+    """
+
+    setting: Setting
+    quantity: Quantity
+    samples: np.ndarray
+    images: int
+    note: str = ""
+    headline: bool = False
+
+
+class Suite:
+    """Base of all suites; the defaults measure the model's predictions. `register_suite` shows a whole
+    example.
+
+    name: its name in `suites=` and on the command line         title: heading of its section in a report
+    argument: what stands after a colon, such as "NAME=FOLDER"; empty if nothing may
+    own_images: has images of its own, so that a run of such suites needs no data
+    needs_masks: every image of the data needs a mask
+    samples_note: what a report says below its sample images
+    label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
+    quantities: the metrics and scores it knows by name
+    tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
+    compared: facts that must be equal in two runs that are compared
+    kept_details: metrics whose detail is needed image by image (of others, a card keeps sums alone)
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    argument: ClassVar[str] = ""
+    options: ClassVar[tuple[Option, ...]] = ()
+    own_images: ClassVar[bool] = False
+    needs_masks: ClassVar[bool] = False
+    label_maps: ClassVar[bool] = False
+    samples_note: ClassVar[str] = ""
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
+    tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
+    compared: ClassVar[tuple[str, ...]] = ()
+    kept_details: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arguments: Sequence[str] = (), **options: Any) -> None:
+        """arguments: what stood after the colon, once for each time the suite was named; options: checked
+        values."""
+        self.arguments = tuple(arguments)
+        self.values = {option.name: options.get(option.name, option.default) for option in self.options}
+        self.notes: list[str] = []
+
+    def check(self) -> None:
+        """Raise BadInput if the arguments are not what the suite expects; called when a run is requested."""
+        if self.arguments:
+            raise BadInput(f"{self.name} takes nothing after a colon, got {self.name}:{self.arguments[0]}")
+
+    def open(self, limit: int | None) -> None:
+        """Read what the suite needs beside the data; before the model is loaded. limit: images of each set at
+        most."""
+
+    def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
+        """What is done to every image of the data; raises if the model does not serve; `self.notes` says what
+        is left out."""
+        return ()
+
+    def image_sets(self, evaluator: Evaluator) -> Iterable[ImageSet]:
+        """Images of the suite's own."""
+        return ()
+
+    def facts(self) -> dict[str, Any]:
+        """What defines its numbers, for run.json: a run resumes only with the same facts. Default: its
+        options."""
+        return dict(self.values)
+
+    def make(self, image: ImageView, condition: Condition) -> Views:
+        """The views that the condition makes of one image; default: the image as the model sees it."""
+        return image.pixels()[None]
+
+    def reference(self, evaluator: Evaluator, image_set: str, batch: Batch) -> None:
+        """Take in a batch of the references of an image set."""
+
+    def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
+        """What the rows of the condition hold; default: the model's predictions, view v under setting v."""
+        logits = evaluator.logits(batch.views.flatten(0, 1)).unflatten(0, batch.views.shape[:2])
+        return [
+            measurement
+            for view, setting in enumerate(condition.settings)
+            for measurement in evaluator.classify(setting, logits[:, view], batch.correct)
+        ]
+
+    def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
+        """An image of the data under the suite's conditions, for reports; stored with the run."""
+        return iter(())
+
+    def numbers(self, card: Card, population: str) -> Iterator[Score]:
+        """Numbers of single settings that are no mean over images."""
+        return iter(())
+
+    def scores(self, card: Card) -> Iterator[Score]:
+        """The scores of the field."""
+        return iter(())
+
+    def tables(self, card: Card) -> Iterator[Table]:
+        """Tables for the command line."""
+        return iter(())
+
+    def figures(self, card: Card) -> Iterator[Figure]:
+        """Figures of the suite's section in a report."""
+        return iter(())
+
+    def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
+        """Figures of a comparison of two models."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class SuiteInfo:
+    """What `list_suites` says of a suite. options: name -> help."""
+
+    name: str
+    summary: str
+    argument: str = ""
+    own_images: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+SUITES: Registry[type[Suite]] = Registry(
+    "suite", hint="Suites that take an argument are written SUITE:ARGUMENT."
+)
+Registered = TypeVar("Registered", bound=type[Suite])
+
+
+def register_suite(suite: Registered, *, replace: bool = False) -> Registered:
+    """Register a suite by its `name`; also a class decorator.
+
+        import numpy as np
+        import steadygaze as sg
+        from steadygaze.runs.stress import Condition, Option, Setting, Suite
+
+        @sg.register_suite
+        class Mirror(Suite):
+            name = "mirror"
+            title = "Mirrored images"
+            summary = "Images flipped from left to right, or upside down."
+            options = (Option("axes", lambda text: tuple(str(text).split(",")), ("x",), "x, y or x,y"),)
+
+            def conditions(self, evaluator):
+                for axis in self.values["axes"]:
+                    yield Condition(self.name, (Setting(self.name, "mirror", axis),), evaluator.predictions)
+
+            def make(self, image, condition):
+                flipped = np.flip(image.pixels(), axis=1 if condition.setting.level == "x" else 0)
+                return flipped[None]
+
+        rows = sg.stress(model, "photos/", suites=["mirror"], axes="x,y")
+
+    On the command line: `steadygaze stress --suite mirror --axes x,y`. It resumes after a kill, and its
+    accuracy stands in tables and reports. A suite that measures something else overrides `measure`; `scores`,
+    `tables` and `figures` add what follows from the rows.
+    """
+    SUITES.add(suite.name, suite, replace=replace)
+    return suite
+
+
+def list_suites() -> list[SuiteInfo]:
+    """Every suite that `stress` knows."""
+    return [
+        SuiteInfo(
+            suite.name,
+            suite.summary,
+            suite.argument,
+            suite.own_images,
+            {option.name: option.help for option in suite.options},
+        )
+        for suite in SUITES.values()
+    ]
+
+
+def all_options() -> dict[str, Option]:
+    """The options of all suites, by name."""
+    return {option.name: option for suite in SUITES.values() for option in suite.options}

@@ -1,0 +1,69 @@
+"""What a method that runs the model itself is given: one question about a batch of images."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.target import CallableTarget, target_value
+from steadygaze.trace.capture import forward
+from steadygaze.trace.resize import resize_map
+from steadygaze.trace.rules import PLAIN, Rules
+from steadygaze.vit.view import ViT, remember
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """A batch of images, the quantity to explain, and how to run the model.
+
+    tokens: `vit.embed(images)`
+    rules: rules of the backward pass
+    score, target: the quantity to explain: `score` of class target[b], or whatever a callable target returns
+    hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with reads_hidden=True
+    on_progress: called during long searches
+    allow_partial: whether an interrupted search may return a map of the runs that were done
+    """
+
+    vit: ViT
+    images: Float[Tensor, "b c h w"]
+    tokens: Float[Tensor, "b n d"]
+    target: Int[Tensor, " b"] | CallableTarget
+    score: str = "logit"
+    rules: Rules = PLAIN
+    hidden: tuple[Tensor, ...] = ()
+    on_progress: OnProgress = ignore_progress
+    allow_partial: bool = True
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the map."""
+        return self.vit.layout(self.tokens).grid
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of the map."""
+        return self.grid[0] * self.grid[1]
+
+    def value(self, logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
+        """The explained quantity, one number per image."""
+        return target_value(self.target, self.score, logits)
+
+    def gradient(self, x: Tensor, space: str) -> Tensor:
+        """∂T/∂x at other tokens (space="tokens") or at other images (space="pixels")."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            tokens = remember(x, self.vit.layout(self.tokens)) if space == "tokens" else self.vit.embed(x)
+            run = forward(self.vit, tokens, rules=self.rules, cut=False)
+            return torch.autograd.grad(self.value(run.logits).sum(), x)[0]
+
+    def per_patch(self, x: Tensor, space: str) -> Float[Tensor, "b h w"]:
+        """Sum what belongs to each patch: the channels of its token, or its pixels."""
+        if space == "tokens":
+            patches = self.vit.blocks[0].patches(x, self.vit.layout(self.tokens))
+            return resize_map(patches.sum(-1), self.grid)
+        pixels, (height, width) = x.sum(1), self.grid
+        if pixels.shape[1] % height or pixels.shape[2] % width:
+            return resize_map(pixels, self.grid)
+        return pixels.unflatten(2, (width, -1)).unflatten(1, (height, -1)).sum((2, 4))
