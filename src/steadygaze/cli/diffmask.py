@@ -118,7 +118,7 @@ def run(**asked: Any) -> int:
 
     from steadygaze.cli.running import progress, say
     from steadygaze.errors import RowsNotWritten
-    from steadygaze.runs.loop import World
+    from steadygaze.runs.processes import World
     from steadygaze.training.diffmask.loop import Request, Run
 
     console, notes = Console(), Console(stderr=True)
