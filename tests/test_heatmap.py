@@ -161,7 +161,12 @@ def test_save_writes_pictures_scores_and_manifest(tmp_path, maps, picture):
         assert np.array_equal(stored["scores"], maps.scores.numpy())
         assert stored["names"].tolist() == ["left", "right"] and stored["target"].tolist() == [1, 1]
     manifest = json.loads(files[3].read_text())
-    assert manifest["method"] == "gaze" and manifest["score"] == "log_odds" and manifest["grid"] == [4, 6]
+    assert manifest["methods"] == [{"name": "gaze", "score": "log_odds"}] and manifest["grid"] == [4, 6]
+    assert [entry["overlays"] for entry in manifest["images"]] == [
+        {"gaze": ["left.gaze.png"]},
+        {"gaze": ["right.gaze.png"]},
+    ]
+    assert [entry["targets"][0]["class"] for entry in manifest["images"]] == [1, 1]
     assert manifest["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 

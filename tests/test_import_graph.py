@@ -22,6 +22,7 @@ LEVELS = (
     ("errors", "types"),
     ("registry", "progress", "files", "seeding", "quantity"),
     ("target", "drawing"),
+    ("manifest",),
     ("heatmap", "data"),
     ("models",),
     ("vit",),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.training.loop import train as train
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
+    from steadygaze.vit.adapter_registry import register_adapter as register_adapter
 
 __version__ = "0.2.0"
 
@@ -63,6 +64,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "train": "steadygaze.training.loop",
     "Progress": "steadygaze.progress",
     "register_method": "steadygaze.method_registry",
+    "register_adapter": "steadygaze.vit.adapter_registry",
     "list_methods": "steadygaze.methods",
     "list_models": "steadygaze.loading.model_names",
     "SteadygazeError": "steadygaze.errors",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -24,7 +22,8 @@ from torch import Tensor
 
 from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
 from steadygaze.errors import BadInput
-from steadygaze.target import chances
+from steadygaze.manifest import image_entry, write_manifest
+from steadygaze.target import class_probabilities
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
@@ -164,7 +163,7 @@ class Attribution:
         if self.target is None:
             return None
         place = self._place(index)
-        return chances(self.logits[place[0]].detach().double())[self.target[place]].item()
+        return class_probabilities(self.logits[place[0]].detach().double())[self.target[place]].item()
 
     def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
         """Class and probability in words, as in "tabby cat 62 %"; "" for a callable target."""
@@ -195,25 +194,30 @@ class Attribution:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise BadInput(f"expected a folder to save into, got a file, {folder}") from error
-        written = []
+        overlays: dict[int, list[str]] = {image: [] for image in range(len(self))}
         for index in self.places():
             image = index if isinstance(index, int) else index[0]
             picture = (
                 shown.bare(index) if shown.pictures is None else shown.overlay(shown.pictures[image], index)
             )
-            path = folder / overlay_name(names[image], self.method, index)
-            picture.save(path)
-            written.append(path)
+            file = overlay_name(names[image], self.method, index)
+            picture.save(folder / file)
+            overlays[image].append(file)
         numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
         np.savez_compressed(folder / "scores.npz", **numbers)
-        facts = {
-            **describe(self),
-            "images": names,
-            "files": [path.name for path in written],
-            "versions": versions(),
-        }
-        (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        return [*written, folder / "scores.npz", folder / "manifest.json"]
+        entries = [
+            image_entry(
+                name,
+                self.logits[image],
+                None if self.target is None else self.target[image],
+                {self.method: overlays[image]},
+                class_names=shown.classes,
+            )
+            for image, name in enumerate(names)
+        ]
+        manifest = write_manifest(folder, methods={self.method: self.score}, grid=self.grid, images=entries)
+        written = [folder / file for files in overlays.values() for file in files]
+        return [*written, folder / "scores.npz", manifest]
 
     def _shown(self) -> list[tuple[str, Image.Image]]:
         """Title and picture of the maps that a notebook shows."""
@@ -313,28 +317,6 @@ def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
     numbers = {"scores": attribution.scores, "logits": attribution.logits}
     out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
     return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
-
-
-def describe(attribution: Attribution) -> dict[str, Any]:
-    """What a manifest says of an attribution."""
-    return {
-        "method": attribution.method,
-        "score": attribution.score,
-        "grid": list(attribution.grid),
-        "target": None if attribution.target is None else attribution.target.tolist(),
-        "title": [attribution.title(index) for index in attribution.places()],
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of what made a result."""
-    found = {}
-    for name in ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -56,8 +56,8 @@ def test_one_page_before_and_after(runs, tmp_path):
     assert "attention_entropy" in page and "attention_stability" in page and "data:image/" in page
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
-    assert "faithfulness" in out and "12 pictures are few" in out
-    assert "12/12 pictures, verifying before" in out and "pictures, stressing after" in out
+    assert "faithfulness" in out and "12 images are few" in out
+    assert "verify: 12/12 images" in out and "stress: " in out
     changes = {
         (row["setting"], row["metric"]): row
         for row in csv.DictReader((tmp_path / "card" / "card.csv").open())
@@ -112,7 +112,7 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
 
 def test_a_model_alone_needs_data(runs, tmp_path):
     done = CliRunner().invoke(app, ["card", str(runs[1]), str(runs[2]), "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "expected --data FOLDER" in done.output
+    assert done.exit_code == 2 and "expected a folder of data (--data)" in done.output
 
 
 def test_curves_of_several_runs_in_one_picture(runs, tmp_path):

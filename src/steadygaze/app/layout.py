@@ -19,7 +19,7 @@ from steadygaze.errors import SteadygazeError
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT
-from steadygaze.methods.search import manner
+from steadygaze.progress import Progress
 from steadygaze.target import SCORES
 
 PREDICTED, DEFAULT_SCORE = "predicted class", "default of the method"
@@ -187,8 +187,11 @@ class Events:
     ) -> dict[str, Attribution]:
         chosen_target = None if target == PREDICTED else target
         chosen_score = None if score == DEFAULT_SCORE else score
-        with manner(lambda name, done, total: bar((done, total), desc=name, unit="runs")):
-            return self.viewer.maps(image, methods, chosen_target, chosen_score)
+
+        def show(progress: Progress) -> None:
+            bar((progress.done, progress.total), desc=progress.task, unit="runs")
+
+        return self.viewer.maps(image, methods, chosen_target, chosen_score, on_progress=show)
 
 
 def reported(handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
 from steadygaze.target import chances
 from steadygaze.vit import ViT, adapt
@@ -105,6 +106,8 @@ class Viewer:
         methods: Sequence[str],
         target: str | None = None,
         score: str | None = None,
+        *,
+        on_progress: OnProgress = ignore_progress,
     ) -> dict[str, Attribution]:
         """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted."""
         if not methods:
@@ -115,7 +118,9 @@ class Viewer:
         tensor, class_index = self._tensor(image), self._class_index(target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateMap)  # an empty map is visible
-            attributions = explain(self.vit, tensor, class_index, method=requested, score=score)
+            attributions = explain(
+                self.vit, tensor, class_index, methods=requested, score=score, on_progress=on_progress
+            )
         return {name: attribution.to("cpu") for name, attribution in attributions.items()}
 
     def overlays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from torch import Tensor
 
 from steadygaze.cli.running import print_line
-from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent, versions
+from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.runs.messages import plural as counted
-from steadygaze.target import chances
 
 GRID_ROWS = 12  # images in grid.png
 TABLE_ROWS = 20  # images in the printed table
@@ -43,6 +41,7 @@ class ExplainOptions:
     batch_size: int = 8
     signed: bool = False
     num_classes: int | None = None
+    trust_remote_code: bool = False
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False
@@ -88,15 +87,9 @@ def add_results(
             method: write_overlays(request, name, images[index], attribution, index)
             for method, attribution in attributions.items()
         }
-        results.rows.append(
-            {
-                "name": name,
-                "file": str(file),
-                "predictions": predicted_classes(first.logits[index], class_names, 3),
-                "targets": explained_classes(first, index, class_names),
-                "overlays": overlays,
-            }
-        )
+        target = first.target[index]
+        entry = image_entry(name, first.logits[index], target, overlays, class_names=class_names, file=file)
+        results.rows.append(entry)
         results.empty += [
             f"{method}, {file}"
             for method, attribution in attributions.items()
@@ -137,29 +130,6 @@ def write_overlays(
     return written
 
 
-def predicted_classes(
-    logits: Tensor, class_names: tuple[str, ...] | None, count: int
-) -> list[dict[str, Any]]:
-    """The most probable classes of one image."""
-    best = chances(logits.double()).topk(min(count, logits.shape[-1]))
-    return [_class(int(c), float(p), class_names) for p, c in zip(best.values, best.indices, strict=True)]
-
-
-def explained_classes(
-    attribution: Attribution, row: int, class_names: tuple[str, ...] | None
-) -> list[dict[str, Any]]:
-    """The classes that were explained for one image."""
-    assert attribution.target is not None
-    probabilities = chances(attribution.logits[row].double())
-    targets = attribution.target[row].reshape(-1)
-    return [_class(int(c), float(probabilities[c]), class_names) for c in targets]
-
-
-def _class(index: int, probability: float, class_names: tuple[str, ...] | None) -> dict[str, Any]:
-    name = class_names[index] if class_names else None
-    return {"class": index, "name": name, "probability": round(probability, 6)}
-
-
 def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
     """Write grid.png, scores.npz and manifest.json."""
     rows = slice(0, GRID_ROWS)
@@ -176,26 +146,32 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
     arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
     names = np.array([row["name"] for row in results.rows])
     np.savez_compressed(request.out / "scores.npz", **arrays, names=names)
-    manifest = {
-        "model": {
-            "name": loaded.name,
-            "source": loaded.source,
-            "checkpoint": loaded.checkpoint,
-            "weights_hash": loaded.weights_hash,
-        },
-        "preprocessing": dict(loaded.preprocess.config),
-        "target": request.target if request.top == 1 else f"top {request.top}",
-        "methods": [{"name": method, "score": results.score_of[method]} for method in results.scores],
-        **({} if request.diffmask is None else {"diffmask": request.diffmask.name}),
-        "grid": list(next(iter(attributions.values())).grid),
-        "images": results.rows,
-        "unreadable": results.unreadable,
-        **({} if not results.partial else {"partial": results.partial}),
-        "not_explained": results.broken,
-        "zero_maps": results.empty,
-        "versions": versions(),
+    model = {
+        "name": loaded.name,
+        "source": loaded.source,
+        "checkpoint": loaded.checkpoint,
+        "weights_hash": loaded.weights_hash,
     }
-    (request.out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    gates = {} if request.diffmask is None else {"diffmask": request.diffmask.name}
+    partial = {"partial": results.partial} if results.partial else {}
+    write_manifest(
+        request.out,
+        methods={method: results.score_of[method] for method in results.scores},
+        grid=next(iter(attributions.values())).grid,
+        images=results.rows,
+        before={
+            "model": model,
+            "preprocessing": dict(loaded.preprocess.config),
+            "target": request.target if request.top == 1 else f"top {request.top}",
+            **gates,
+        },
+        after={
+            "unreadable": results.unreadable,
+            **partial,
+            "not_explained": results.broken,
+            "zero_maps": results.empty,
+        },
+    )
 
 
 def concatenate(parts: list[Attribution]) -> Attribution:

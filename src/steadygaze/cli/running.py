@@ -24,7 +24,6 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from steadygaze.errors import RowsNotWritten
-from steadygaze.methods.search import manner
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.processes import World, world
 from steadygaze.runs.rows import Rows
@@ -189,9 +188,5 @@ def progress(
             done, resumed = done + finished, resumed + finished - computed
             on_progress(Progress(verb, done, total, unit, resumed))
 
-        def searching(name: str, runs: int, all_runs: int) -> None:
-            on_progress(Progress(name, runs, all_runs, "forward passes"))
-
         on_progress(Progress(verb, 0, total, unit))
-        with manner(searching):
-            yield told
+        yield told

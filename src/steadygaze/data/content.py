@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from steadygaze.data.images import check_regular_file
 from steadygaze.errors import BadImage
 
 DIGITS = 16
@@ -25,6 +26,7 @@ def bytes_hash(data: bytes) -> str:
 
 def file_hash(path: str | Path) -> str:
     """The hash of a file's bytes; `BadImage` if the file cannot be read."""
+    check_regular_file(path)
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]

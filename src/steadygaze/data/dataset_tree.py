@@ -29,8 +29,8 @@ def subfolders(path: Path) -> list[str]:
 
 
 def image_files(path: Path) -> list[Path]:
-    """The image files directly in a folder, sorted by name."""
-    return sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file())
+    """The image files directly in a folder, sorted by name; reading a dangling link or FIFO names it."""
+    return sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.is_dir())
 
 
 def abbreviated(names: Iterable[str]) -> str:

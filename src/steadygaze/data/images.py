@@ -10,14 +10,21 @@ give the same pixels everywhere:
 | grey, palette, CMYK | converted |
 | EXIF orientation | applied |
 | animation (GIF, WebP, APNG) | the first frame |
+
+Files may come from strangers. Only the formats in FORMATS are decoded, whatever a file is called; size and
+aspect ratio are checked in the header, before any pixel is decoded; and only regular files are opened.
+Everything else is a `BadImage` that names the file.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +32,22 @@ from PIL import ExifTags, Image, ImageOps
 
 from steadygaze.errors import BadImage, BadInput
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+FORMATS = {  # PIL's name of each format that is read, and its suffixes
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "AVIF": (".avif",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm"),
+}
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+MAX_SIDE = 65_535  # pixels; also the largest side of a JPEG file
+MAX_PIXELS = 89_000_000  # below the number from which on PIL warns; up to 400 MB as RGB
+MAX_ASPECT = 100  # longer side / shorter side: preprocessing scales the shorter side to that of the model
+ROWS_AT_ONCE = 2**22  # number of pixels that are converted from 16 to 8 bits at once
+SOURCE_KEY = "steadygaze_source"  # in `Image.info`: the file's name, for errors of preprocessing
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
@@ -33,15 +55,29 @@ Source = str | Path | bytes
 
 
 def images_below(folder: Path) -> Iterator[Path]:
-    """The image files below a folder, at any depth. Links are followed, unless they lead to a parent."""
-    for directory, subfolders, names in os.walk(folder, followlinks=True):
+    """Everything below a folder that is called like an image file, at any depth.
+
+    Links are followed, unless they lead to a parent. What cannot be an image (a dangling link, a FIFO) is
+    included: reading it raises `BadImage` with its name. Links and folders that cannot be followed are
+    reported as warnings.
+    """
+    for directory, subfolders, names in os.walk(folder, followlinks=True, onerror=_warn_unreadable):
         here = Path(directory)
         parents = [here, *(parent for parent in here.parents if parent.is_relative_to(folder))]
-        subfolders[:] = [name for name in subfolders if not _leads_up(here / name, parents)]
+        loops = [name for name in subfolders if _leads_up(here / name, parents)]
+        for name in loops:
+            warnings.warn(f"{here / name}: a link to a parent folder, not followed", stacklevel=2)
+        subfolders[:] = [name for name in subfolders if name not in loops]
         for name in names:
             path = here / name
-            if path.suffix.lower() in SUFFIXES and path.is_file():
+            if path.suffix.lower() in SUFFIXES:
                 yield path
+            elif path.is_symlink() and not path.exists():
+                warnings.warn(f"{path}: {_broken_link(path)}", stacklevel=2)
+
+
+def _warn_unreadable(error: OSError) -> None:
+    warnings.warn(f"{error.filename}: this folder cannot be read ({error.strerror})", stacklevel=2)
 
 
 def _leads_up(path: Path, parents: list[Path]) -> bool:
@@ -76,34 +112,99 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
 def read_image(source: Source) -> Image.Image:
     """An image file, or the bytes of one, as upright 8-bit RGB; see the table above.
 
-    A file that is missing, truncated or not an image raises `BadImage` with its name.
+    A file that is missing, truncated, too large or not an image raises `BadImage` with its name.
     """
-    with _opened(source) as image:
+    with opened_image(source) as image:
         image.load()
-        return to_rgb(ImageOps.exif_transpose(image))
+        rgb = to_rgb(ImageOps.exif_transpose(image))
+    rgb.info[SOURCE_KEY] = _name(source)
+    return rgb
 
 
 def image_size(source: Source) -> tuple[int, int]:
     """Width and height of the image that `read_image` would give, without decoding its pixels."""
-    with _opened(source) as image:
+    with opened_image(source) as image:
         width, height = image.size
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         return (height, width) if orientation in TRANSPOSED else (width, height)
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[Image.Image]:
-    """The file opened by PIL; whatever is wrong with it becomes `BadImage`."""
-    name = "image in memory" if isinstance(source, bytes) else str(source)
+def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
+    """The file opened by PIL, its size checked; whatever is wrong with it becomes `BadImage`.
+
+    kind: "image" or "mask", for errors
+    """
+    name = _name(source)
+    if not isinstance(source, bytes):
+        check_regular_file(source, kind)
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file, formats=_formats()) as image:
+            check_bounds(*image.size, name=name)
             yield image
-    except FileNotFoundError as error:
-        raise BadImage(f"{name}: no such file") from error
-    except Image.DecompressionBombError as error:
-        raise BadImage(f"{name}: too large to be read safely ({error})") from error
+    except BadImage:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(f"{name}: expected at most {MAX_PIXELS:,} pixels, got more ({error})") from error
+    except Image.UnidentifiedImageError as error:
+        expected = f"expected one of the formats {', '.join(_formats())}"
+        raise BadImage(f"{name}: does not decode as {_article(kind)} ({expected})") from error
     except Exception as error:  # PIL's decoders raise many kinds, from SyntaxError to struct.error
-        raise BadImage(f"{name}: does not decode as an image ({first_line(error)})") from error
+        raise BadImage(f"{name}: does not decode as {_article(kind)} ({first_line(error)})") from error
+
+
+def check_regular_file(path: str | Path, kind: str = "image") -> None:
+    """`BadImage` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        missing = "no such file" if kind == "image" else f"no such {kind}"
+        raise BadImage(f"{path}: {_broken_link(path) if path.is_symlink() else missing}") from error
+    except (OSError, ValueError) as error:  # a loop of links, no permission, a name that is too long
+        raise BadImage(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not stat.S_ISREG(mode):
+        raise BadImage(f"{path}: expected {_article(kind)} file, got a {_kind_of_file(mode)}")
+
+
+def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
+    """`BadImage` if an image of this size would take too much memory to decode or to preprocess."""
+    size = f"got {width:,} x {height:,}"
+    if min(width, height) < 1:
+        raise BadImage(f"{name}: expected at least one pixel, {size}")
+    if max(width, height) > MAX_SIDE:
+        raise BadImage(f"{name}: expected sides of at most {MAX_SIDE:,} pixels, {size}")
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{name}: expected at most {MAX_PIXELS:,} pixels, {size} = {width * height:,}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise BadImage(
+            f"{name}: expected an aspect ratio of at most {MAX_ASPECT}:1, {size}. Crop it, or leave it out."
+        )
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats that this build of PIL can open."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _name(source: Source) -> str:
+    return "image in memory" if isinstance(source, bytes) else str(source)
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "image" else f"a {kind}"
+
+
+def _broken_link(path: Path) -> str:
+    return f"a link to {path.readlink()}, which does not exist"
+
+
+def _kind_of_file(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def first_line(error: Exception) -> str:
@@ -125,16 +226,22 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """Grey of 16 or 32 bits, which PIL would clip to white. 16-bit integers and floats in [0, 1] keep their
     full scale; anything else is stretched from its minimum to its maximum."""
-    values = np.asarray(image, dtype=np.float64)
-    low, high = float(values.min()), float(values.max())
+    values = np.asarray(image)
+    step = max(1, ROWS_AT_ONCE // image.width)
+    blocks = [values[start : start + step] for start in range(0, image.height, step)]
+    low = float(np.min([block.min() for block in blocks]))
+    high = float(np.max([block.max() for block in blocks]))
     if not np.isfinite((low, high)).all():
         raise ValueError("it has values that are not finite")
     if image.mode == "F" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     elif image.mode.startswith("I") and low >= 0 and high <= 65535:
         low, high = 0.0, 65535.0 if high > 255 else 255.0
-    grey = (values - low) / (high - low or 1.0) * 255
-    return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")
+    grey = np.empty(values.shape, np.uint8)
+    for index, block in enumerate(blocks):
+        unit = (block.astype(np.float64) - low) / (high - low or 1.0)
+        grey[index * step : (index + 1) * step] = (unit * 255).round().astype(np.uint8)
+    return Image.fromarray(grey).convert("RGB")
 
 
 below = images_below

@@ -24,7 +24,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
-from steadygaze.data.images import first_line, images_in
+from steadygaze.data.images import images_in, opened_image
 from steadygaze.errors import BadImage, BadInput, SteadygazeError
 
 OBJECT, BORDER = 255, 128
@@ -197,14 +197,9 @@ def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -
 
 
 def _open(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as opened:
-            opened.load()
-            return ImageOps.exif_transpose(opened)
-    except FileNotFoundError as error:
-        raise BadImage(f"{path}: no such mask") from error
-    except Exception as error:  # PIL's decoders raise many kinds
-        raise BadImage(f"{path}: does not decode as a mask ({first_line(error)})") from error
+    with opened_image(path, "mask") as mask:
+        mask.load()
+        return ImageOps.exif_transpose(mask)
 
 
 def mask_values(mask: Image.Image) -> Pixels:

@@ -22,7 +22,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.data.images import SOURCE_KEY, check_bounds, first_line
+from steadygaze.errors import BadImage, BadInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -194,8 +195,7 @@ class Preprocess:
 
     def pixels(self, image: Image.Image, *, crop: bool = True) -> UInt8[np.ndarray, "h w 3"]:
         """The same before normalisation: uint8. With `crop=False`, also before the centre crop."""
-        geometry = self._geometry if crop else self._uncropped
-        return np.asarray(geometry(image))
+        return np.asarray(_apply(self._geometry if crop else self._uncropped, image))
 
     def mask(self, mask: Image.Image, *, padding: int = 0) -> UInt8[Tensor, "h w"]:
         """A mask or label map (mode L) with the geometry of the image, by nearest neighbour.
@@ -208,7 +208,7 @@ class Preprocess:
                 step.interpolation = _nearest()
             if hasattr(step, "fill"):
                 step.fill = padding
-        return torch.from_numpy(np.array(_compose(steps)(mask), dtype=np.uint8))
+        return torch.from_numpy(np.array(_apply(_compose(steps), mask), dtype=np.uint8))
 
     def normalise(self, pixels: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
         """uint8 to what the model takes: float32, (pixels / 255 - mean) / std."""
@@ -273,6 +273,17 @@ def _compose(steps: Sequence[Any]) -> Geometry:
 
     geometry: Geometry = Compose(steps)
     return geometry
+
+
+def _apply(geometry: Geometry, image: Image.Image) -> Image.Image:
+    """The image resized and cropped. Whatever fails is a `BadImage`, so that one image never ends a run."""
+    name = str(image.info.get(SOURCE_KEY, "image in memory"))
+    check_bounds(*image.size, name=name)
+    try:
+        return geometry(image)
+    except Exception as error:  # of PIL, torchvision and timm, among them MemoryError
+        size = f"{image.width:,} x {image.height:,}"
+        raise BadImage(f"{name}: cannot be preprocessed, size {size} ({first_line(error)})") from error
 
 
 def _nearest() -> Any:

@@ -10,14 +10,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput, MethodUnavailable, PartialMap, UnknownName
-from steadygaze.progress import Progress
+from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.seeding import image_seed
 from steadygaze.target import class_score
 from steadygaze.trace.query import Query
@@ -25,7 +24,7 @@ from steadygaze.vit.subsets import HidingMode, can_mask, chunk_of, subset_logits
 
 HIDE = ("auto", "remove", "mask", "fill")
 ROWS = 64  # runs between two reports of progress, on a CPU
-_MANNER: ContextVar[Any] = ContextVar("manner", default=(None, True))
+_LISTENER: ContextVar[OnProgress] = ContextVar("listener", default=ignore_progress)
 
 
 def run_search(
@@ -47,11 +46,11 @@ def run_search(
                     break
                 parts.append(values)
                 done = part.stop
-                query.on_progress(Progress(name, done, total, "forward passes"))
-                if _MANNER.get()[0] is not None:
-                    _MANNER.get()[0](name, done, total)
+                progress = Progress(name, done, total, "forward passes")
+                query.on_progress(progress)
+                _LISTENER.get()(progress)
     except KeyboardInterrupt:
-        if not query.allow_partial or not _MANNER.get()[1] or done < least:
+        if not query.allow_partial or done < least:
             raise
         warn_partial(name, done, total)
     return torch.cat(parts, 1) if parts else torch.empty(0)
@@ -157,15 +156,10 @@ def uniform_draws(query: Query, seed: int, *shape: int) -> Float[Tensor, "b *sha
 
 
 @contextmanager
-def manner(told: Callable[[str, int, int], None] | None = None, *, partial: bool = True) -> Iterator[None]:
-    """Deprecated: give `on_progress` and `allow_partial` to `explain`."""
-    token = _MANNER.set((told, partial))
+def report_searches(on_progress: OnProgress) -> Iterator[None]:
+    """Searches inside also report to `on_progress`, for code that calls `explain` only indirectly."""
+    token = _LISTENER.set(on_progress)
     try:
         yield
     finally:
-        _MANNER.reset(token)
-
-
-def listener() -> Callable[[str, int, int], None] | None:
-    """Deprecated with `manner`."""
-    return _MANNER.get()[0]
+        _LISTENER.reset(token)

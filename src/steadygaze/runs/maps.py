@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from steadygaze.errors import BrokenMap, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.method_registry import Method
-from steadygaze.methods.search import listener, manner
 from steadygaze.vit import ViT, adapt
 
 ZERO, BROKEN = "zero map", "broken map"
@@ -55,10 +54,10 @@ def _maps_and_broken(
 def _maps(
     model: nn.Module | ViT, images: Tensor, target: Tensor, methods: list[Method], score: str | None
 ) -> list[Tensor]:
-    # partial=False: a search that was stopped raises, its unfinished map must not become a row
-    with warnings.catch_warnings(), manner(listener(), partial=False):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateMap)  # flagged instead
-        many = explain(model, images, target=target, method=list[str | Method](methods), score=score)
+        # an interrupted search raises: its unfinished map must not become a row
+        many = explain(model, images, target=target, methods=methods, score=score, allow_partial=False)
     return [many[method.name].scores for method in methods]
 
 

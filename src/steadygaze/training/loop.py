@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.heatmap import versions
 from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.loading.load import load_model
+from steadygaze.manifest import versions
 from steadygaze.training import run_files as files
 from steadygaze.training.batches import Turns, mixer
 from steadygaze.training.build import Built, build

@@ -12,8 +12,8 @@ from torch import nn
 from steadygaze import __version__
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.heatmap import versions
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.robustness.segmentation import scores_of
@@ -251,7 +251,8 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     for suite in suites:
         if suite.own_images or suite.needs_masks:
             raise BadInput(
-                f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model."
+                f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of "
+                "sg.load_model."
             )
         suite.open(request.limit)
     loaded = request.model if isinstance(request.model, LoadedModel) else None

@@ -9,5 +9,5 @@
 | `measure.py` | the rows of a batch |
 | `summary.py` | from rows to a ranking |
 | `grouping.py` | which runs can share a table |
-| `samples.py` | images and maps that the report shows |
+| `samples.py` | the images and maps that the report shows |
 """

@@ -19,12 +19,12 @@ from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.heatmap import versions
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.methods.search import manner
-from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.methods.search import report_searches
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.loop import Job, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
@@ -110,10 +110,7 @@ def run_verify(
     ready = prepared or prepare_verify(request, world)
     run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
 
-    def report_search(name: str, done: int, total: int) -> None:
-        on_progress(Progress(name, done, total, "forward passes"))
-
-    with run, manner(report_search):
+    with run, report_searches(on_progress):
         for jobs in ready.source.jobs(ready.plan.keys):
             run.total = (
                 total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
