@@ -1,22 +1,22 @@
-"""Does fine-tuning with the relevance loss help? python -m benchmarks.finetuning run | table | masks | perturbation
+"""Effect of the relevance loss: python -m benchmarks.finetuning run | table | masks | perturbation
 
     run --checkpoint FILE --pets FOLDER --imagenet FOLDER --out DIR     train and test what is not in DIR yet
     table DIR                                                           print the tables from the rows
     masks --checkpoint FILE --pets FOLDER                               agreement of TokenCut with human masks
-    perturbation BEFORE AFTER...                                        changes between runs of `steadygaze verify`
+    perturbation BEFORE AFTER...                                        changes between runs of `verify`
 
 The tables are in docs/evidence/training.md. DeiT-Tiny is fine-tuned on 6 images of each of 12 breeds by the
-shipped recipe `relevance-deit-tiny-small`, 6 epochs, and tested on held-out images of the same breeds ("seen",
-4 of each) and of 12 other breeds ("unseen", 8 of each): unchanged, with the background removed or replaced by
-an ImageNet image, and as objects that are moved, rotated and resized; and on ImageNet. Every control is trained
-in the same way. Its learning rate is the one with the best accuracy among the 24 breeds on the varied "seen"
-images, with random seed 0 (accuracy over 1,000 classes would select the rate that predicts the trained breeds
-most often). Two more seeds follow. A row is one image in one setting: correct among 1,000 classes, and correct
-among the 24 breeds.
+shipped recipe `relevance-deit-tiny-small`, 6 epochs, and tested on held-out images of the same breeds
+("seen", 4 of each) and of 12 other breeds ("unseen", 8 of each): unchanged, with the background removed or
+replaced by an ImageNet image, and as objects that are moved, rotated and resized; and on ImageNet. Every
+control is trained in the same way. Its learning rate is the one with the best accuracy among the 24 breeds on
+the varied "seen" images, with random seed 0 (accuracy over 1,000 classes would select the rate that predicts
+the trained breeds most often). Two more seeds follow. A row is one image in one setting: correct among 1,000
+classes, and correct among the 24 breeds.
 
-`run --again` is a replication on images that no choice was based on: the halves of the breeds are exchanged, and
-no image of pets or of ImageNet, for training or testing, was used before. Nothing is selected there: the best
-variants and their controls, each with a learning rate of 1e-5.
+`run --again` is a replication on images that no choice was based on: the halves of the breeds are exchanged,
+and no image of pets or of ImageNet, for training or testing, was used before. Nothing is selected there: the
+best variants and their controls, each with a learning rate of 1e-5.
 """
 
 import argparse
