@@ -16,6 +16,17 @@ SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",
+    "steadygaze.robustness.attacks._attack",
+    "steadygaze.robustness.attacks.fgsm",
+    "steadygaze.robustness.attacks.pgd",
+    "steadygaze.robustness.attacks.pixels_of",
+    "steadygaze.robustness.attention.attention_picture",
+    "steadygaze.robustness.attention.attention_stability",
+    "steadygaze.robustness.calibration.confidences",
+    "steadygaze.robustness.calibration.reliability",
+    "steadygaze.robustness.neighbours.features",
+    "steadygaze.robustness.neighbours.knn_predict",
+    "steadygaze.robustness.synthetic.remove_background",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

@@ -86,10 +86,10 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, w
         for x, (low, high) in zip(one.x, one.y_limits or (), strict=False):
             parts.append(_whisker(frame.px(x), frame.py(low), frame.px(x), frame.py(high), one))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        told = f"<title>{escape(one.name)}</title>"
-        parts.append(f'<polyline class="line {one.colour}" points="{path}">{told}</polyline>')
+        tooltip = f"<title>{escape(one.name)}</title>"
+        parts.append(f'<polyline class="line {one.colour}" points="{path}">{tooltip}</polyline>')
         if one.rank < COLOURS:
-            parts += [_dot(x, y, 2.4, one, told) for x, y in points]
+            parts += [_dot(x, y, 2.4, one, tooltip) for x, y in points]
     return _svg(parts, title)
 
 
@@ -103,8 +103,8 @@ def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str)
             parts.append(_whisker(frame.px(low), y, frame.px(high), y, one))
         for low, high in one.y_limits or ():
             parts.append(_whisker(x, frame.py(low), x, frame.py(high), one))
-        told = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
-        dots.append(_dot(x, y, 4, one, told))
+        tooltip = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
+        dots.append(_dot(x, y, 4, one, tooltip))
     parts += _labels(frame, [one for one in points if one.rank < LABELLED])
     return _svg([*parts, *dots], title)
 
@@ -144,10 +144,12 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
         for j, value in enumerate(row):
             if not math.isfinite(value):
                 continue
-            told = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
+            tooltip = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
             colour = "var(--c0)" if value >= 0 else "var(--c1)"
             place = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
-            parts.append(f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{told}</rect>')
+            parts.append(
+                f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{tooltip}</rect>'
+            )
             if side >= 24:
                 kind = "tick strong" if abs(value) > STRONG else "tick"
                 parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
@@ -196,8 +198,8 @@ def _text(kind: str, x: float, y: float, words: str, anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _dot(x: float, y: float, radius: float, one: Series, told: str) -> str:
-    return f'<circle class="dot {one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{told}</circle>'
+def _dot(x: float, y: float, radius: float, one: Series, tooltip: str) -> str:
+    return f'<circle class="dot {one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
 
 
 def _whisker(x1: float, y1: float, x2: float, y2: float, one: Series) -> str:
