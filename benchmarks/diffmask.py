@@ -1,8 +1,10 @@
-"""Vision DiffMask measured: python -m benchmarks.diffmask speed | counting [--out FOLDER --steps N]
+"""Cost and faithfulness of DiffMask: python -m benchmarks.diffmask speed | counting [--out FOLDER --steps N]
 
-speed      a training step against plain forward and backward passes of the same model on the same batch (at most 2.5 are allowed)
-counting   the counting-patches task of the paper: a ViT trained to 100 %, DiffMask trained on it, every white-box method beside it.
-           Prints the table of docs/evidence/diffmask.md and writes counting.png; model and mask stay in --out and are taken up again
+speed      cost of a training step relative to plain forward and backward passes of the same model on the same
+           batch (at most 2.5)
+counting   the paper's counting-patches task: a ViT trained to 100 %, DiffMask trained on it, compared with
+           every white-box method. Prints the table of docs/evidence/diffmask.md and writes counting.png; model and
+           mask are kept in --out and reused
 """
 
 import argparse
@@ -25,7 +27,8 @@ from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import Attribution
 from steadygaze.methods.diffmask import read_file, write
 from steadygaze.models.small_vit import small_vit
-from steadygaze.training.diffmask.objective import Settings, Trainer, widths_of
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import Trainer, hidden_widths
 
 SETTINGS = Settings(
     gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1
@@ -38,7 +41,8 @@ TESTED = 300
 def speed(rounds: int) -> None:
     """The price of one training step, in plain forward and backward passes."""
     print(
-        "| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n| --- | ---: | ---: | ---: | ---: |"
+        "| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n"
+        "| --- | ---: | ---: | ---: | ---: |"
     )
     cases = {
         "embedded (32x32, d 128, 6 blocks)": (sg.load_model("embedded").model, 16, 32),
@@ -47,7 +51,7 @@ def speed(rounds: int) -> None:
     for name, (model, batch, side) in cases.items():
         images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
         labels, vit = torch.zeros(batch, dtype=torch.long), sg.adapt(model)
-        trainer = Trainer(vit, Settings(), widths_of(vit, images))
+        trainer = Trainer(vit, Settings(), hidden_widths(vit, images))
 
         def plain(
             model: nn.Module = model, images: torch.Tensor = images, labels: torch.Tensor = labels
@@ -86,7 +90,9 @@ def counted(out: Path, steps: int, seed: int) -> None:
     data = task.draw(TESTED, torch.Generator().manual_seed(seed + 99))
     assert data.masks is not None
     vit = sg.adapt(model)
-    names = [m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
+    names = [
+        m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)
+    ]
     methods = [
         sg.method("diffmask", file=str(file)),
         sg.method("diffmask", file=str(file), read="probability"),
@@ -108,9 +114,8 @@ def counted(out: Path, steps: int, seed: int) -> None:
         zip(maps, means["truth_auroc"], means["truth_precision"], strict=True), key=lambda line: -line[1]
     )
     for name, area, top in lines:
-        print(
-            f"| {name} | {area:.3f} | {top:.1f} | {'yes' if area > 0.95 else 'partly' if area > 0.75 else 'no'} |"
-        )
+        faithful = "yes" if area > 0.95 else "partly" if area > 0.75 else "no"
+        print(f"| {name} | {area:.3f} | {top:.1f} | {faithful} |")
     _picture(data, maps, out / "counting.png")
 
 
@@ -133,7 +138,7 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
 def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> str:
     """Train the mask, or take it up where it stands."""
     vit, generator = sg.adapt(model), torch.Generator()
-    trainer = Trainer(vit, SETTINGS, widths_of(vit, task.draw(1, generator).images))
+    trainer = Trainer(vit, SETTINGS, hidden_widths(vit, task.draw(1, generator).images))
     if file.exists():
         trainer.restore(*read_file(file))
     began = time.process_time()
@@ -143,7 +148,7 @@ def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> st
         if trainer.steps % 50 == 0 or trainer.steps == steps:
             write(file, trainer.mask, *trainer.state())
             print(f"step {trainer.steps}: {report} {time.process_time() - began:.0f} s of CPU", flush=True)
-    found = trainer.judge(task.draw(256, generator.manual_seed(seed + 7)).images)
+    found = trainer.evaluate(task.draw(256, generator.manual_seed(seed + 7)).images)
     kept = f"{trainer.steps} steps, keeps {100 * found.l0:.1f} % of the patches"
     return f"{kept}, KL {found.kl:.3f}, same answer {100 * found.accuracy:.1f} %"
 

@@ -1,4 +1,5 @@
-"""`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of training in one picture."""
+"""`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of
+training in one picture."""
 
 import csv
 import re
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import content, pictures
 from steadygaze.cli import app
-from steadygaze.cli.curves import picture
+from steadygaze.cli.curves import draw_curves
 from steadygaze.training.recipe_files import make_recipe
 
 
@@ -127,7 +128,7 @@ def test_curves_of_several_runs_in_one_picture(runs, tmp_path):
 
 
 def test_numbers_beside_an_axis_are_not_cut_off():
-    text = picture({"run": [{"epoch": "1", "lr": "0.001"}, {"epoch": "2", "lr": "0"}]}, [])
+    text = draw_curves({"run": [{"epoch": "1", "lr": "0.001"}, {"epoch": "2", "lr": "0"}]}, [])
     ticks = re.findall(r'class="tick"[^>]*text-anchor="end">([^<]+)', text)
     assert ticks == ["0", "2.5e-4", "0.0005", "7.5e-4", "0.001"]
 

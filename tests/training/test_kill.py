@@ -1,7 +1,9 @@
-"""A training run that is killed at any moment goes on, and ends with the very weights and the very log of an unbroken one.
+"""A training run that is killed at any moment goes on, and ends with the very weights and the very log of an
+unbroken one.
 
-Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a fork that trains, slowly
-where it writes, until SIGKILL ends it. Another part fills the disk in the middle of a checkpoint: by a limit on the size of files.
+Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a
+fork that trains, slowly where it writes, until SIGKILL ends it. Another part fills the disk in the middle of
+a checkpoint: by a limit on the size of files.
 """
 
 import csv
@@ -61,12 +63,24 @@ def asked(data: Path):
     from helpers.training import MODEL
     from steadygaze.training.recipe_files import make_recipe
 
-    return make_recipe({
-        "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1}},
-        "data": {"train": str(data), "test": str(data)}, "augment": {"crop": "pad", "mixup": 0.8, "cutmix": 1.0, "erase": 0.3},
-        "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {"form": "paper"}}, "ema": {"decay": 0.9}, "accumulate": 2,
-        "epochs": 4, "batch": 4, "log_every": 2, "save_every": 1, "tensorboard": False,
-    })  # fmt: skip
+    return make_recipe(
+        {
+            "model": {
+                "name": "vit_tiny_patch16_224",
+                "arguments": MODEL | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1},
+            },
+            "data": {"train": str(data), "test": str(data)},
+            "augment": {"crop": "pad", "mixup": 0.8, "cutmix": 1.0, "erase": 0.3},
+            "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {"form": "paper"}},
+            "ema": {"decay": 0.9},
+            "accumulate": 2,
+            "epochs": 4,
+            "batch": 4,
+            "log_every": 2,
+            "save_every": 1,
+            "tensorboard": False,
+        }
+    )
 
 
 def result(out: Path) -> tuple[bytes, list[dict[str, str]]]:
@@ -93,6 +107,8 @@ def main(folder: Path) -> None:
 
 
 def kill(folder, recipe, wanted, loop, files) -> None:
+    from steadygaze import files as atomic
+
     chance, counts, runs = random.Random(0), {"kills": 0, "within a write": 0, "resumed in the middle": 0}, 0
     began = time.monotonic()
     loop.train(recipe, folder / "warm")
@@ -111,7 +127,7 @@ def kill(folder, recipe, wanted, loop, files) -> None:
             if child == 0:
                 code = 1
                 try:
-                    files.os = type("os", (), {**vars(os), "fsync": staticmethod(slow)})
+                    atomic.os = type("os", (), {**vars(os), "fsync": staticmethod(slow)})
                     loop.train(recipe, out)
                     code = 0
                 finally:
@@ -131,7 +147,8 @@ def kill(folder, recipe, wanted, loop, files) -> None:
 
 
 def full(folder, recipe, wanted, loop, files) -> None:
-    """The size of files is limited to just below a checkpoint's: what torch writes then fails as on a full disk."""
+    """The size of files is limited to just below a checkpoint's: what torch writes then fails as on a full
+    disk."""
     import resource
 
     import torch

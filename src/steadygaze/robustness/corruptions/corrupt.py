@@ -2,9 +2,11 @@
 
 D. Hendrycks, T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
 ICLR 2019, arXiv:1903.12261. Definitions and settings agree with the package imagecorruptions-imaug (settings
-"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that package).
+"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that
+package).
 
-Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state is used.
+Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state
+is used.
 """
 
 import zlib
@@ -27,6 +29,17 @@ SMALLEST = 8  # pixels; below, a block of JPEG is larger than the picture
 CIFAR_UP_TO = 64  # pixels of the shorter side
 
 Levels = tuple[tuple[Any, ...], ...]
+
+ELASTIC = tuple(  # published in pixels of images of 224, here in widths: amplitude, smoothness, corner shift
+    (amplitude / 224, smoothness / 224, corner / 224)
+    for amplitude, smoothness, corner in (
+        (488, 170.8, 24.4),
+        (488, 19.52, 48.8),
+        (12.2, 2.44, 4.88),
+        (17.08, 2.44, 4.88),
+        (29.28, 2.44, 4.88),
+    )
+)
 
 IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "gaussian_noise": (pixelwise.gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
@@ -62,7 +75,7 @@ IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "fog": (weather.fog, ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
     "brightness": (pixelwise.brightness, ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))),
     "contrast": (pixelwise.contrast, ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,))),
-    "elastic_transform": (blurs.elastic_transform, ((12.5,), (16.25,), (21.25,), (25.0,), (30.0,))),
+    "elastic_transform": (blurs.elastic_affine, ELASTIC),
     "pixelate": (pixelwise.pixelate, ((0.6, False), (0.5, False), (0.4, False), (0.3, False), (0.25, False))),
     "jpeg_compression": (pixelwise.jpeg_compression, ((25,), (18,), (15,), (10,), (7,))),
     "speckle_noise": (pixelwise.speckle_noise, ((0.15,), (0.2,), (0.35,), (0.45,), (0.6,))),
@@ -141,7 +154,8 @@ def generator(seed: int, index: int, name: str, severity: int) -> np.random.Gene
 
 
 def check_image(image: np.ndarray, *, batch: bool = True) -> None:
-    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or more."""
+    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or
+    more."""
     wanted = "a uint8 array (H, W, 3) or (B, H, W, 3)" if batch else "a uint8 array (H, W, 3)"
     if not isinstance(image, np.ndarray):
         raise BadInput(
@@ -183,9 +197,11 @@ def corrupt(
     """A corrupted copy of one picture (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
 
     name: one of CORRUPTIONS (15 of COMMON, 4 of EXTRA); severity: 1 (weak) .. 5 (strong).
-    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and then picture
-    i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are split.
-    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64 pixels.
+    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and
+    then picture i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are
+    split.
+    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
+        pixels.
     frost_folder: folder with the six published frost pictures, to use instead of our textures.
     """
     if name not in IMAGENET:
