@@ -92,8 +92,11 @@ def constructor_arguments(name: str) -> frozenset[str]:
 
     functions: list[Any] = [timm.model_entrypoint(name)]
     for kind in type(_meta_model(name)).__mro__:
-        functions.append(kind.__init__)
-        if not any(p.kind is p.VAR_KEYWORD for p in signature(kind.__init__).parameters.values()):
+        constructor = vars(kind).get("__init__")
+        if constructor is None:
+            continue
+        functions.append(constructor)
+        if not any(p.kind is p.VAR_KEYWORD for p in signature(constructor).parameters.values()):
             break
     names = {
         p.name
