@@ -222,7 +222,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         ("attention pool (SigLIP)", "transatt", "a class or mean head"),
         ("average", "decompx:bias=cls", "class token"),
         ("CaiT", "fullgrad:implicit=true", "mixes attention after its softmax"),
-        ("CaiT", "decompx:bias=absdot", "do not add up to the logits"),
+        ("CaiT", "decompx:bias=absdot", "do not sum to the logits"),
         ("CaiT", "attin", "pre-norm"),
         ("Swin", "gradcam:at=norm1", "does not begin with a norm"),
     ],
@@ -244,7 +244,7 @@ def test_selection_of_patches() -> None:
     ):
         refuse(sg.BadInput, message, vit.select, tokens, keep)
     refuse(
-        sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64)
+        sg.BadInput, "have lost their layout", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64)
     )
 
 

@@ -177,7 +177,7 @@ def test_save_without_pictures_and_with_several_targets(tmp_path):
 
 
 def test_save_refuses_other_counts(tmp_path, maps, picture):
-    with pytest.raises(BadInput, match="expected 2 pictures"):
+    with pytest.raises(BadInput, match="expected 2 images"):
         maps.save(tmp_path, [picture])
     with pytest.raises(BadInput, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
