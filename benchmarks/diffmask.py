@@ -25,7 +25,8 @@ from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import Attribution
 from steadygaze.methods.diffmask import read_file, write
 from steadygaze.models.small_vit import small_vit
-from steadygaze.training.diffmask.objective import Settings, Trainer, widths_of
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import Trainer, hidden_widths
 
 SETTINGS = Settings(
     gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1
@@ -47,7 +48,7 @@ def speed(rounds: int) -> None:
     for name, (model, batch, side) in cases.items():
         images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
         labels, vit = torch.zeros(batch, dtype=torch.long), sg.adapt(model)
-        trainer = Trainer(vit, Settings(), widths_of(vit, images))
+        trainer = Trainer(vit, Settings(), hidden_widths(vit, images))
 
         def plain(
             model: nn.Module = model, images: torch.Tensor = images, labels: torch.Tensor = labels
@@ -133,7 +134,7 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
 def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> str:
     """Train the mask, or take it up where it stands."""
     vit, generator = sg.adapt(model), torch.Generator()
-    trainer = Trainer(vit, SETTINGS, widths_of(vit, task.draw(1, generator).images))
+    trainer = Trainer(vit, SETTINGS, hidden_widths(vit, task.draw(1, generator).images))
     if file.exists():
         trainer.restore(*read_file(file))
     began = time.process_time()
@@ -143,7 +144,7 @@ def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> st
         if trainer.steps % 50 == 0 or trainer.steps == steps:
             write(file, trainer.mask, *trainer.state())
             print(f"step {trainer.steps}: {report} {time.process_time() - began:.0f} s of CPU", flush=True)
-    found = trainer.judge(task.draw(256, generator.manual_seed(seed + 7)).images)
+    found = trainer.evaluate(task.draw(256, generator.manual_seed(seed + 7)).images)
     kept = f"{trainer.steps} steps, keeps {100 * found.l0:.1f} % of the patches"
     return f"{kept}, KL {found.kl:.3f}, same answer {100 * found.accuracy:.1f} %"
 

@@ -32,12 +32,11 @@ from PIL import Image
 
 import steadygaze as sg
 from benchmarks.measure import spread
-from steadygaze.data.folders import Classes
-from steadygaze.data.masks import BORDER, OBJECT, find, read_mask
+from steadygaze.data.folders import ClassLookup
+from steadygaze.data.masks import BORDER, OBJECT, find_labelled_images, read_mask
 from steadygaze.robustness import synthetic
-from steadygaze.training.data import Shape
 from steadygaze.training.recipe_files import read_recipe
-from steadygaze.training.tokencut.tokencut import tokencut_masks
+from steadygaze.training.tokencut.masks import tokencut_masks
 
 RECIPE, EPOCHS, RATES, SEEDS = "relevance-deit-tiny-small", 6, (3e-6, 1e-5, 3e-5, 1e-4), (0, 1, 2)
 OWN: dict[str, Any] = {"losses": {"relevance": {}}}
@@ -74,7 +73,7 @@ SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     },
     "GradMask": {"losses": {"gradmask": {}}},
     "RRR": {"losses": {"rrr": {}}},
-    "1 picture a breed": {"data.pictures": [0, 1], "epochs": 6 * EPOCHS},
+    "1 picture a breed": {"data.images": [0, 1], "epochs": 6 * EPOCHS},
     "4 breeds": {"data.classes": [0, 4], "epochs": 3 * EPOCHS},
 }
 OFTEN = 4  # so many of these with every seed, the others with the first
@@ -206,7 +205,7 @@ def run(options: argparse.Namespace) -> None:
         "data.test": None,
         "data.test_masks": None,
     }
-    given |= {"data.classes": list(split.breeds), "data.pictures": list(split.train)}
+    given |= {"data.classes": list(split.breeds), "data.images": list(split.train)}
 
     def trained(name: str, rate: float, seed: int, changes: dict[str, Any]) -> torch.nn.Module:
         print(f"{name}, rate {rate:g}, seed {seed}", flush=True)
@@ -339,14 +338,15 @@ def masks(options: argparse.Namespace) -> None:
     """IoU of TokenCut's masks with the human ones, border left out: mean and 95 % interval over pictures."""
     torch.set_num_threads(1)
     ready = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
-    found = find(options.pets, options.pets, Classes(ready.classes, 1000), limit=options.count)
-    shape = Shape(ready.size, ready.mean, ready.std, "bicubic", 1.0)
+    classes = ClassLookup(ready.class_names, 1000)
+    found = find_labelled_images(options.pets, options.pets, classes, limit=options.count)
+    preprocess = ready.preprocess.override(interpolation="bicubic", crop_pct=1.0)
     print(
         f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n| keys | edges | IoU, % |\n| --- | --- | ---: |"
     )
     for keys, edges in product(("as they are", "centred"), ("patches", "bilateral")):
         made = tokencut_masks(
-            ready.model, found.items, shape, refined=edges == "bilateral", centred=keys == "centred"
+            ready.model, found.items, preprocess, refined=edges == "bilateral", centred=keys == "centred"
         )
         each = []
         for item in found.items:

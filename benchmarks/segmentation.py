@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 import steadygaze as sg
-from steadygaze.data.label_maps import find_maps
+from steadygaze.data.label_maps import find_label_maps
 from steadygaze.robustness.segmentation import mean_miou, retention
 from steadygaze.runs.stress.suites.segmentation import set_numbers, unpacked
 from steadygaze.training.recipe_files import read_recipe
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
 def other_half(pets: Path, folder: Path) -> Path:
     """A folder of the pictures that no segmenter is trained on."""
     if not folder.exists():
-        items = find_maps(pets).items[HALF:]
+        items = find_label_maps(pets).items[HALF:]
         folder.mkdir(parents=True)
         with (folder / "index.csv").open("w", newline="") as opened:
             writer = csv.writer(opened)

@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from steadygaze.training.learner import Learner
-from steadygaze.training.recipe import Adl, CrossEntropy, Losses, PictureGradient, Relevance
+from steadygaze.training.objective import Objective
+from steadygaze.training.recipe_files import make_recipe
 
-PLAIN = Losses(cross_entropy=CrossEntropy())
-CANDIDATES: dict[str, tuple[Losses, dict[str, Any], float | None]] = {
+PLAIN: dict[str, Any] = {"cross_entropy": {}}
+CANDIDATES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {  # losses, modules, goal
     "CB": (PLAIN, {"cb": {}}, 1.03),
     "TAP": (PLAIN, {"tap": {}}, 1.15),
-    "ADL": (Losses(cross_entropy=CrossEntropy(), adl=Adl()), {}, 1.15),
-    "relevance": (Losses(relevance=Relevance()), {}, 2.2),
-    "relevance, second order": (Losses(relevance=Relevance(second_order=True)), {}, None),
-    "TAP and ADL": (Losses(cross_entropy=CrossEntropy(), adl=Adl()), {"tap": {}}, None),
-    "GradMask": (Losses(gradmask=PictureGradient()), {}, None),
+    "ADL": ({"cross_entropy": {}, "adl": {}}, {}, 1.15),
+    "relevance": ({"relevance": {}}, {}, 2.2),
+    "relevance, second order": ({"relevance": {"second_order": True}}, {}, None),
+    "TAP and ADL": ({"cross_entropy": {}, "adl": {}}, {"tap": {}}, None),
+    "GradMask": ({"gradmask": {}}, {}, None),
 }
 
 
@@ -46,7 +46,8 @@ def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[],
             net,
             **{key: {"cb": modules.CB, "tap": modules.TAP}[key](**options) for key, options in asked.items()},
         )
-    learner = Learner(net, losses).train()
+    options = make_recipe({"model": {"name": model}, "losses": losses}).losses
+    objective = Objective(net, options).train()
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-6)
     side = timm.get_pretrained_cfg_value(model, "input_size")[-1]
     images, labels = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
@@ -55,7 +56,7 @@ def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[],
 
     def run() -> None:
         optimiser.zero_grad()
-        learner(images, labels, None, masks)[0].backward()
+        objective(images, labels, None, masks)[0].backward()
         optimiser.step()
 
     return run

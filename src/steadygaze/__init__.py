@@ -39,8 +39,11 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.runs.stress import stress as stress
     from steadygaze.runs.verify.api import verify as verify
     from steadygaze.training.loop import train as train
+    from steadygaze.training.losses import list_losses as list_losses
+    from steadygaze.training.losses import register_loss as register_loss
     from steadygaze.vit import ViT as ViT
     from steadygaze.vit import adapt as adapt
+    from steadygaze.vit.adapter_registry import register_adapter as register_adapter
 
 __version__ = "0.2.0"
 
@@ -61,8 +64,11 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "list_suites": "steadygaze.runs.stress",
     "Rows": "steadygaze.runs.rows",
     "train": "steadygaze.training.loop",
+    "register_loss": "steadygaze.training.losses",
+    "list_losses": "steadygaze.training.losses",
     "Progress": "steadygaze.progress",
     "register_method": "steadygaze.method_registry",
+    "register_adapter": "steadygaze.vit.adapter_registry",
     "list_methods": "steadygaze.methods",
     "list_models": "steadygaze.loading.model_names",
     "SteadygazeError": "steadygaze.errors",

@@ -217,6 +217,12 @@ def test_metrics_lists_every_metric():
     assert all(name in shown for name in listed)
 
 
+def test_suites_lists_every_suite():
+    listed = {info["name"] for info in json.loads(run("suites", "--json").output)}
+    assert listed == {info.name for info in sg.list_suites()} and {"corruptions", "shift"} <= listed
+    assert all(name in run("suites").output for name in listed)
+
+
 def test_models_by_pattern():
     rows = json.loads(run("models", "deit_tiny", "--json").output)
     assert {"name": "deit_tiny_patch16_224", "library": "timm", "view": "plain"} in rows

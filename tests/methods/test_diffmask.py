@@ -23,15 +23,15 @@ from steadygaze.methods.diffmask import (
     with_gates,
     write,
 )
-from steadygaze.training.diffmask.objective import (
-    MINIMUM,
-    Report,
-    Settings,
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import (
+    ALL_OFF,
+    ALL_ON,
+    DivergenceMonitor,
+    StepReport,
     Trainer,
-    Watch,
     divergence,
-    restarted,
-    widths_of,
+    hidden_widths,
 )
 
 CONCRETE = HardConcrete()
@@ -41,7 +41,7 @@ QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=
 def trainer(model, settings=QUICK, images=None, **more):
     images = tiny_models.images_of(model) if images is None else images
     vit = sg.adapt(model)
-    return Trainer(vit, settings, widths_of(vit, images), **more), images
+    return Trainer(vit, settings, hidden_widths(vit, images), **more), images
 
 
 def saved(path, model, seed=0, **facts):
@@ -229,7 +229,9 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
 def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
     """λ rises while the constraint is broken (here: always, or never); with the reference's sign it falls."""
     model = tiny()
-    made, images = trainer(model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), random_images(model))
+    made, images = trainer(
+        model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), random_images(model)
+    )
     seen = {}
     for _ in range(12):
         report = made.step(images)
@@ -273,7 +275,7 @@ def test_gates_may_begin_open() -> None:
     images = random_images(model, 8)
     for begin in ("open", "drawn"):
         made, _ = trainer(model, Settings(begin=begin, warmup=1, gate_rate=1e-2), images)
-        ends[begin] = made.judge(images)
+        ends[begin] = made.evaluate(images)
         before = [p.detach().clone() for p in made.mask.parameters()]
         for _ in range(25):
             made.step(images)
@@ -289,8 +291,8 @@ def test_layers_are_drawn() -> None:
     for kind in ("uniform", "weighted"):
         made, _ = trainer(model, replace(QUICK, layers=kind), random_images(model))
         made.steps = 101
-        made.seen[:3] = torch.tensor([0.9, 0.05])  # right and sparse
-        drawn = np.bincount([made._draw() for _ in range(3000)], minlength=5) / 3000
+        made.layer_means[:3] = torch.tensor([0.9, 0.05])  # right and sparse
+        drawn = np.bincount([made._draw_layer() for _ in range(3000)], minlength=5) / 3000
         wanted = np.full(5, 0.2) if kind == "uniform" else np.array([0.1, 0.1, 0.1, 1, 1]) / 2.3
         assert np.abs(drawn - wanted).max() < 0.04
 
@@ -304,7 +306,7 @@ def test_the_model_comes_back_unchanged() -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
     made.step(images)
-    made.judge(images)
+    made.evaluate(images)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -325,10 +327,10 @@ def test_it_learns_what_is_not_needed() -> None:
                     block.attn.proj.weight.zero_()  # the class token never sees a patch
         made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), random_images(model))
         data = random_images(model, 8)
-        began = made.judge(data)
+        began = made.evaluate(data)
         for _ in range(40):
             made.step(data)
-        ends[blind] = (began, made.judge(data))
+        ends[blind] = (began, made.evaluate(data))
     (began, ended), (blurred, seen) = ends[True], ends[False]
     assert began.l0 > 0.2 and ended.l0 < 0.3 * began.l0 and abs(ended.kl) < 1e-12 and ended.accuracy == 1
     assert seen.l0 > 3 * ended.l0 and seen.kl < 0.5 * blurred.kl
@@ -380,23 +382,23 @@ def test_settings() -> None:
     with pytest.raises(sg.UnknownName, match="preset"):
         Settings.of("mnist")
     with pytest.raises(sg.UnknownName):
-        restarted(paper, "luck")
-    assert restarted(paper, "seed").seed == 1 and restarted(paper, "stretch").stretch == 20
+        paper.restarted("luck")
+    assert paper.restarted("seed").seed == 1 and paper.restarted("stretch").stretch == 20
 
 
 def test_watch() -> None:
     def seen(l0, count, grace=10, kl=0.0, patience=5):
-        watch = Watch(grace, patience)
-        return [watch(Report(0, kl, l0, 20.0, 1.0), step + 1) for step in range(count)]
+        watch = DivergenceMonitor(grace, patience)
+        return [watch(StepReport(0, kl, l0, 20.0, 1.0), step + 1) for step in range(count)]
 
-    low, high = MINIMUM
+    low, high = ALL_OFF, ALL_ON
     assert seen(high + 0.01, 15)[-1] == "the masks have been all on for 5 steps" and not any(
         seen(high + 0.01, 14)
     )
     assert seen(low / 2, 5)[-1] == "the masks have been all off for 5 steps" and not any(seen(low / 2, 4))
     assert not any(seen(0.5, 50)) and "not finite" in seen(0.5, 1, kl=float("nan"))[0]
-    watch = Watch(0, 3)
-    answers = [watch(Report(0, 0.0, l0, 1.0, 1.0), 9) for l0 in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0)]
+    watch = DivergenceMonitor(0, 3)
+    answers = [watch(StepReport(0, 0.0, l0, 1.0, 1.0), 9) for l0 in (1.0, 1.0, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0)]
     assert answers[-1] and not any(answers[:-1]), "only what lasts is a divergence"
 
 
@@ -404,7 +406,7 @@ def test_files(tmp_path, monkeypatch) -> None:
     model, path = tiny(), tmp_path / "new" / "m.safetensors"
     file = saved(path, model, note=1)
     mask, facts, rest = read_file(file)
-    assert facts == {"note": 1} and rest == {} and not list(path.parent.glob("*.part"))
+    assert facts == {"note": 1} and rest == {} and not list(path.parent.glob(".*.part"))
     assert mask.shape == Shape((24,) * 5, 6.0, 1.0) and not any(p.requires_grad for p in mask.parameters())
     whole = path.read_bytes()
 
@@ -412,7 +414,7 @@ def test_files(tmp_path, monkeypatch) -> None:
         raise OSError(28, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("safetensors.torch.save", full)
+        patched.setattr("steadygaze.files.os.fsync", full)
         with pytest.raises(OSError):
             write(path, mask, {})
     assert path.read_bytes() == whole, "a failed write leaves the old file"

@@ -1,4 +1,5 @@
-"""`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of training in one picture."""
+"""`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of
+training in one picture."""
 
 import csv
 import re
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import content, pictures
 from steadygaze.cli import app
-from steadygaze.cli.curves import picture
+from steadygaze.cli.curves import draw_curves
 from steadygaze.training.recipe_files import make_recipe
 
 
@@ -56,8 +57,8 @@ def test_one_page_before_and_after(runs, tmp_path):
     assert "attention_entropy" in page and "attention_stability" in page and "data:image/" in page
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
-    assert "faithfulness" in out and "12 pictures are few" in out
-    assert "12/12 pictures, verifying before" in out and "pictures, stressing after" in out
+    assert "faithfulness" in out and "12 images are few" in out
+    assert "verify: 12/12 images" in out and "stress: " in out
     changes = {
         (row["setting"], row["metric"]): row
         for row in csv.DictReader((tmp_path / "card" / "card.csv").open())
@@ -112,7 +113,7 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
 
 def test_a_model_alone_needs_data(runs, tmp_path):
     done = CliRunner().invoke(app, ["card", str(runs[1]), str(runs[2]), "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "expected --data FOLDER" in done.output
+    assert done.exit_code == 2 and "expected a folder of data (--data)" in done.output
 
 
 def test_curves_of_several_runs_in_one_picture(runs, tmp_path):
@@ -127,7 +128,7 @@ def test_curves_of_several_runs_in_one_picture(runs, tmp_path):
 
 
 def test_numbers_beside_an_axis_are_not_cut_off():
-    text = picture({"run": [{"epoch": "1", "lr": "0.001"}, {"epoch": "2", "lr": "0"}]}, [])
+    text = draw_curves({"run": [{"epoch": "1", "lr": "0.001"}, {"epoch": "2", "lr": "0"}]}, [])
     ticks = re.findall(r'class="tick"[^>]*text-anchor="end">([^<]+)', text)
     assert ticks == ["0", "2.5e-4", "0.0005", "7.5e-4", "0.001"]
 

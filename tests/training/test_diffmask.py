@@ -1,4 +1,5 @@
-"""`steadygaze diffmask train`, and `--diffmask FILE` in explain, verify and report: progress, exact resume, divergence, warm start."""
+"""`steadygaze diffmask train`, and `--diffmask FILE` in explain, verify and report: progress, exact resume,
+divergence, warm start."""
 
 import json
 import signal
@@ -15,8 +16,9 @@ import steadygaze as sg
 from steadygaze.cli import app
 from steadygaze.methods.diffmask import read_file, write
 from steadygaze.training.diffmask import loop as diffmask_run
-from steadygaze.training.diffmask.loop import Request, Run
-from steadygaze.training.diffmask.objective import Settings, Trainer, Watch
+from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import DivergenceMonitor, Trainer
 
 FAST = {"batch": 2, "warmup": 1, "gate_rate": 1e-3}
 WORDS = ("--model", "embedded", "--batch", "2", "--warmup", "1", "--gate-rate", "1e-3", "--steps", "2")
@@ -50,14 +52,16 @@ def gates(data, tmp_path_factory) -> Path:
     told = cli("diffmask", "train", *WORDS, "--data", data, "--out", out)
     assert (
         "m.safetensors: 2 steps; all gates together keep" in told.replace("\n", "")
-        and "5 pictures, 2 steps of 2" in told
+        and "5 images, 2 steps of 2" in told
     )
     return out
 
 
-def run(data, out, loaded, **more) -> Run:
-    chosen = FAST | more.pop("chosen", {})
-    return Run(Request(model="embedded", data=[data], out=out, chosen=chosen, **more), loaded)
+def run(data, out, loaded, **more) -> DiffMaskRun:
+    options = FAST | more.pop("options", {})
+    return DiffMaskRun(
+        DiffMaskRequest(model="embedded", data=[data], out=out, options=options, **more), loaded
+    )
 
 
 def same(one: Path, two: Path) -> None:
@@ -71,9 +75,10 @@ def same(one: Path, two: Path) -> None:
 
 
 def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
-    """Stopped by hand in the middle, and killed between two saves: the file is that of an unbroken run, bit for bit."""
+    """Stopped by hand in the middle, and killed between two saves: the file is that of an unbroken run, bit
+    for bit."""
     whole, cut, killed = (tmp_path / name for name in ("whole", "cut", "killed"))
-    run(data, whole, loaded, steps=9, save_every=4).go()
+    run(data, whole, loaded, steps=9, save_every=4).execute()
     real = Trainer.step
 
     def stops(at: int, how: type[BaseException]):
@@ -87,25 +92,25 @@ def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
     for out, how in ((cut, KeyboardInterrupt), (killed, SystemExit)):
         monkeypatch.setattr(Trainer, "step", stops(6, how))
         with pytest.raises(how):
-            run(data, out, loaded, steps=9, save_every=4).go()
+            run(data, out, loaded, steps=9, save_every=4).execute()
         monkeypatch.setattr(Trainer, "step", real)
         begun = run(data, out, loaded, steps=9, save_every=4)
         assert begun.trainer.steps == (6 if how is KeyboardInterrupt else 4)
-        begun.go(lambda finished, computed: None)
+        begun.execute()
         same(whole, out)
     count = []
-    run(data, cut, loaded, steps=9).go(lambda finished, computed: count.append((finished, computed)))
-    assert count == [(9, 0)], "nothing is left to do"
-    run(data, cut, loaded, steps=10).go()
+    run(data, cut, loaded, steps=9).execute(lambda progress: count.append((progress.done, progress.resumed)))
+    assert count == [(9, 9)], "nothing is left to do"
+    run(data, cut, loaded, steps=10).execute()
     assert read_file(cut)[1]["steps"] == 10, "more steps can be asked for"
     with pytest.raises(sg.BadInput, match=r"holds a mask of another training: margin was 0\.1, is now 0\.3"):
-        run(data, cut, loaded, steps=12, chosen={"margin": 0.3})
+        run(data, cut, loaded, steps=12, options={"margin": 0.3})
 
 
 def test_resume_is_exact_after_ctrl_c_in_the_middle_of_a_step(data, tmp_path, loaded, monkeypatch) -> None:
     """By then numbers are drawn and gates have not moved: the step is done before anything is written."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(data, whole, loaded, steps=9, save_every=4).go()
+    run(data, whole, loaded, steps=9, save_every=4).execute()
     real = Trainer._measure
 
     def measure(self, images, layer):
@@ -117,40 +122,40 @@ def test_resume_is_exact_after_ctrl_c_in_the_middle_of_a_step(data, tmp_path, lo
     handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Trainer, "_measure", measure)
     with pytest.raises(KeyboardInterrupt):
-        run(data, cut, loaded, steps=9, save_every=4).go()
+        run(data, cut, loaded, steps=9, save_every=4).execute()
     monkeypatch.setattr(Trainer, "_measure", real)
     begun = run(data, cut, loaded, steps=9, save_every=4)
     assert begun.trainer.steps == 6 and signal.getsignal(signal.SIGINT) is handler
-    begun.go()
+    begun.execute()
     same(whole, cut)
 
 
 def test_pictures_are_all_seen(data, tmp_path, loaded) -> None:
     made = run(data, tmp_path / "m", loaded, steps=2)
-    assert made.steps == 2 and run(data, tmp_path / "m", loaded, epochs=3).steps == 6
-    files = made.album.files
-    orders = [[made.album.batch(step, 1, 0)[0] for step in range(5)] for _ in range(2)]
-    images = [made.album.take([file])[0] for file in files]
+    assert made.total_steps == 2 and run(data, tmp_path / "m", loaded, epochs=3).total_steps == 6
+    files = made.images.files
+    orders = [[made.images.batch(step, 1, 0)[0] for step in range(5)] for _ in range(2)]
+    images = [made.images.load([file])[0] for file in files]
     places = [
         [next(i for i, image in enumerate(images) if torch.equal(image, seen)) for seen in order]
         for order in orders
     ]
     assert sorted(places[0]) == list(range(5)) and places[0] == places[1]
-    assert not torch.equal(made.album.batch(0, 5, 0), made.album.batch(1, 5, 0)), (
+    assert not torch.equal(made.images.batch(0, 5, 0), made.images.batch(1, 5, 0)), (
         "another order in another epoch"
     )
 
 
 def test_warm_start(data, tmp_path, loaded, gates) -> None:
-    begun = run(data, tmp_path / "m", loaded, steps=2, warm_start=gates, chosen={"stretch": 20.0})
+    begun = run(data, tmp_path / "m", loaded, steps=2, warm_start=gates, options={"stretch": 20.0})
     for (name, a), b in zip(
         begun.trainer.mask.named_parameters(), read_file(gates)[0].parameters(), strict=True
     ):
         assert torch.equal(a, b), name
     assert begun.trainer.mask.shape.stretch == 20 and begun.trainer.steps == 0
-    begun.go()
+    begun.execute()
     with pytest.raises(sg.BadInput, match="warm_start was"):
-        run(data, tmp_path / "m", loaded, steps=4, chosen={"stretch": 20.0})
+        run(data, tmp_path / "m", loaded, steps=4, options={"stretch": 20.0})
     model = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=10
     ).eval()
@@ -163,24 +168,24 @@ def test_warm_start(data, tmp_path, loaded, gates) -> None:
 
 
 @pytest.mark.parametrize(("shift", "state"), [(-60.0, "off"), (60.0, "on")])
-def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, shift, state) -> None:
-    monkeypatch.setattr(diffmask_run, "Watch", lambda grace: Watch(0, 3))
-    out, said, moved = tmp_path / "m", [], []
-    ended = run(data, out, loaded, steps=20, chosen={"shift": shift}).go()
+def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, caplog, shift, state) -> None:
+    monkeypatch.setattr(diffmask_run, "DivergenceMonitor", lambda grace: DivergenceMonitor(0, 3))
+    out, done = tmp_path / "m", []
+    ended = run(data, out, loaded, steps=20, options={"shift": shift}).execute()
     assert (
-        ended.wrong == f"the masks have been all {state} for 3 steps"
+        ended.problem == f"the masks have been all {state} for 3 steps"
         and ended.steps == 3
         and ended.attempt == 0
     )
-    assert read_file(out)[1]["diverged"] == ended.wrong
-    again = run(data, out, loaded, steps=20, chosen={"shift": shift}, restarts=2, restart_with="stretch")
-    ended = again.go(lambda finished, computed: moved.append(finished), said.append)
+    assert read_file(out)[1]["diverged"] == ended.problem
+    again = run(data, out, loaded, steps=20, options={"shift": shift}, restarts=2, restart_with="stretch")
+    ended = again.execute(lambda progress: done.append(progress.done))
     assert ended.attempt == 2 and again.trainer.settings.seed == 2 and again.trainer.settings.stretch == 25
     assert [
-        f"all {state} for 3 steps. Beginning anew with seed {n}" in text
-        for n, text in zip((1, 2), said, strict=True)
+        f"all {state} for 3 steps. Restarting with seed {n}" in text
+        for n, text in zip((1, 2), caplog.messages, strict=True)
     ] == [True] * 2
-    assert sum(moved) == 3, "progress goes back to where the new try stands"
+    assert done == [3, 0, 1, 2, 3, 0, 1, 2, 3], "progress starts again with each attempt"
     monkeypatch.undo()
     told = cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "c", "--shift", shift, code=1)
     assert f"diverged: the masks are all {state}. Try --restarts" in told.replace("\n", " ")
@@ -208,12 +213,13 @@ def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, shift,
 
 
 def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
-    """Gates keep some share of the patches before they have learnt anything: the share at the end means little without it."""
+    """Gates keep some share of the patches before they have learnt anything: the share at the end means
+    little without it."""
     out = tmp_path / "m"
     words = ("diffmask", "train", *WORDS, "--data", data, "--out", out)
     told = cli(*words).replace("\n", " ")
     fresh = run(data, tmp_path / "n", loaded, steps=2)
-    first = fresh.trainer.judge(fresh.album.take(fresh.album.files))
+    first = fresh.trainer.evaluate(fresh.images.load(fresh.images.files))
     line = f"(before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)"
     assert line in told and 0.2 < first.l0 < 0.9
     assert line in cli(*words, "--steps", 4).replace("\n", " "), "also after a resume"
@@ -227,12 +233,13 @@ def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
 
 
 def test_too_short_a_training_of_open_gates_is_no_success(data, tmp_path, loaded) -> None:
-    """Until some have closed, the mask says nothing; that is no divergence, and another seed would not help."""
+    """Until some have closed, the mask says nothing; that is no divergence, and another seed would not
+    help."""
     out = tmp_path / "m"
     words = ("diffmask", "train", *WORDS, "--begin", "open", "--data", data, "--out", out)
     told = cli(*words, "--restarts", 2, code=1).replace("\n", " ")
     assert (
-        "not trained yet: the masks are still all on, as they began. Go on with more --steps" in told
+        "not trained yet: the masks are still all on, as at the start. Continue with more --steps" in told
         and "diverged" not in told
     )
     facts = read_file(out)[1]
@@ -243,9 +250,7 @@ def test_too_short_a_training_of_open_gates_is_no_success(data, tmp_path, loaded
         sg.explain(loaded.model, torch.zeros(1, 3, 32, 32), method=sg.method("diffmask", file=str(out)))
     cli(*words, "--steps", 3, code=1)
     assert read_file(out)[1]["steps"] == 3, "it goes on"
-    slow, fast = (
-        diffmask_run.grace(Settings(gate_rate=rate, warmup=100, begin="open")) for rate in (2e-5, 1e-2)
-    )
+    slow, fast = (Settings(gate_rate=rate, warmup=100, begin="open").grace_steps for rate in (2e-5, 1e-2))
     assert (slow, fast) == (20_200, 1000), "slow gates have more time to close before all on is a divergence"
 
 
@@ -267,9 +272,9 @@ def test_unreadable_pictures(data, tmp_path) -> None:
         6,
         code=1,
     )
-    assert "broken.png: does not decode" in told.replace("\n", "") and "6 pictures" in told
+    assert "broken.png: does not decode" in told.replace("\n", "") and "6 images" in told
     told = cli("diffmask", "train", *WORDS, "--data", folder, "--out", tmp_path / "n", code=2)
-    assert "none of 1 pictures could be read" in told.replace("\n", " ")
+    assert "none of 1 images could be read" in told.replace("\n", " ")
 
 
 def test_wrong_words(data, tmp_path) -> None:
@@ -282,7 +287,7 @@ def test_wrong_words(data, tmp_path) -> None:
     refused("unknown l0 'l1'", "--l0", "l1")
     refused("unknown class 'dragon'", "--target", "dragon")
     refused("no such file", "--warm-start", tmp_path / "none")
-    refused("gate_rate: expected a rate of 0 or more, got -1.0", "--gate-rate", "-1")
+    refused("gate_rate: expected a rate of at least 0, got -1.0", "--gate-rate", "-1")
     (tmp_path / "folder").mkdir()
     refused("folder is a folder", "--out", tmp_path / "folder")
     (tmp_path / "file").write_text("")

@@ -1,4 +1,5 @@
-"""The embedded model can be trained in pieces: a killed run, started again, ends with the very same weights."""
+"""The embedded model can be trained in pieces: a killed run, started again, ends with the very same
+weights."""
 
 import json
 import os

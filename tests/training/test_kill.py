@@ -1,7 +1,9 @@
-"""A training run that is killed at any moment goes on, and ends with the very weights and the very log of an unbroken one.
+"""A training run that is killed at any moment goes on, and ends with the very weights and the very log of an
+unbroken one.
 
-Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a fork that trains, slowly
-where it writes, until SIGKILL ends it. Another part fills the disk in the middle of a checkpoint: by a limit on the size of files.
+Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a
+fork that trains, slowly where it writes, until SIGKILL ends it. Another part fills the disk in the middle of
+a checkpoint: by a limit on the size of files.
 """
 
 import csv
@@ -93,6 +95,8 @@ def main(folder: Path) -> None:
 
 
 def kill(folder, recipe, wanted, loop, files) -> None:
+    from steadygaze import files as atomic
+
     chance, counts, runs = random.Random(0), {"kills": 0, "within a write": 0, "resumed in the middle": 0}, 0
     began = time.monotonic()
     loop.train(recipe, folder / "warm")
@@ -111,7 +115,7 @@ def kill(folder, recipe, wanted, loop, files) -> None:
             if child == 0:
                 code = 1
                 try:
-                    files.os = type("os", (), {**vars(os), "fsync": staticmethod(slow)})
+                    atomic.os = type("os", (), {**vars(os), "fsync": staticmethod(slow)})
                     loop.train(recipe, out)
                     code = 0
                 finally:
@@ -131,7 +135,8 @@ def kill(folder, recipe, wanted, loop, files) -> None:
 
 
 def full(folder, recipe, wanted, loop, files) -> None:
-    """The size of files is limited to just below a checkpoint's: what torch writes then fails as on a full disk."""
+    """The size of files is limited to just below a checkpoint's: what torch writes then fails as on a full
+    disk."""
     import resource
 
     import torch

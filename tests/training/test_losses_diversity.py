@@ -1,4 +1,5 @@
-"""Attention diversification from fused attention is `losses.adl` of the maps, in value and in every gradient."""
+"""Attention diversification from fused attention is `losses.adl` of the maps, in value and in every
+gradient."""
 
 import pytest
 import torch
@@ -7,9 +8,10 @@ from timm.models.vision_transformer import VisionTransformer
 
 import steadygaze as sg
 from steadygaze.trace import Seam, Want
-from steadygaze.training.losses import diversification as diversity
-from steadygaze.training.losses import losses
-from steadygaze.training.losses.diversification import DiverseSeam
+from steadygaze.training import losses
+from steadygaze.training.losses import fused_adl
+from steadygaze.training.losses.adl import seam_loss
+from steadygaze.training.losses.fused_adl import DiversitySeam
 
 FORMS = ("paper", "code", "per_head")
 
@@ -37,36 +39,36 @@ def tiny(**more) -> VisionTransformer:
 def test_fused_is_the_same_as_kept(form, size, monkeypatch):
     model = tiny()
     monkeypatch.setattr(
-        diversity, "CACHED", 2 * 2 * 17**2
+        fused_adl, "CACHE_SIZE", 2 * 2 * 17**2
     )  # two pictures at a time: 5 are taken in three parts
     images = torch.randn(size, 3, 16, 16, dtype=torch.float64)
     weights = list(model.parameters())
-    with DiverseSeam(form=form) as seam:
+    with DiversitySeam(form=form) as seam:
         logits = model(images)
     assert len(seam.similarities) == 3 and not seam.record.attention, "no map may be kept"
     kept = Seam(want=Want(hidden=False, attention=True))
     with kept:
         plain = model(images)
-    wanted = losses.adl([a.a for a in kept.record.attention], form=form)
-    assert seam.loss().item() == pytest.approx(wanted.item(), rel=1e-10) and wanted.item() > 0
+    wanted = losses.adl.adl([a.a for a in kept.record.attention], form=form)
+    assert seam_loss(seam).item() == pytest.approx(wanted.item(), rel=1e-10) and wanted.item() > 0
     assert torch.allclose(logits, plain, rtol=1e-10)
     both = [
         torch.autograd.grad(y.square().sum() + 7 * loss, weights)
-        for y, loss in ((logits, seam.loss()), (plain, wanted))
+        for y, loss in ((logits, seam_loss(seam)), (plain, wanted))
     ]
     assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-10) for a, b in zip(*both, strict=True))
 
 
 def test_eager_attention_is_read_from_its_softmax():
     model, images = tiny(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    with DiverseSeam() as fused:
+    with DiversitySeam() as fused:
         model(images)
     for block in model.blocks:
         block.attn.fused_attn = False
-    with DiverseSeam() as eager:
+    with DiversitySeam() as eager:
         model(images)
     assert len(eager.record.attention) == 3 and not eager.similarities
-    assert eager.loss().item() == pytest.approx(fused.loss().item(), rel=1e-10)
+    assert seam_loss(eager).item() == pytest.approx(seam_loss(fused).item(), rel=1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,18 +78,18 @@ def test_masks_and_single_queries(form):
     bias = torch.randn(2, 1, 4, 4, dtype=torch.float64, generator=generator)
 
     def both(q, k, v):
-        with DiverseSeam(form=form) as seam:
+        with DiversitySeam(form=form) as seam:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
             F.scaled_dot_product_attention(q[:, :, :1], k, v)  # class attention: left out
         assert len(seam.similarities) == 1
-        return out, seam.loss()
+        return out, seam_loss(seam)
 
     assert torch.allclose(both(q, k, v)[0], F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
     assert torch.autograd.gradcheck(both, [t.requires_grad_() for t in (q, k, v)])
 
 
 def test_a_model_without_attention_is_refused():
-    with DiverseSeam() as seam:
+    with DiversitySeam() as seam:
         torch.nn.Linear(2, 2)(torch.ones(1, 2))
     with pytest.raises(sg.MethodUnavailable, match="no attention"):
-        seam.loss()
+        seam_loss(seam)

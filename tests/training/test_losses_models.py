@@ -1,4 +1,5 @@
-"""The losses on every make of model: attention is found wherever tokens look at tokens, and gradients pass whatever the head is."""
+"""The losses on every make of model: attention is found wherever tokens look at tokens, and gradients pass
+whatever the head is."""
 
 from functools import cache
 
@@ -12,9 +13,9 @@ import steadygaze as sg
 from benchmarks import zoo
 from helpers.losses import small
 from steadygaze.modules import CB, TAP, insert
-from steadygaze.training.learner import Learner
-from steadygaze.training.losses import losses
-from steadygaze.training.recipe import Adl, Losses
+from steadygaze.training import losses
+from steadygaze.training.losses.adl import AdlOptions
+from steadygaze.training.objective import Objective
 
 MAKES = {  # attentions between tokens; class attention, pooling and FAN's attention over channels are none
     "rvt_tiny": 3, "rvt_tiny_plus": 3, "rvt_base_plus": 2, "fan_tiny_12_p16_224": 2, "fan_tiny_8_p4_hybrid": 2, "pvt_tiny": 5,
@@ -78,8 +79,10 @@ def test_adl_finds_the_attention_between_tokens(name, modules):
     assert len(written.maps) == MAKES[name]
     weights = [p for p in model.parameters() if p.requires_grad]
     for form in ("paper", "per_head"):
-        wanted = losses.adl(written.maps, tau=0.5, form=form)
-        total, terms, _ = Learner(model, Losses(adl=Adl(form=form, tau=0.5, weight=2.0)))(images, labels)
+        wanted = losses.adl.adl(written.maps, tau=0.5, form=form)
+        total, terms, _ = Objective(model, {"adl": AdlOptions(form=form, tau=0.5, weight=2.0)})(
+            images, labels
+        )
         assert terms["adl"].item() == pytest.approx(wanted.item(), rel=1e-6) and 0.01 < wanted.item() < 1
         assert total.item() == pytest.approx(2 * wanted.item(), rel=1e-6)
         got, expected = (
@@ -96,12 +99,15 @@ def test_adl_finds_the_attention_between_tokens(name, modules):
 @pytest.mark.parametrize("name", ["CaiT", "fan_tiny_12_p16_224", "transformers SigLIP"])
 @pytest.mark.parametrize("method", ["gae", "raw_attention"])
 def test_relevance_through_heads_that_attend(name, method):
-    """Class attention and attention pooling are part of the map, and of its gradient: against finite differences."""
+    """Class attention and attention pooling are part of the map, and of its gradient: against finite
+    differences."""
     model = model_of(name)
     images, masks, labels = batch(model)
 
     def value() -> Tensor:
-        return losses.relevance(model, images, masks, labels, method=method, second_order=True)["background"]
+        return losses.relevance.relevance_terms(
+            model, images, masks, labels, method=method, second_order=True
+        )["background"]
 
     weights = [p for p in model.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -120,9 +126,10 @@ def test_relevance_through_heads_that_attend(name, method):
 
 @pytest.mark.parametrize("name", ["transformers SigLIP", "localvit_tiny_mlp4_act3_r192"])
 def test_input_gradients_reach_the_weights(name):
-    """Attention pooling by nn.MultiheadAttention runs as it is, and a hard sigmoid is differentiated twice."""
+    """Attention pooling by nn.MultiheadAttention runs as it is, and a hard sigmoid is differentiated
+    twice."""
     model = model_of(name)
-    for function in (losses.gradmask, losses.rrr):
+    for function in (losses.input_gradient.gradmask_terms, losses.input_gradient.rrr_terms):
         background = function(model, *batch(model))["background"]
         grads = torch.autograd.grad(
             background, [p for p in model.parameters() if p.requires_grad], allow_unused=True
@@ -143,8 +150,8 @@ def test_a_map_that_cannot_be_trained_is_refused(method, words):
     """Otherwise the terms of the map would be numbers, and only the confidence would be trained."""
     model = zoo.plain("vit_tiny_patch16_224")[0]
     with pytest.raises(sg.MethodUnavailable, match=f"{method} cannot be trained: .*{words}"):
-        losses.relevance(model, *batch(model), method=method)
+        losses.relevance.relevance_terms(model, *batch(model), method=method)
     if "second" in words:
-        assert losses.relevance(model, *batch(model), method=method, second_order=True)[
+        assert losses.relevance.relevance_terms(model, *batch(model), method=method, second_order=True)[
             "background"
         ].requires_grad

@@ -11,14 +11,16 @@ from helpers.losses import tiny
 from helpers.training import content, pictures
 from oracles import vit
 from steadygaze.training import loop
-from steadygaze.training.data import told
+from steadygaze.training.images.selection import check_masks, select_images
+from steadygaze.training.model import build_recipe_model
 from steadygaze.training.recipe_files import make_recipe
 from steadygaze.training.tokencut import bilateral_solver as bilateral
-from steadygaze.training.tokencut import tokencut as masks
+from steadygaze.training.tokencut import masks
 
 
 def scene() -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of an object, of a thing like it in the corner, and of a background that leans a little towards both."""
+    """Features of an object, of a thing like it in the corner, and of a background that leans a little
+    towards both."""
     generator = torch.Generator().manual_seed(0)
     where = torch.zeros(7, 8, dtype=torch.bool)
     where[2:5, 3:6] = True
@@ -30,7 +32,7 @@ def scene() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_object_is_found_in_one_piece():
     features, where = scene()
-    found = masks.cut(features)
+    found = masks.normalised_cut(features)
     assert torch.equal(found, where), "the corner is alike, but not connected"
 
 
@@ -44,7 +46,7 @@ def test_it_is_the_generalised_eigenproblem():
     v = vectors[:, np.argsort(values.real)[1]].real
     seed = np.abs(v).argmax()
     side = (v > v.mean()) == (v > v.mean())[seed]
-    found = masks.cut(features).flatten().numpy()
+    found = masks.normalised_cut(features).flatten().numpy()
     assert side[found].all() and found[seed]
 
 
@@ -60,15 +62,16 @@ def test_keys_are_the_last_blocks():
 
 
 def test_what_all_keys_have_in_common_can_be_taken_away():
-    """Nothing stands out beside a large common part; attention does not see it, and centred keys do not have it."""
+    """Nothing stands out beside a large common part; attention does not see it, and centred keys do not have
+    it."""
     features, where = scene()
     features[6, 0] = features[6, 1]  # without the thing in the corner
     shifted = features + torch.tensor([0.0, 0.0, 50.0])
-    assert not torch.equal(masks.cut(shifted), where)
-    assert torch.equal(masks.cut(shifted - shifted.mean((0, 1))), where)
+    assert not torch.equal(masks.normalised_cut(shifted), where)
+    assert torch.equal(masks.normalised_cut(shifted - shifted.mean((0, 1))), where)
     model, images = tiny(), torch.randn(3, 3, 16, 16, dtype=torch.float64)
     keys = masks.last_keys(model, images)
-    wanted = torch.stack([masks.cut(one - one.mean((0, 1))) for one in keys])
+    wanted = torch.stack([masks.normalised_cut(one - one.mean((0, 1))) for one in keys])
     assert torch.equal(masks.tokencut(model, images, centred=True), wanted)
     common = model.blocks[-1].attn.qkv.bias.data.view(3, -1)[1]
     before = model(images)
@@ -83,7 +86,7 @@ def test_masks_that_cover_nothing_are_noted(tmp_path, monkeypatch):
     small = torch.zeros(14, 14, dtype=torch.bool)
     small[3, 3] = True
     monkeypatch.setattr(masks, "tokencut", lambda model, images, **options: small.expand(len(images), 14, 14))
-    assert any("cut_centred" in note for note in loop.Run(make_recipe(given), tmp_path / "run").notes)
+    assert any("cut_centred" in note for note in loop.TrainingRun(make_recipe(given), tmp_path / "run").notes)
 
 
 def test_training_with_masks_that_were_found(tmp_path):
@@ -96,12 +99,14 @@ def test_training_with_masks_that_were_found(tmp_path):
 def test_training_with_masks_found_by_another_model(tmp_path):
     given = content(pictures(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
     given["data"] |= {"masks": "tokencut", "cut_by": "embedded", "cut_edges": "bilateral"}
-    run = loop.Run(make_recipe(given), tmp_path / "run")
-    assert run.data.made is not None
-    assert {tuple(mask.shape) for mask in run.data.made.values()} == {(32, 32)}, (
+    run = loop.TrainingRun(make_recipe(given), tmp_path / "run")
+    assert run.images.generated_masks is not None
+    assert {tuple(mask.shape) for mask in run.images.generated_masks.values()} == {(32, 32)}, (
         "pixels of the embedded model's size"
     )
-    assert all(set(mask.unique().tolist()) <= {0, 255} and mask.any() for mask in run.data.made.values())
+    assert all(
+        set(mask.unique().tolist()) <= {0, 255} and mask.any() for mask in run.images.generated_masks.values()
+    )
     given["data"] |= {"cut_by": None, "cut_checkpoint": "some.safetensors"}
     with pytest.raises(sg.BadInput, match="cut_by"):
         make_recipe(given)
@@ -116,7 +121,7 @@ def test_an_empty_mask_is_named_before_the_first_step(tmp_path):
     given = content(data, losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = str(tmp_path / "masks")
     with pytest.raises(sg.BadImage, match="background everywhere"):
-        loop.Run(make_recipe(given), tmp_path / "run")
+        loop.TrainingRun(make_recipe(given), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -128,17 +133,25 @@ def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
         Image.fromarray(np.full((8, 16) if number == 3 else (16, 16), 255, np.uint8)).save(mask)
     given = content(data, losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = str(tmp_path / "masks")
-    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its picture 3\.png is 16x16"):
-        loop.Run(make_recipe(given), tmp_path / "run")
+    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its image 3\.png is 16x16"):
+        loop.TrainingRun(make_recipe(given), tmp_path / "run")
 
 
-def test_what_takes_long_is_told(caplog):
-    with caplog.at_level("INFO", logger="steadygaze"):
-        assert list(told([1, 2, 3], "things", every=0.0)) == [1, 2, 3]
-    assert "things: 1 of 3" in caplog.text
+def test_long_preparations_report_their_progress(tmp_path):
+    data = pictures(tmp_path / "data")
+    recipe = make_recipe(
+        content(data, losses={"relevance": {}}) | {"data": {"train": str(data), "masks": "tokencut"}}
+    )
+    images = select_images(recipe.data, "train", build_recipe_model(recipe).classes, None)
+    reported = []
+    check_masks(images, reported.append)
+    assert [(p.task, p.done, p.total) for p in reported] == [("check masks", done, 12) for done in range(13)]
+    reported.clear()
+    loop.TrainingRun(recipe, tmp_path / "run", on_progress=reported.append).close()
+    assert [(p.task, p.done, p.total) for p in reported] == [("TokenCut masks", done, 12) for done in (0, 12)]
 
 
-# -- models with stages ----------------------------------------------------------------------------------------------
+# -- models with stages ----------------------------------------------------------------------------
 
 
 def swin(**options):
@@ -185,7 +198,7 @@ def test_keys_made_of_several_patches_are_refused():
         masks.tokencut(tiny(), torch.zeros(1, 3, 16, 16), tau=3)
 
 
-# -- the bilateral solver --------------------------------------------------------------------------------------------
+# -- the bilateral solver --------------------------------------------------------------------------
 
 
 def dense(target: np.ndarray, picture: np.ndarray) -> np.ndarray:
@@ -224,7 +237,7 @@ def test_the_solver_solves_the_papers_system(seed):
     )[0]
     target = (torch.rand(40, 33, generator=generator) > 0.5).double()
     wanted = dense(target.numpy(), picture.double().numpy())
-    assert np.allclose(bilateral.solve(target, picture, steps=2000, tolerance=1e-12), wanted, atol=1e-7)
+    assert np.allclose(bilateral.solve(target, picture, iterations=2000, tolerance=1e-12), wanted, atol=1e-7)
     assert np.abs(bilateral.solve(target, picture).numpy() - wanted).max() < 0.02, "25 steps come close"
 
 
@@ -236,9 +249,10 @@ def test_a_coarse_mask_takes_the_pictures_edge():
     coarse = torch.zeros(64, 64, dtype=torch.bool)
     coarse[16:48, 16:48] = True
     assert torch.equal(bilateral.refine(coarse, picture), true)
-    holes = true.clone()
-    holes[20:22, 20:22] = False
-    assert torch.equal(bilateral._filled(holes), true)
+    pierced = picture.clone()
+    pierced[:, 24:36, 24:36] = 0.2
+    assert not (bilateral.solve(coarse.double(), pierced) > 0.5)[30, 30]
+    assert torch.equal(bilateral.refine(coarse, pierced), true), "holes are filled"
     elsewhere = torch.zeros(64, 64, dtype=torch.bool)
     elsewhere[:4, 60:] = True
     assert torch.equal(bilateral.refine(elsewhere, picture), elsewhere), (
@@ -251,5 +265,5 @@ def test_the_largest_piece():
     inside[0, 0] = inside[2:4, 2:5] = inside[4, 5] = True
     wanted = torch.zeros(5, 6, dtype=torch.bool)
     wanted[2:4, 2:5] = True
-    assert torch.equal(bilateral._largest(inside), wanted)
-    assert not bilateral._largest(torch.zeros(2, 2, dtype=torch.bool)).any()
+    assert np.array_equal(bilateral.largest_component(inside.numpy()), wanted.numpy())
+    assert not bilateral.largest_component(np.zeros((2, 2), bool)).any()

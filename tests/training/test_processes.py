@@ -1,4 +1,5 @@
-"""Two processes of `accelerate launch` share each step: they end with the weights of one, but for the order of sums."""
+"""Two processes of `accelerate launch` share each step: they end with the weights of one, but for the order
+of sums."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""A run may begin with what another one wrote, or with any model that `load_model` knows; what comes out is loaded by its folder alone."""
+"""A run may begin with what another one wrote, or with any model that `load_model` knows; what comes out is
+loaded by its folder alone."""
 
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def loads_again(trained, names: tuple[str, ...] | None):
     with torch.no_grad():
         got, wanted = (m.eval()(images) for m in (loaded.model, trained.model))
     assert torch.equal(getattr(got, "logits", got), getattr(wanted, "logits", wanted))
-    assert loaded.classes == names
+    assert loaded.class_names == names
     return loaded
 
 
@@ -68,7 +69,7 @@ def test_from_the_weights_of_a_run_with_modules(by, masked, before, tmp_path):
 def test_other_modules_than_the_weights_have(masked, before, tmp_path):
     with pytest.raises(
         sg.BadInput,
-        match=r"modules.tap: the weights have it already, and differently: .*branches=3.*got .*branches=4",
+        match=r"modules.tap: the weights contain it already, with other options: .*branches=3.*got .*branches=4",
     ):
         sg.train(onward(masked, {"name": str(before)}, modules={"tap": {"branches": 4}}), tmp_path / "run")
 
@@ -87,7 +88,7 @@ def test_from_models_that_are_not_of_timm(masked, tmp_path):
     assert loads_again(trained, None).source == "transformers"
     begun = sg.load_model("embedded")
     assert (
-        loads_again(sg.train(onward(data, {"name": "embedded"}), tmp_path / "ours"), begun.classes).source
+        loads_again(sg.train(onward(data, {"name": "embedded"}), tmp_path / "ours"), begun.class_names).source
         == "embedded"
     )
 
@@ -130,7 +131,7 @@ def test_pictures_without_a_mask_are_counted(masked, tmp_path):
             (lacking / name / mask.name).write_bytes(mask.read_bytes())
     given = onward(masked, {"name": "vit_tiny_patch16_224", "arguments": MODEL})
     given.data.__dict__["masks"] = str(lacking)
-    assert "data.train: 2 pictures have no mask and are left out" in sg.train(given, tmp_path / "run").notes
+    assert "data.train: 2 images without a mask are left out" in sg.train(given, tmp_path / "run").notes
 
 
 def test_the_command_says_what_the_modules_add(masked, tmp_path):
@@ -145,6 +146,4 @@ def test_the_command_says_what_the_modules_add(masked, tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert (
-        "TAP" in told and "in 4 of 4 blocks" in told and "parameters (" in told and "GFLOP an image" in told
-    )
+    assert "TAP" in told and "in 4 of 4 blocks" in told and "parameters (" in told and "GFLOP" in told

@@ -28,7 +28,7 @@ def test_it_learns_to_segment_and_can_be_used(data, tmp_path):
     assert float(rows[-1]["test_miou"]) == pytest.approx(got.miou) and "test_top1" not in rows[0]
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
     loaded = sg.load_model(str(tmp_path / "run"))
-    assert loaded.classes == ("background", "object") and loaded.size == (SIDE, SIDE)
+    assert loaded.class_names == ("background", "object") and loaded.size == (SIDE, SIDE)
     image = loaded.preprocess(Image.open(data / "images" / "0.png"))[None]
     assert torch.equal(loaded.model(image), got.model(image))
     said, truth = (
@@ -82,7 +82,7 @@ def test_a_run_begins_with_another_ones_weights(data, tmp_path):
 
 def test_ignored_pixels_teach_nothing(data, tmp_path):
     """The same run over maps whose border says something else: the weights do not differ."""
-    from steadygaze.training.losses.losses import cross_entropy
+    from steadygaze.training.losses.cross_entropy import cross_entropy
 
     logits, labels = torch.randn(2, 3, 4, 4, requires_grad=True), torch.randint(0, 3, (2, 4, 4))
     labels[:, :2] = 255
@@ -95,12 +95,21 @@ def test_ignored_pixels_teach_nothing(data, tmp_path):
 
 @pytest.mark.parametrize("crop", ["pad", "resized", "resize", "none"])
 def test_picture_and_map_move_together(data, crop):
-    from steadygaze.data.label_maps import find_maps
-    from steadygaze.training.data import Pictures, Shape
+    from steadygaze.data.label_maps import find_label_maps
+    from steadygaze.data.preprocess import Preprocess
+    from steadygaze.training.images.dataset import TrainingImages
     from steadygaze.training.recipe import Augment
 
-    shape = Shape((SIDE, SIDE), (0, 0, 0), (1, 1, 1), "nearest", 1.0)
-    pictures = Pictures(find_maps(data), shape, Augment(crop=crop, pad=6, resize=40), seed=0)
+    shape = Preprocess.from_timm(
+        {
+            "input_size": (3, SIDE, SIDE),
+            "mean": (0, 0, 0),
+            "std": (1, 1, 1),
+            "interpolation": "nearest",
+            "crop_pct": 1.0,
+        }
+    )
+    pictures = TrainingImages(find_label_maps(data), shape, Augment(crop=crop, pad=6, resize=40), seed=0)
     for epoch in range(4):
         image, labels, mask = pictures[epoch, 3]
         assert (
@@ -115,10 +124,10 @@ def test_picture_and_map_move_together(data, crop):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"losses": {"relevance": {}}}, "losses.relevance: it is of a classifier"),
-        ({"augment": {"mixup": 0.8}}, "a mask does not go along with augment.mixup"),
-        ({"data": {"train": "x", "only": ["1"]}}, "data.only: a picture of a segmentation has no class"),
-        ({"data": {"train": "x", "masks": "tokencut"}}, "expected a folder for a segmentation"),
+        ({"losses": {"relevance": {}}}, "losses.relevance: it is defined for classifiers"),
+        ({"augment": {"mixup": 0.8}}, "masks cannot follow augment.mixup"),
+        ({"data": {"train": "x", "only": ["1"]}}, "data.only: images for segmentation have no class"),
+        ({"data": {"train": "x", "masks": "tokencut"}}, "expected a folder of ground truth for segmentation"),
     ],
 )
 def test_what_does_not_go_with_a_segmentation_is_said(data, more, words):
@@ -129,15 +138,15 @@ def test_what_does_not_go_with_a_segmentation_is_said(data, more, words):
 def test_masks_are_asked_for_and_looked_at(tmp_path):
     folder = squares(tmp_path / "data", 4)
     Image.fromarray(np.full((SIDE, SIDE), 128, np.uint8)).save(folder / "masks" / "2.png")
-    with pytest.raises(sg.BadImage, match=r"2\.png.*has no pixel whose class counts"):
+    with pytest.raises(sg.BadImage, match=r"2\.png.*has no pixel with a class"):
         sg.train(recipe(folder), tmp_path / "run")
     (tmp_path / "plain" / "1").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "plain" / "1" / "a.png")
-    with pytest.raises(sg.BadInput, match="segmentation: expected masks"):
+    with pytest.raises(sg.BadInput, match="segmentation: expected a folder of masks"):
         sg.train(recipe(tmp_path / "plain"), tmp_path / "run")
 
 
-# -- the segmenter by itself ---------------------------------------------------------------------------------------------
+# -- the segmenter by itself -----------------------------------------------------------------------
 
 
 def test_it_is_the_linear_decoder_of_normed_patches():
@@ -169,7 +178,7 @@ def test_it_is_made_of_any_view(name):
 def test_bad_input_is_named():
     model = timm.create_model("vit_tiny_patch16_224", **MODEL)
     for classes in (1, 300, 2.0, True):
-        with pytest.raises(sg.BadInput, match="expected a whole number from 2 to 255"):
+        with pytest.raises(sg.BadInput, match="expected an integer from 2 to 255"):
             sg.modules.segmenter(model, classes)
     with pytest.raises(sg.BadInput, match="got a Segmenter"):
         sg.modules.segmenter(sg.modules.segmenter(model, 2), 2)

@@ -1,14 +1,15 @@
-"""A teacher sees the student's pictures as it is used to: in its own normalisation; one that cannot is refused before the first step."""
+"""A teacher sees the student's pictures as it is used to: in its own normalisation; one that cannot is
+refused before the first step."""
 
 import pytest
 import torch
 
 import steadygaze as sg
 from helpers.training import content
-from steadygaze.training.build import build
-from steadygaze.training.loop import Run
+from steadygaze.training.loop import TrainingRun
+from steadygaze.training.losses.distillation import Teacher
+from steadygaze.training.model import build_recipe_model
 from steadygaze.training.recipe_files import make_recipe
-from steadygaze.training.teacher import Teacher
 
 
 def student(data, teacher, **shown):
@@ -32,11 +33,13 @@ def test_it_sees_pictures_in_its_own_normalisation(data, teacher, tmp_path):
     pixels = torch.rand(2, 3, *loaded.size)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     assert loaded.mean != mean
-    run = Run(student(data, teacher, mean=list(mean), std=list(std)), tmp_path)
+    run = TrainingRun(student(data, teacher, mean=list(mean), std=list(std)), tmp_path)
     seen = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     own = (pixels - torch.tensor(loaded.mean).view(3, 1, 1)) / torch.tensor(loaded.std).view(3, 1, 1)
     with torch.no_grad():
-        assert torch.allclose(run.learner.teachers[0](seen), loaded.model(own), atol=1e-5)
+        assert torch.allclose(
+            run.objective.losses["distillation"].teacher(seen), loaded.model(own), atol=1e-5
+        )
         assert not torch.allclose(loaded.model(seen), loaded.model(own), atol=1e-3), (
             "the difference is too small to be seen"
         )
@@ -44,7 +47,7 @@ def test_it_sees_pictures_in_its_own_normalisation(data, teacher, tmp_path):
 
 
 def test_the_same_normalisation_changes_no_number(data, teacher):
-    shape = build(student(data, teacher)).shape
+    shape = build_recipe_model(student(data, teacher)).preprocess
     loaded = sg.load_model(str(teacher))
     images = torch.randn(2, 3, *loaded.size)
     assert torch.equal(Teacher(loaded, shape)(images), loaded.model(images))
@@ -53,7 +56,7 @@ def test_the_same_normalisation_changes_no_number(data, teacher):
 def test_another_size_and_other_classes_are_refused(data, teacher, tmp_path):
     with pytest.raises(
         sg.BadInput,
-        match=r"embedded does not take the student's pictures of 16x16 .* Take a teacher of that size",
+        match=r"embedded does not accept the student's images of 16x16 .* Use a teacher of that size",
     ):
         sg.train(student(data, "embedded"), tmp_path / "a")
     three = content(

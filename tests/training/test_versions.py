@@ -1,4 +1,5 @@
-"""Training across versions: of Pillow under timm's augmentation, and of steadygaze itself under a run that goes on."""
+"""Training across versions: of Pillow under timm's augmentation, and of steadygaze itself under a run that
+goes on."""
 
 import json
 
@@ -8,7 +9,8 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.training import recipe, same, weights
-from steadygaze.training.rand_augment import rand_augment
+from steadygaze.training.images.augmentation import rand_augment
+from steadygaze.training.recipe_files import read_recipe
 
 
 def test_rand_augment_trains_at_full_strength(data, tmp_path):
@@ -45,6 +47,14 @@ def test_a_run_of_an_older_version_goes_on(data, tmp_path):
     path.write_text(json.dumps(written))
     with pytest.raises(sg.BadInput, match=r"another recipe: .*gone was 1"):
         sg.train(recipe(data), tmp_path / "old")
+
+
+def test_keys_of_the_first_version_are_read(tmp_path):
+    (tmp_path / "old.toml").write_text("[model]\nname = 'x'\n[data]\npictures = [0, 3]\n")
+    assert read_recipe(tmp_path / "old.toml").data.images == [0, 3]
+    changes = {"data.pictures": [1, 2], "data.test_pictures": [4, 5]}
+    data = read_recipe("relevance-deit-tiny-small", changes).data
+    assert (data.images, data.test_images) == ([1, 2], [4, 5])
 
 
 def test_others_can_read_the_weights(data, tmp_path):

@@ -78,6 +78,7 @@ app.command()(explaining.demo)
 app.command("app")(explaining.serve)
 app.command()(listing.methods)
 app.command()(listing.metrics)
+app.command()(listing.suites)
 app.command()(listing.models)
 
 

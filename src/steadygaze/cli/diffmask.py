@@ -1,22 +1,30 @@
-"""`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside the command.
+"""`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside
+the command.
 
-Exit code: 0, all is well; 1, the masks diverged or have not begun to close, or pictures could not be read; 2, wrong input; 3, the file
-could not be written; 130, stopped by hand.
+Exit codes: 0, success; 1, the masks diverged or have not started to close, or images could not be read; 2,
+invalid input; 3, the file could not be written; 130, interrupted.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-diffmask = typer.Typer(no_args_is_help=True, help="Vision DiffMask: train the gates that --diffmask takes.")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskResult
+
+LISTED = 20  # unreadable images that are listed at the end
+
+diffmask = typer.Typer(no_args_is_help=True, help="Vision DiffMask: train the gates that --diffmask uses.")
 
 
 @diffmask.callback()
 def top() -> None:
-    """Vision DiffMask: train the gates that `--diffmask FILE` takes in `explain` and `verify`."""
+    """Vision DiffMask: train the gates that `--diffmask FILE` uses in `explain` and `verify`."""
 
 
 @diffmask.command()
@@ -24,143 +32,167 @@ def train(
     model: Annotated[
         str,
         typer.Option(
-            help="timm name, torchvision:NAME, transformers folder or owner/name, a folder of `train`, or 'embedded'."
+            help="timm name, torchvision:NAME, transformers folder or owner/name, run folder, or 'embedded'."
         ),
     ],
     data: Annotated[
         list[Path],
-        typer.Option(help="Folder of pictures, at any depth; labels are not needed. May be repeated."),
+        typer.Option(help="Folder of images, at any depth; labels are not needed. May be repeated."),
     ],
-    out: Annotated[
-        Path, typer.Option(help="The mask, .safetensors; the same command goes on where it stopped.")
-    ],
+    out: Annotated[Path, typer.Option(help="Output file, .safetensors. Repeat the command to resume.")],
     checkpoint: Annotated[Path | None, typer.Option(help="Local weights of the model.")] = None,
     preset: Annotated[
         list[str] | None,
-        typer.Option(
-            help="cifar10 (the default), imagenet: the paper's values; reference: its code's choices."
-        ),
+        typer.Option(help="cifar10 (default) or imagenet: the paper's values; reference: those of its code."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps. Default: by --epochs.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Times through the pictures.")] = 5,
-    batch: Annotated[int | None, typer.Option(min=1, help="Pictures a step. Default: 16.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of everything that is drawn at random. Default: 0.")
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps. Default: see --epochs.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the images.")] = 5,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "--batch", min=1, help="Images per step. Default: 16.")
     ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed. Default: 0.")] = None,
     gate_rate: Annotated[
         float | None, typer.Option(help="Learning rate of the gates. Default: 2e-5.")
     ] = None,
     baseline_rate: Annotated[
-        float | None, typer.Option(help="Of the vector that stands for masked patches: 1e-3.")
+        float | None, typer.Option(help="Learning rate of the vector in place of masked patches: 1e-3.")
     ] = None,
     dual_rate: Annotated[
-        float | None, typer.Option(help="Of λ, the price of changing the answer. Default: 0.3.")
+        float | None, typer.Option(help="Learning rate of λ, the weight of the divergence. Default: 0.3.")
     ] = None,
-    dual_start: Annotated[float | None, typer.Option(min=0, help="λ at the start. Default: 20.")] = None,
+    dual_start: Annotated[float | None, typer.Option(min=0, help="Initial λ. Default: 20.")] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=0, help="Steps until the rates are full. Default: 1200.")
+        int | None, typer.Option(min=0, help="Steps until the full learning rates. Default: 1200.")
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="How far the answer may change (KL). Default: 0.1.")
+        float | None, typer.Option(help="How far the prediction may change (KL). Default: 0.1.")
     ] = None,
     stretch: Annotated[float | None, typer.Option(help="α, the range of the gates. Default: 15.")] = None,
-    shift: Annotated[float | None, typer.Option(help="β, where the gates begin. Default: 8.")] = None,
-    dual: Annotated[str | None, typer.Option(help="ascent, or reference: λ with its code's sign.")] = None,
-    l0: Annotated[str | None, typer.Option(help="norm, or log as in its code.")] = None,
+    shift: Annotated[
+        float | None, typer.Option(help="β, the initial value of the gates. Default: 8.")
+    ] = None,
+    dual: Annotated[str | None, typer.Option(help="ascent, or reference: λ with the code's sign.")] = None,
+    l0: Annotated[str | None, typer.Option(help="norm, or log as in the code.")] = None,
     tokens: Annotated[
-        str | None, typer.Option(help="patches, or all: prefix tokens counted, as in its code.")
+        str | None, typer.Option(help="patches, or all: prefix tokens counted, as in the code.")
     ] = None,
     layers: Annotated[
         str | None, typer.Option(help="uniform or weighted: how the last gate of a step is drawn.")
     ] = None,
     slow: Annotated[
-        str | None, typer.Option(help="start, or first_sync as in its code: Lookahead's slow weights.")
+        str | None, typer.Option(help="start, or first_sync as in the code: Lookahead's slow weights.")
     ] = None,
     kl: Annotated[
         str | None, typer.Option(help="all: keep the whole distribution; class: keep one class.")
     ] = None,
     begin: Annotated[
-        str | None, typer.Option(help="drawn: random first weights; open: all patches kept at first.")
+        str | None, typer.Option(help="drawn: random initial weights; open: all patches kept at first.")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="That class, by number or name. Default: the predicted one.")
     ] = None,
-    warm_start: Annotated[Path | None, typer.Option(help="Begin from a mask of the same widths.")] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Start from a mask of the same widths.")] = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="Begin anew so often if the masks go all on or all off.")
+        int, typer.Option(min=0, help="Number of new attempts if the masks become all on or all off.")
     ] = 0,
     restart_with: Annotated[str, typer.Option(help="seed: the next one; stretch: also α + 5.")] = "seed",
     save_every: Annotated[int, typer.Option(min=1, help="Steps between two saves.")] = 200,
     num_classes: Annotated[
-        int | None, typer.Option(help="Width of the classifier, if not the checkpoint's.")
+        int | None, typer.Option(help="Number of classes, if not that of the checkpoint.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
 ) -> None:
-    """Learn which patches the model needs for its answer; the model itself is not changed."""
-    chosen = {
-        "batch": batch, "seed": seed, "gate_rate": gate_rate, "baseline_rate": baseline_rate, "dual_rate": dual_rate, "warmup": warmup,
-        "dual_start": dual_start, "margin": margin, "stretch": stretch, "shift": shift, "dual": dual, "l0": l0, "tokens": tokens,
-        "layers": layers, "slow": slow, "begin": begin, "kl": kl or ("class" if target is not None else None),
-    }  # fmt: skip
-    presets = tuple(word.strip() for text in preset or () for word in text.split(",") if word.strip())
-    raise typer.Exit(
-        run(
-            model=model, data=data, out=out, checkpoint=checkpoint, presets=presets, chosen=chosen, target=target, steps=steps,
-            epochs=epochs, warm_start=warm_start, restarts=restarts, restart_with=restart_with, save_every=save_every,
-            num_classes=num_classes, device=device,
-        )
-    )  # fmt: skip
+    """Learn which patches the model needs for its prediction; the model itself is not changed."""
+    from steadygaze.training.diffmask.loop import DiffMaskRequest
+
+    options = {
+        "batch": batch_size,
+        "seed": seed,
+        "gate_rate": gate_rate,
+        "baseline_rate": baseline_rate,
+        "dual_rate": dual_rate,
+        "dual_start": dual_start,
+        "warmup": warmup,
+        "margin": margin,
+        "stretch": stretch,
+        "shift": shift,
+        "dual": dual,
+        "l0": l0,
+        "tokens": tokens,
+        "layers": layers,
+        "slow": slow,
+        "begin": begin,
+        "kl": kl or ("class" if target is not None else None),
+    }
+    request = DiffMaskRequest(
+        model=model,
+        data=data,
+        out=out,
+        checkpoint=checkpoint,
+        presets=tuple(word.strip() for text in preset or () for word in text.split(",") if word.strip()),
+        options=options,
+        target=target,
+        steps=steps,
+        epochs=epochs,
+        warm_start=warm_start,
+        restarts=restarts,
+        restart_with=restart_with,
+        save_every=save_every,
+        num_classes=num_classes,
+        device=device,
+    )
+    raise typer.Exit(run(request))
 
 
-def run(**asked: Any) -> int:
-    """Do it; gives the exit code."""
+def run(request: DiffMaskRequest) -> int:
+    """Train the gates; returns the exit code."""
     from rich.console import Console
 
-    from steadygaze.cli.running import progress, say
+    from steadygaze.cli.running import print_line, progress_bar
+    from steadygaze.cli.train import printed_log
     from steadygaze.errors import RowsNotWritten
-    from steadygaze.runs.loop import World
-    from steadygaze.training.diffmask.loop import Request, Run
+    from steadygaze.training.diffmask.loop import DiffMaskRun
 
-    console, notes = Console(), Console(stderr=True)
-    request = Request(**asked)
-    ready = Run(request)
-    begun = (
-        f", {ready.trainer.steps} done before"
-        if ready.trainer.steps
-        else f", from {request.warm_start}"
-        if request.warm_start
-        else ""
-    )
-    say(
-        notes,
-        f"{request.model}: {len(ready.album.files)} pictures, {ready.steps} steps of {ready.asked.batch}{begun}",
-    )
+    notes = Console(stderr=True)
+    training = DiffMaskRun(request)
+    steps = f"{training.total_steps} steps of {training.settings.batch}"
+    start = f", resumed after {training.resumed}" if training.resumed else ""
+    if request.warm_start and not start:
+        start = f", starting from {request.warm_start}"
+    print_line(notes, f"{request.model}: {len(training.images.files)} images, {steps}{start}")
     try:
-        with progress(ready.steps, World(), notes, verb="training", unit="steps") as told:
-            ended = ready.go(told, lambda text: say(notes, text))
+        with progress_bar(notes) as on_progress, printed_log(notes):
+            result = training.execute(on_progress)
     except RowsNotWritten as error:
-        say(notes, f"error: {error}", "red")
+        print_line(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
-        say(notes, f"stopped; the same command goes on where it stopped ({request.out})")
+        print_line(notes, f"interrupted; repeat the command to resume ({request.out})")
         return 130
-    found, first = ended.found, ended.began
-    say(
-        console,
-        f"{request.out}: {ended.steps} steps; all gates together keep {100 * found.l0:.1f} % of the patches, "
-        f"KL {found.kl:.3f}, same answer for {100 * found.accuracy:.1f} %"
-        + (
-            f" (before training: {100 * first.l0:.1f} %, {first.kl:.3f}, {100 * first.accuracy:.1f} %)"
-            if first
-            else ""
-        ),
+    return print_result(request, result, Console())
+
+
+def print_result(request: DiffMaskRequest, result: DiffMaskResult, console: Console) -> int:
+    """Print how training ended; returns the exit code."""
+    from steadygaze.cli.running import print_line
+
+    report, initial = result.report, result.initial
+    text = (
+        f"{request.out}: {result.steps} steps; "
+        f"all gates together keep {100 * report.l0:.1f} % of the patches, "
+        f"KL {report.kl:.3f}, same prediction for {100 * report.accuracy:.1f} %"
     )
-    for why in ended.unreadable[:20]:
-        say(console, f"not used: {why}", "red")
-    if ended.early:
-        do = "Go on with more --steps, or begin anew with a higher --gate-rate"
-        say(console, f"not trained yet: {ended.wrong}, as they began. {do}", "red")
-    elif ended.wrong:
-        say(console, f"diverged: {ended.wrong}. Try --restarts 3, --restart-with stretch, another --seed or other rates (with a new --out)",
-            "red")  # fmt: skip
-    return 1 if ended.wrong or ended.unreadable else 0
+    if initial is not None:
+        text += (
+            f" (before training: {100 * initial.l0:.1f} %, {initial.kl:.3f}, {100 * initial.accuracy:.1f} %)"
+        )
+    print_line(console, text)
+    for reason in result.unreadable[:LISTED]:
+        print_line(console, f"not used: {reason}", "red")
+    if result.too_early:
+        advice = "Continue with more --steps, or start again with a higher --gate-rate"
+        print_line(console, f"not trained yet: {result.problem}, as at the start. {advice}", "red")
+    elif result.problem:
+        advice = "Try --restarts 3, --restart-with stretch, another --seed or other rates (with a new --out)"
+        print_line(console, f"diverged: {result.problem}. {advice}", "red")
+    return 1 if result.problem or result.unreadable else 0

@@ -60,7 +60,13 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with live.status(f"loading {escape(request.model)}") if live.is_terminal else nullcontext():
-        loaded = load_model(request.model, request.checkpoint, num_classes=request.num_classes, device=device)
+        loaded = load_model(
+            request.model,
+            request.checkpoint,
+            num_classes=request.num_classes,
+            device=device,
+            trust_remote_code=request.trust_remote_code,
+        )
         vit = adapt(loaded.model)
     try:
         request.out.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,7 @@ class ExplainOptions:
     batch_size: int = 8
     signed: bool = False
     num_classes: int | None = None
+    trust_remote_code: bool = False
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False

@@ -62,6 +62,22 @@ def print_metrics(json: bool, console: Console | None = None) -> None:
     (console or Console()).print(table)
 
 
+def print_suites(json: bool, console: Console | None = None) -> None:
+    """Print every stress suite with its argument and a summary."""
+    from steadygaze.runs.stress.suite import list_suites
+
+    suites = list_suites()
+    if json:
+        print(json_module.dumps([asdict(info) for info in suites], indent=2, default=str))
+        return
+    columns = ("name", "summary", "options")
+    table = Table(*columns, title=f"{len(suites)} suites", title_justify="left", box=SIMPLE)
+    for info in suites:
+        name = f"{info.name}:{info.argument}" if info.argument else info.name
+        table.add_row(escape(name), escape(info.summary), escape(", ".join(info.options)))
+    (console or Console()).print(table)
+
+
 def print_models(pattern: str, json: bool, console: Console | None = None) -> None:
     """Print the models whose name matches the pattern."""
     from steadygaze.loading import model_names

@@ -22,11 +22,16 @@ def run(
     host: str,
     port: int,
     open_browser: bool,
+    *,
+    trust_remote_code: bool = False,
 ) -> int:
     """Load the model and serve its page; returns the exit code."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    blocks = page(load_model(model, checkpoint, num_classes=num_classes, device=device), diffmask)
+    loaded = load_model(
+        model, checkpoint, num_classes=num_classes, device=device, trust_remote_code=trust_remote_code
+    )
+    blocks = page(loaded, diffmask)
     try:
         _, address, _ = blocks.launch(
             server_name=host,

@@ -60,7 +60,8 @@ def run(request: StressRequest, console: Console | None = None) -> int:
             workers = plural(ready.num_workers, "worker")
             print_line(
                 notes,
-                f"the model was busy {100 * pace.share:.0f} % of the time, otherwise waiting for images ({workers})",
+                f"the model was busy {100 * pace.share:.0f} % of the time, otherwise waiting for images "
+                f"({workers})",
             )
         return _close(request, rows, console or wide(Console()))
 

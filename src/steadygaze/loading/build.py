@@ -28,6 +28,7 @@ def build_model(
     pretrained: bool = True,
     arguments: Mapping[str, Any] | None = None,
     new_head: bool = False,
+    trust_remote_code: bool = False,
 ) -> BuiltModel:
     """The model of that name (see the table in `load`), on the CPU.
 
@@ -36,6 +37,7 @@ def build_model(
     pretrained: without `weights`, load the published ones; False keeps the random initialisation
     arguments: for timm's constructor, such as depth=6
     new_head: keep the classifier at its random initialisation and load all other weights
+    trust_remote_code: execute code that a transformers folder or repository brings along
 
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
     """
@@ -64,7 +66,9 @@ def build_model(
     if name.startswith(PREFIX):
         return build_torchvision_model(name.removeprefix(PREFIX), weights, origin, num_classes)
     if "/" in name or Path(name).is_dir():
-        return build_transformers_model(name, weights, origin, num_classes)
+        return build_transformers_model(
+            name, weights, origin, num_classes, trust_remote_code=trust_remote_code
+        )
     raise _unknown(name)
 
 

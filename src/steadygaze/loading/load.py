@@ -39,6 +39,7 @@ def load_model(
     device: torch.device | str | None = None,
     preprocess: Preprocess | None = None,
     class_names: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """A model in evaluation mode, with its preprocessing and class names.
 
@@ -49,13 +50,15 @@ def load_model(
     device: by default the CPU, and for a module the device it is on
     preprocess: by default the one that the model's library describes; needed for a module of no known library
     class_names: by default those of the model's library or checkpoint, where there are any
+    trust_remote_code: execute Python code that a transformers folder or repository brings along. Without it,
+        such a model is a `BadCheckpoint`
     """
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif isinstance(model, nn.Module):
         loaded = _from_module(model, checkpoint, preprocess)
     else:
-        loaded = _from_name(model, checkpoint, num_classes)
+        loaded = _from_name(model, checkpoint, num_classes, trust_remote_code=trust_remote_code)
     if device is not None:
         loaded = replace(loaded, model=_moved(loaded.model, device))
     if preprocess is not None:
@@ -65,11 +68,19 @@ def load_model(
     return loaded
 
 
-def _from_name(name: str, checkpoint: str | Path | None, num_classes: int | None) -> LoadedModel:
+def _from_name(
+    name: str, checkpoint: str | Path | None, num_classes: int | None, *, trust_remote_code: bool
+) -> LoadedModel:
     run = run_weights(name) if checkpoint is None else None
     checkpoint = run or checkpoint
     with torch.random.fork_rng(devices=[]):  # a new model draws its initial weights, which are then replaced
-        built = _build(name, checkpoint, num_classes, from_run=run is not None)
+        built = _build(
+            name,
+            checkpoint,
+            num_classes,
+            from_run=run is not None,
+            trust_remote_code=trust_remote_code,
+        )
     module = built.model.eval()
     origin = None if checkpoint is None else str(checkpoint)
     return LoadedModel(
@@ -78,14 +89,21 @@ def _from_name(name: str, checkpoint: str | Path | None, num_classes: int | None
 
 
 def _build(
-    name: str, checkpoint: str | Path | None, num_classes: int | None, *, from_run: bool
+    name: str,
+    checkpoint: str | Path | None,
+    num_classes: int | None,
+    *,
+    from_run: bool,
+    trust_remote_code: bool,
 ) -> BuiltModel:
     if checkpoint is None:
-        return build_model(name, num_classes=num_classes)
+        return build_model(name, num_classes=num_classes, trust_remote_code=trust_remote_code)
     description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
     if description is not None and (from_run or description["model"] == name):
-        return rebuild(description, weights, origin, num_classes)
-    return build_model(name, weights, origin=origin, num_classes=num_classes)
+        return rebuild(description, weights, origin, num_classes, trust_remote_code=trust_remote_code)
+    return build_model(
+        name, weights, origin=origin, num_classes=num_classes, trust_remote_code=trust_remote_code
+    )
 
 
 def _from_module(

@@ -53,7 +53,12 @@ def run_weights(name: str) -> Path | None:
 
 
 def rebuild(
-    description: Description, weights: Weights, origin: str, num_classes: int | None = None
+    description: Description,
+    weights: Weights,
+    origin: str,
+    num_classes: int | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> BuiltModel:
     """The trained model. segments: number of classes of a segmenter, built around its vision transformer."""
     count, segments = description["num_classes"], description.get("segments")
@@ -72,7 +77,13 @@ def rebuild(
             description["model"], inner, origin, count, arguments=description["arguments"]
         )
     else:
-        built = build_model(description["model"], inner, origin=origin, num_classes=count)
+        built = build_model(
+            description["model"],
+            inner,
+            origin=origin,
+            num_classes=count,
+            trust_remote_code=trust_remote_code,
+        )
     model = built.model
     class_names = description["classes"]
     if class_names is None and segments is None:

@@ -1,8 +1,14 @@
-"""Classifiers and segmenters of transformers: a folder with config.json, or `owner/name` on the hub."""
+"""Classifiers and segmenters of transformers: a folder with config.json, or `owner/name` on the hub.
+
+Code that a folder or repository brings along is executed only with `trust_remote_code=True`. Every call of
+transformers is told so: by default it would ask on standard input.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +25,32 @@ SHOWN = 5  # names of tensors that an error lists
 
 
 def build_transformers_model(
-    name: str, weights: Weights | None = None, origin: str = "", num_classes: int | None = None
+    name: str,
+    weights: Weights | None = None,
+    origin: str = "",
+    num_classes: int | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> BuiltModel:
     """See `build_model`."""
     try:
         from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSemanticSegmentation
     except ImportError as error:
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
-    with hub(name, local=Path(name).is_dir()):
-        preprocess = read_preprocess(name)
-        architectures = AutoConfig.from_pretrained(name).architectures or ()
-        segments = any(kind.endswith("ForSemanticSegmentation") for kind in architectures)
+    trust = {"trust_remote_code": trust_remote_code}
+    with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
+        preprocess = read_preprocess(name, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(name, **trust)
+        _check_kernel(config, name, trust_remote_code)
+        segments = any(kind.endswith("ForSemanticSegmentation") for kind in config.architectures or ())
         auto = AutoModelForSemanticSegmentation if segments else AutoModelForImageClassification
         if weights is None:
-            model, missing = _pretrained(auto, name)
+            model, missing = _pretrained(auto, name, trust)
         else:
             num_classes = num_classes or head_width(weights, ["classifier"])
             options = {} if num_classes is None else {"num_labels": num_classes}
-            model = auto.from_config(AutoConfig.from_pretrained(name, **options))
+            config = AutoConfig.from_pretrained(name, **options, **trust)
+            model = auto.from_config(config, **trust)
             model, missing = _fit(restore(model, weights), weights, origin), []
     if missing:
         kind = "segmenter" if segments else "classifier"
@@ -46,12 +60,65 @@ def build_transformers_model(
     return BuiltModel(model, preprocess, config_class_names(model), "transformers")
 
 
-def read_preprocess(name: str) -> Preprocess:
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Without transformers' bar while it reads weights; downloads from the hub keep theirs."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+    from transformers.utils import logging
+
+    bar, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+
+    def set_hub_bars() -> None:  # transformers' two functions change them too
+        if hub_bars == are_progress_bars_disabled():
+            enable_progress_bars() if hub_bars else disable_progress_bars()
+
+    logging.disable_progress_bar()
+    set_hub_bars()
+    try:
+        yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+            set_hub_bars()
+
+
+@contextmanager
+def _custom_code(name: str) -> Iterator[None]:
+    """Transformers' refusal to execute code of a model, in words of ours."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, BadCheckpoint) or "trust_remote_code" not in str(error):
+            raise
+        raise _needs_code(name, "it brings its own Python code") from error
+
+
+def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
+    """A config may name an implementation of attention on the hub ("owner/kernel"): compiled code."""
+    implementation = getattr(config, "_attn_implementation", None)
+    if not trust_remote_code and isinstance(implementation, str) and "/" in implementation:
+        raise _needs_code(name, f"its config asks for the compiled code of {implementation}")
+
+
+def _needs_code(name: str, reason: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{name} would execute code that comes with the model: {reason}. If you trust its author, load it "
+        "with trust_remote_code=True",
+        option="trust_remote_code",
+    )
+
+
+def read_preprocess(name: str, *, trust_remote_code: bool = False) -> Preprocess:
     """From the image processor of a folder or of a repository on the hub."""
     from transformers import AutoImageProcessor
 
     try:
-        return Preprocess.from_transformers(AutoImageProcessor.from_pretrained(name))
+        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return Preprocess.from_transformers(processor)
     except OSError as error:
         if not (Path(name) / "config.json").is_file():
             raise
@@ -68,9 +135,9 @@ def config_class_names(model: Any) -> tuple[str, ...] | None:
     return None if names.get(0) == "LABEL_0" else tuple(names[i] for i in range(len(names)))
 
 
-def _pretrained(auto: Any, name: str) -> tuple[nn.Module, list[str]]:
+def _pretrained(auto: Any, name: str, options: dict[str, Any]) -> tuple[nn.Module, list[str]]:
     """The model with its own weights, and the names of tensors that they lack."""
-    model, report = auto.from_pretrained(name, output_loading_info=True)
+    model, report = auto.from_pretrained(name, output_loading_info=True, **options)
     unexpected = report["unexpected_keys"]
     if Path(name).is_dir() and any(key.endswith("_extra_state") for key in unexpected):
         # modules that were inserted before the model was saved: transformers leaves their tensors out

@@ -183,11 +183,10 @@ def write(
     """Write gates, facts about them and the trainer's state to one safetensors file, atomically."""
     from safetensors.torch import save
 
-    path = Path(path)
     tensors = {f"mask.{name}": value for name, value in mask.state_dict().items()} | dict(extra or {})
-    about = json.dumps({"shape": asdict(mask.shape), **facts})
-    path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    about = json.dumps({"shape": asdict(mask.shape), **facts})
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, save(plain, metadata={META: about}))
 
 

@@ -25,13 +25,17 @@ TILES = (
     ("clean", "attention_entropy", "attention entropy"),
 )
 ATTENTION_TEXT = (
-    "Entropy: how spread out attention is. Stability: how similar it stays to that of the clean image under corruption. "
-    "Overfocus, Gini and peak: how much of it the most attended tokens receive; distance: how far away tokens attend, in "
+    "Entropy: how spread out attention is. Stability: how similar it stays to that of the clean image "
+    "under corruption. "
+    "Overfocus, Gini and peak: how much of it the most attended tokens receive; distance: how far away "
+    "tokens attend, in "
     "patches; diversity: how similar heads are (lower: more diverse)."
 )
 FAITHFULNESS_TEXT = (
-    "How faithful the maps of each model are, by removing patches in their order; higher removal scores are better. A "
-    "difference may come from the model: one that is more confident, or depends on fewer patches, loses more when they "
+    "How faithful the maps of each model are, by removing patches in their order; higher removal scores "
+    "are better. A "
+    "difference may come from the model: one that is more confident, or depends on fewer patches, loses "
+    "more when they "
     "are removed."
 )
 ROBUSTNESS_NOTE = (

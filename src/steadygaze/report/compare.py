@@ -15,7 +15,8 @@ from steadygaze.runs.compare import Comparison
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
 FIRST = "After minus before on the same images; coloured: the paired 95 % interval excludes zero."
 NOTE = (
-    "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact test of "
+    "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
+    "test of "
     "correct and wrong predictions."
 )
 

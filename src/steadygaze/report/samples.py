@@ -12,7 +12,9 @@ from steadygaze.runs.compare import Comparison
 from steadygaze.runs.stress.samples import FOLDER, ImageSample, Samples, read_samples
 
 Titled = list[tuple[str, str]]  # words and data address
-NOT_STORED = "Images are left out: the run stored none (it was made in memory, by the first version, or is unfinished)."
+NOT_STORED = (
+    "Images are left out: the run stored none (it was made in memory, by version 0.1, or is unfinished)."
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def shots_of(
         ]
     methods = " and ".join(dict.fromkeys((before.method, after.method)))
     count = min(len(before.images), len(after.images))
-    text = f"Clean images with maps by {methods}, of the class each model predicts; the runs stored {count} images."
+    what = f"Clean images with maps by {methods}, of the class each model predicts"
+    text = f"{what}; the runs stored {count} images."
     return shots, text
 
 

@@ -57,7 +57,8 @@ def _unfinished(card: Card) -> str:
     if not settings:
         return ""
     return (
-        f"Not finished: {len(settings)} of {card.planned} settings lack images ({some(settings)}). Their numbers may "
+        f"Not finished: {len(settings)} of {card.planned} settings lack images ({some(settings)}). Their "
+        "numbers may "
         "be of other images than the rest; repeat the steadygaze stress command to resume."
     )
 

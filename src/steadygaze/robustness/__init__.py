@@ -1,4 +1,5 @@
-"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, segmentation, and what its attention does meanwhile."""
+"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, segmentation, and what its
+attention does meanwhile."""
 
 from importlib import import_module
 from typing import Any

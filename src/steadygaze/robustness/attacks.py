@@ -1,12 +1,14 @@
-"""Attacks in pixel space, L∞: FGSM (Goodfellow et al., arXiv:1412.6572) and PGD (Madry et al., arXiv:1706.06083).
+"""Attacks in pixel space, L∞: FGSM (Goodfellow et al., arXiv:1412.6572) and PGD (Madry et al.,
+arXiv:1706.06083).
 
 With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
 
     FGSM    x' = clip(x + ε · sign ∂J/∂x, 0, 1)
     PGD     x₀ = clip(x + U(−ε, ε), 0, 1)      x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
 
-Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full scale, so
-that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is attacked in evaluation mode.
+Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full
+scale, so that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is
+attacked in evaluation mode.
 
 Formulas: docs/equations.md#fgsm, docs/equations.md#pgd.
 """
@@ -26,21 +28,38 @@ Images = Float[Tensor, "b c h w"]
 OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must be wrong
 
 
-def fgsm(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float,
-         mean: Sequence[float], std: Sequence[float]) -> Images:  # fmt: skip
+def fgsm(
+    model: nn.Module | ViT,
+    images: Images,
+    labels: Int[Tensor, " b"],
+    *,
+    epsilon: float,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Images:
     """One step of size epsilon against the labels; the attacked images, normalised like `images`."""
     return _attack(
         model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None
     )
 
 
-def pgd(model: nn.Module | ViT, images: Images, labels: Int[Tensor, " b"], *, epsilon: float, mean: Sequence[float],
-        std: Sequence[float], steps: int = 10, step: float | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Images:  # fmt: skip
+def pgd(
+    model: nn.Module | ViT,
+    images: Images,
+    labels: Int[Tensor, " b"],
+    *,
+    epsilon: float,
+    mean: Sequence[float],
+    std: Sequence[float],
+    steps: int = 10,
+    step: float | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+) -> Images:
     """Projected gradient descent within epsilon of the images; the attacked images, normalised like `images`.
 
-    step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for each image, so
-    that an image's start does not depend on its neighbours; without one the start is the image itself.
+    step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for
+    each image, so that an image's start does not depend on its neighbours; without one the start is the image
+    itself.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise BadInput(f"steps: expected a whole number of 1 or more, got {steps!r}")
@@ -64,7 +83,8 @@ def budget(name: str, value: float) -> float:
 
 
 def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tuple[Images, Tensor, Tensor]:
-    """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not theirs."""
+    """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not
+    theirs."""
     if (
         not isinstance(images, Tensor)
         or images.dim() != 4
@@ -108,8 +128,17 @@ def module_of(model: nn.Module | ViT) -> nn.Module:
     return model.model if isinstance(model, ViT) else model
 
 
-def _attack(model: nn.Module | ViT, images: Images, labels: Any, mean: Sequence[float], std: Sequence[float],
-            epsilon: float, alpha: float, steps: int, generator: Any) -> Images:  # fmt: skip
+def _attack(
+    model: nn.Module | ViT,
+    images: Images,
+    labels: Any,
+    mean: Sequence[float],
+    std: Sequence[float],
+    epsilon: float,
+    alpha: float,
+    steps: int,
+    generator: Any,
+) -> Images:
     clean, m, s = pixels_of(images, mean, std)
     labels = checked_labels(labels, len(clean), clean.device)
     with torch.inference_mode(False), evaluation_mode(module_of(model)):

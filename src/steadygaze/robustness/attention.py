@@ -1,4 +1,5 @@
-"""What attention does while the picture is corrupted: how wide, how concentrated, how stable, how varied, how far.
+"""What attention does while the picture is corrupted: how wide, how concentrated, how stable, how varied, how
+far.
 
 A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what token j is given, Σ c_j = 1.
 
@@ -12,7 +13,8 @@ A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what 
 | stability | cos(vec A_h(clean), vec A_h(corrupted))                       | 0..1       | high: stays as it was        |
 
 Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and diversity as in TAP
-(docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as the unit. Fused attention is seen through the seam, and only one layer at a time is held.
+(docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as the
+unit. Fused attention is seen through the seam, and only one layer at a time is held.
 """
 
 import itertools
@@ -35,8 +37,8 @@ Map = Float[Tensor, "b heads n n"]
 
 @dataclass(frozen=True)
 class AttentionMeasures:
-    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above. NaN where a layer has
-    fewer heads than another, and for the diversity of a single head."""
+    """One number for each image, layer and head, (B, L, heads); diversity (B, L); see the table above. NaN
+    where a layer has fewer heads than another, and for the diversity of a single head."""
 
     entropy: Float[Tensor, "b l heads"]
     overfocus: Float[Tensor, "b l heads"]
@@ -51,7 +53,8 @@ class AttentionMeasures:
 def walk(
     vit: ViT, batches: Sequence[Float[Tensor, "b c h w"]], see: Callable[..., None]
 ) -> list[Float[Tensor, "b classes"]]:
-    """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each, then it is dropped."""
+    """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each,
+    then it is dropped."""
     if not vit.plan.global_attention:
         raise MethodUnavailable(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): its attention cannot be measured so"
@@ -103,16 +106,18 @@ def attention_measures(
     )
 
 
-def attention_stability(model: nn.Module | ViT, clean: Float[Tensor, "b c h w"],
-                        corrupted: Float[Tensor, "b c h w"]) -> Float[Tensor, "b l heads"]:  # fmt: skip
-    """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1: unchanged."""
+def attention_stability(
+    model: nn.Module | ViT, clean: Float[Tensor, "b c h w"], corrupted: Float[Tensor, "b c h w"]
+) -> Float[Tensor, "b l heads"]:
+    """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
+    unchanged."""
     _same_shape(clean, corrupted)
     found: list[Tensor] = []
     walk(adapt(model), [clean, corrupted], lambda layer, a, b: found.append(stability(a, b)))
     return _layers(found)
 
 
-# -- of one layer -------------------------------------------------------------------------------------------------
+# -- of one layer ----------------------------------------------------------------------------------
 
 
 def entropy(a: Map) -> Float[Tensor, "b heads"]:
@@ -200,15 +205,25 @@ def _shape(images: Any) -> str:
     return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
 
 
-# -- pictures -----------------------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
-def attention_picture(model: nn.Module | ViT, clean: Float[Tensor, "1 c h w"], corrupted: Float[Tensor, "1 c h w"] | None = None,
-                      *, layer: int = -1, heads: bool = True, cell: int = 224, pictures: Sequence[Any] = ()) -> Any:  # fmt: skip
-    """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted image.
+def attention_picture(
+    model: nn.Module | ViT,
+    clean: Float[Tensor, "1 c h w"],
+    corrupted: Float[Tensor, "1 c h w"] | None = None,
+    *,
+    layer: int = -1,
+    heads: bool = True,
+    cell: int = 224,
+    pictures: Sequence[Any] = (),
+) -> Any:
+    """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted
+    image.
 
-    Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines. Clean and
-    corrupted share each column's colour scale. pictures: what to show beside the maps, one for each row.
+    Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
+    Clean and corrupted share each column's colour scale. pictures: what to show beside the maps, one for each
+    row.
     """
     from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
 

@@ -3,8 +3,8 @@
 before, after     right or wrong for each picture, in the same order       gained: wrong → right       lost: right → wrong
 Wilson            interval of one accuracy (E. B. Wilson, 1927)
 Newcombe          interval of a paired difference, from two Wilson intervals and their correlation (method 10 of
-                  R. G. Newcombe, Statistics in Medicine 17, 1998): holds with few pictures a class, where a bootstrap
-                  of two equal pictures would claim certainty
+                  R. G. Newcombe, Statistics in Medicine 17, 1998): holds with few pictures a class, where a
+                  bootstrap of two equal pictures would claim certainty
 McNemar           exact two-sided test that as many are gained as lost: binomial of gained among gained + lost, p = 1/2
 bootstrap         paired, percentile, seeded: any number a picture
 
@@ -136,7 +136,8 @@ def mcnemar(before: Any, after: Any) -> float:
 def paired_difference(
     before: Any, after: Any, *, repeats: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean of after − before, with the 95 % interval of a paired bootstrap over pictures: (value, low, high)."""
+    """Mean of after − before, with the 95 % interval of a paired bootstrap over pictures: (value, low,
+    high)."""
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if (
         a.shape != b.shape
@@ -160,7 +161,8 @@ def paired_difference(
 
 @dataclass(frozen=True)
 class Spread:
-    """One number from several seeds: mean, standard deviation (n − 1; NaN for a single seed), ends, how many."""
+    """One number from several seeds: mean, standard deviation (n − 1; NaN for a single seed), ends, how
+    many."""
 
     mean: float
     deviation: float

@@ -2,8 +2,8 @@
 
     ECE = Σ_m |B_m| / n · |accuracy(B_m) − confidence(B_m)|,   15 bins of equal width, B_m holds confidences in ((m−1)/15, m/15]
 
-0 is perfect, lower is better. Confidence is the largest probability. torchmetrics puts an exact 1.0 into a bin of its own;
-here it belongs to the last one, as in the paper.
+0 is perfect, lower is better. Confidence is the largest probability. torchmetrics puts an exact 1.0 into a
+bin of its own; here it belongs to the last one, as in the paper.
 
 Formulas: docs/equations.md#ece.
 """
@@ -21,7 +21,8 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """ece and confidence in 0..1; the bins of a reliability diagram: how many pictures, how sure, how right (NaN: empty)."""
+    """ece and confidence in 0..1; the bins of a reliability diagram: how many pictures, how sure, how right
+    (NaN: empty)."""
 
     ece: float
     confidence: float
@@ -39,7 +40,8 @@ def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
 
 
 def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """ECE and mean confidence; `right` (B,) are the labels, or booleans where more than one label may be right."""
+    """ECE and mean confidence; `right` (B,) are the labels, or booleans where more than one label may be
+    right."""
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
         raise BadInput(

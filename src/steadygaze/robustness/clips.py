@@ -1,7 +1,9 @@
-"""ImageNet-P in its published layout: `<kind>/<synset>/*.mp4`, one clip of about 30 frames of 224 x 224 for each picture.
+"""ImageNet-P in its published layout: `<kind>/<synset>/*.mp4`, one clip of about 30 frames of 224 x 224 for
+each picture.
 
-The archives hold more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for validation (`spatter`, ...).
-Those are left out, and counted. Films are decoded by PyAV or OpenCV, whichever is installed.
+The archives hold more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for validation
+(`spatter`, ...). Those are left out, and counted. Films are decoded by PyAV or OpenCV, whichever is
+installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Neighbours: how well the features serve for classes the model never saw, by k-nearest-neighbour accuracy.
 
-Features are what the final classifier is given: the input of the linear map whose output is the logits. A picture gets the
-class that most of its k nearest training pictures have, nearest by cosine or by Euclidean distance; between equal votes the
-smallest class index wins, as in scikit-learn. Accuracy in 0..1, higher is better.
+Features are what the final classifier is given: the input of the linear map whose output is the logits. A
+picture gets the class that most of its k nearest training pictures have, nearest by cosine or by Euclidean
+distance; between equal votes the smallest class index wins, as in scikit-learn. Accuracy in 0..1, higher is
+better.
 
 Formulas: docs/equations.md#knn.
 """
@@ -22,7 +23,8 @@ CELLS = 1 << 24  # distances held at once
 
 
 def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-    """What the final linear map of any classifier is given. Two heads whose mean is the answer (distilled DeiT): both, side by side."""
+    """What the final linear map of any classifier is given. Two heads whose mean is the answer (distilled
+    DeiT): both, side by side."""
     module = model.model if isinstance(model, ViT) else model
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -50,15 +52,27 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     )
 
 
-def knn_predict(train: Float[Tensor, "m d"], labels: Int[Tensor, " m"], test: Float[Tensor, "q d"], *, k: int,
-                metric: str = "cosine") -> Int[Tensor, " q"]:  # fmt: skip
+def knn_predict(
+    train: Float[Tensor, "m d"],
+    labels: Int[Tensor, " m"],
+    test: Float[Tensor, "q d"],
+    *,
+    k: int,
+    metric: str = "cosine",
+) -> Int[Tensor, " q"]:
     """The class of each test picture, (Q,), by vote of its k nearest training pictures."""
     return _votes(_nearest(train, labels, test, k, metric), labels, k)
 
 
-def knn_accuracy(train: Float[Tensor, "m d"], train_labels: Int[Tensor, " m"], test: Float[Tensor, "q d"],
-                 test_labels: Int[Tensor, " q"], *, ks: Sequence[int] = (1, 10),
-                 metrics: Sequence[str] = METRICS) -> dict[tuple[str, int], float]:  # fmt: skip
+def knn_accuracy(
+    train: Float[Tensor, "m d"],
+    train_labels: Int[Tensor, " m"],
+    test: Float[Tensor, "q d"],
+    test_labels: Int[Tensor, " q"],
+    *,
+    ks: Sequence[int] = (1, 10),
+    metrics: Sequence[str] = METRICS,
+) -> dict[tuple[str, int], float]:
     """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbours are found once for all k."""
     if not ks:
         raise BadInput("ks: expected at least one number of neighbours, such as 1 and 10")
@@ -74,7 +88,8 @@ def knn_accuracy(train: Float[Tensor, "m d"], train_labels: Int[Tensor, " m"], t
 
 
 def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> Int[Tensor, "q k"]:
-    """Indices of the k nearest training pictures, nearest first; between equal distances the earlier picture."""
+    """Indices of the k nearest training pictures, nearest first; between equal distances the earlier
+    picture."""
     if metric not in METRICS:
         raise UnknownName("metric", str(metric), METRICS)
     _labels("train", train, labels)

@@ -1,13 +1,15 @@
-"""Occlusion: a square painted over the middle of the picture, and curves of accuracy while patches are dropped.
+"""Occlusion: a square painted over the middle of the picture, and curves of accuracy while patches are
+dropped.
 
     centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
     random drop      a share r of the patches is removed, drawn anew for each image; the drops are nested: what is gone at
                      a small share is gone at every larger one
     salient drop     the same, patches of the highest score first (ties in raster order)
 
-Dropped patches are removed after `embed`, k = int(r·P) of P, prefix tokens stay and every other patch keeps its position
-(Naseer et al., arXiv:2105.10497, paint them black instead). A model that needs its whole grid (Swin) is masked in its
-attention; the curve says so. A model that reads only patches says nothing when none is left: 1 / classes.
+Dropped patches are removed after `embed`, k = int(r·P) of P, prefix tokens stay and every other patch keeps
+its position (Naseer et al., arXiv:2105.10497, paint them black instead). A model that needs its whole grid
+(Swin) is masked in its attention; the curve says so. A model that reads only patches says nothing when none
+is left: 1 / classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +32,8 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Curve:
-    """What is left of each image's answer: right (0 or 1; 1/classes where nothing is left) and probability of the label,
-    both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
+    """What is left of each image's answer: right (0 or 1; 1/classes where nothing is left) and probability of
+    the label, both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
 
     shares: tuple[float, ...]
     right: Float[Tensor, "b r"]
@@ -44,11 +46,18 @@ class Curve:
         return self.right.mean(0)
 
 
-def centre_square(images: Float[Tensor, "b c h w"], *, share: float = 0.5, fill: str = "zero",
-                  mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Float[Tensor, "b c h w"]:  # fmt: skip
+def centre_square(
+    images: Float[Tensor, "b c h w"],
+    *,
+    share: float = 0.5,
+    fill: str = "zero",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Float[Tensor, "b c h w"]:
     """A copy of the normalised images with the middle `share` of each side painted over.
 
-    fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero, −mean/std.
+    fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero,
+        −mean/std.
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         raise BadInput("expected normalised floating-point images (B, C, H, W)")
@@ -73,10 +82,16 @@ def centre_square(images: Float[Tensor, "b c h w"], *, share: float = 0.5, fill:
     return out
 
 
-def random_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *,
-                generator: torch.Generator | Sequence[torch.Generator], shares: Sequence[float] = SHARES) -> Curve:  # fmt: skip
-    """The curve while random patches are dropped. One generator for the batch, or one for each image, so that an image's
-    draw does not depend on its neighbours."""
+def random_drop(
+    model: nn.Module | ViT,
+    images: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, " b"],
+    *,
+    generator: torch.Generator | Sequence[torch.Generator],
+    shares: Sequence[float] = SHARES,
+) -> Curve:
+    """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
+    an image's draw does not depend on its neighbours."""
 
     def order(patches: int) -> Tensor:
         if isinstance(generator, torch.Generator):
@@ -92,8 +107,14 @@ def random_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels
     return _drop(adapt(model), images, labels, order, shares)
 
 
-def salient_drop(model: nn.Module | ViT, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"],
-                 scores: Float[Tensor, "b gh gw"], *, shares: Sequence[float] = SHARES) -> Curve:  # fmt: skip
+def salient_drop(
+    model: nn.Module | ViT,
+    images: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, " b"],
+    scores: Float[Tensor, "b gh gw"],
+    *,
+    shares: Sequence[float] = SHARES,
+) -> Curve:
     """The curve while patches are dropped, the highest of `scores` first (an `Attribution.scores`)."""
 
     def order(patches: int) -> Tensor:

@@ -5,12 +5,13 @@
     FP_p  = mean over sequences and frames of 1[prediction differs]  mFR  = 100 mean_p FP_p / FP^Alex_p
     T5D_p = mean over sequences and frames of the top-5 distance     mT5D = 100 mean_p T5D_p / T5D^Alex_p
 
-E are top-1 errors in 0..1 by corruption c and severity s. AlexNet's, 75 of them, are those that the authors published in issue
-10 of hendrycks/robustness; their means are the 15 numbers that every mCE in use divides by (0.886428 for Gaussian noise, ...).
-AlexNet's clean error is that of torchvision's weights, which the authors used. AlexNet's flip probabilities stand in a sheet
-that issue 49 there links to; the numbers here could not be compared with it, so take mFR with that doubt, or give
-`mean_flip_rate` a baseline of your own. mCE is defined on the 15 common corruptions: AlexNet's errors on
-the 4 extra ones are not published, so 19 give a mean error, and an mCE only with a baseline of one's own.
+E are top-1 errors in 0..1 by corruption c and severity s. AlexNet's, 75 of them, are those that the authors
+published in issue 10 of hendrycks/robustness; their means are the 15 numbers that every mCE in use divides by
+(0.886428 for Gaussian noise, ...). AlexNet's clean error is that of torchvision's weights, which the authors
+used. AlexNet's flip probabilities stand in a sheet that issue 49 there links to; the numbers here could not
+be compared with it, so take mFR with that doubt, or give `mean_flip_rate` a baseline of your own. mCE is
+defined on the 15 common corruptions: AlexNet's errors on the 4 extra ones are not published, so 19 give a
+mean error, and an mCE only with a baseline of one's own.
 
 Formulas: docs/equations.md#corruption-error, docs/equations.md#flip-rate.
 """
@@ -84,7 +85,8 @@ def _names(baseline: Errors | None) -> tuple[str, ...]:
 def mean_corruption_error(errors: Errors, *, baseline: Errors | None = None) -> float:
     """mCE in percent of AlexNet's (100: as bad as AlexNet), from {corruption: errors at severities 1..5}.
 
-    Over the 15 common corruptions, whatever else `errors` holds; with a `baseline` of the same form, over all it holds.
+    Over the 15 common corruptions, whatever else `errors` holds; with a `baseline` of the same form, over all
+    it holds.
     """
     names = _names(baseline)
     ours, theirs = _checked(errors, names), _checked(ALEXNET if baseline is None else baseline, names)
@@ -115,7 +117,8 @@ def mean_error(errors: Errors, *, extra: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CorruptionScores:
-    """All scores of one model. `corruptions` says over how many corruptions `mean_error_all` is taken, 15 or 19."""
+    """All scores of one model. `corruptions` says over how many corruptions `mean_error_all` is taken, 15 or
+    19."""
 
     clean: float
     mce: float
@@ -156,7 +159,8 @@ def _pairs(frames: int, name: str, difficulty: int) -> tuple[np.ndarray, np.ndar
 
 
 def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1) -> float:
-    """Share of compared frames, 0..1, whose predicted class differs; predictions: integers (sequences, frames)."""
+    """Share of compared frames, 0..1, whose predicted class differs; predictions: integers (sequences,
+    frames)."""
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
         raise BadInput(
@@ -167,11 +171,12 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
 
 
 def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> float:
-    """Mean top-5 distance between compared frames, 0 (same five in order) .. 15; logits: (sequences, frames, classes).
+    """Mean top-5 distance between compared frames, 0 (same five in order) .. 15; logits: (sequences, frames,
+    classes).
 
-    With tau and tau' the rankings of the two frames and sigma_i the rank in tau' of the class that is i-th in tau,
-    d = sum_{i=1..5} #{j : 1 <= j - 1 <= 5, min(i, sigma_i) < j <= max(i, sigma_i)}: each of the first five counts the
-    places it moved, as far as place 6.
+    With tau and tau' the rankings of the two frames and sigma_i the rank in tau' of the class that is i-th in
+    tau, d = sum_{i=1..5} #{j : 1 <= j - 1 <= 5, min(i, sigma_i) < j <= max(i, sigma_i)}: each of the first
+    five counts the places it moved, as far as place 6.
     """
     logits = np.asarray(logits)
     if logits.ndim != 3 or logits.shape[2] < 6 or not len(logits):
@@ -208,8 +213,8 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
 def mean_top5_distance(
     distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None
 ) -> float:
-    """mT5D in percent of a baseline's top-5 distances. AlexNet's are not at hand: without a baseline this is the plain mean
-    over the ten perturbations (uT5D in the paper's words: not standardised)."""
+    """mT5D in percent of a baseline's top-5 distances. AlexNet's are not at hand: without a baseline this is
+    the plain mean over the ten perturbations (uT5D in the paper's words: not standardised)."""
     if baseline is None:
         return _mean_ratio(distances, dict.fromkeys(PERTURBATIONS, 1.0)) / 100
     return _mean_ratio(distances, baseline)

@@ -1,4 +1,5 @@
-"""Segmentation under corruption: what a model says of every pixel, mean mIoU over corruptions, and how much of the clean mIoU is kept.
+"""Segmentation under corruption: what a model says of every pixel, mean mIoU over corruptions, and how much
+of the clean mIoU is kept.
 
 Counts and IoU are those of `data.confusion`; pictures are corrupted by `corruptions.corrupt`.
 
@@ -40,7 +41,8 @@ Protocol = Literal["all", "cityscapes-c"]
 
 
 def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
-    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's dict."""
+    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's
+    dict."""
     found = output
     if isinstance(output, Mapping) and "out" in output:
         found = output["out"]
@@ -55,7 +57,8 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
 
 
 def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:
-    """The class that a segmenter says of every pixel, from its scores at the picture's size (bilinear); the model is left as it was.
+    """The class that a segmenter says of every pixel, from its scores at the picture's size (bilinear); the
+    model is left as it was.
 
     A picture with scores that are not finite has no answer: -1 everywhere.
     """
@@ -75,7 +78,8 @@ def _largest(scores: Float[Tensor, "1 c h w"], size: tuple[int, int]) -> Int[Ten
 
 
 def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all") -> Any:
-    """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption and severity.
+    """Mean of the mIoU over corruptions; found: mIoU (a number, or an array of resampled ones) by corruption
+    and severity.
 
     >>> mean_miou({"fog": {1: 0.75, 5: 0.25}, "shot_noise": {1: 0.5, 5: 0.0}}, "cityscapes-c")
     0.5
@@ -99,7 +103,8 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
 
 
 def retention(corrupted: Any, clean: Any) -> Any:
-    """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if nothing is lost.
+    """Share of the clean mIoU that is left under corruption, corrupted / clean; higher is better, 1 if
+    nothing is lost.
 
     >>> retention(0.375, 0.5)
     0.75

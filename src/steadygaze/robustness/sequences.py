@@ -1,11 +1,11 @@
 """The perturbation sequences of ImageNet-P and CIFAR-10-P, made on the fly and seeded.
 
-D. Hendrycks, T. Dietterich, arXiv:1903.12261. A sequence is one picture changed a little from frame to frame; `scores`
-counts how often the prediction flips. Frames are made in memory: the published ones went through video compression.
-Motion blur is the one of the corruptions, not ImageMagick's own.
+D. Hendrycks, T. Dietterich, arXiv:1903.12261. A sequence is one picture changed a little from frame to frame;
+`scores` counts how often the prediction flips. Frames are made in memory: the published ones went through
+video compression. Motion blur is the one of the corruptions, not ImageMagick's own.
 
-For the two kinds of noise frame 0 is the clean picture and every other frame is compared with it; for all others each frame
-follows on the one before.
+For the two kinds of noise frame 0 is the clean picture and every other frame is compared with it; for all
+others each frame follows on the one before.
 """
 
 import math
@@ -65,7 +65,8 @@ def _crop(picture: np.ndarray, size: int) -> np.ndarray:
 def _affine(
     picture: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
 ) -> np.ndarray:
-    """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels; black outside."""
+    """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels;
+    black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     x, y = picture.width / 2, picture.height / 2
     back = (cos, sin, x - cos * (x + shift) - sin * y, -sin, cos, y + sin * (x + shift) - cos * y)
@@ -74,7 +75,8 @@ def _affine(
 
 
 def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
-    """The picture's plane turned by `degrees` about both of its axes, seen from one diagonal away; black outside."""
+    """The picture's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
+    outside."""
     width, height = picture.size
     far, turn = math.hypot(width, height), math.radians(degrees)
     cos, sin = math.cos(turn), math.sin(turn)
@@ -139,10 +141,11 @@ def sequence(
 ) -> np.ndarray:
     """Frames, uint8 (T, size, size, 3), of one picture, uint8 (H, W, 3).
 
-    name: one of PERTURBATIONS. The picture is changed as a whole and then cut to its middle `size` pixels (None: 224, or the
-    shorter side where that is less), so give it with a margin: the published sequences come from a shorter side of 256.
-    difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty, and `scores`
-    then compares frames that lie that far apart.
+    name: one of PERTURBATIONS. The picture is changed as a whole and then cut to its middle `size` pixels
+    (None: 224, or the shorter side where that is less), so give it with a margin: the published sequences
+    come from a shorter side of 256.
+    difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty,
+    and `scores` then compares frames that lie that far apart.
     settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
     """
     check_image(image, batch=False)

@@ -1,4 +1,5 @@
-"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their protocols.
+"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their
+protocols.
 
 | name | layout | right | group |
 | --- | --- | --- | --- |
@@ -12,9 +13,10 @@
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
 | imagenet-p | `<kind>/<synset>/*.mp4`, see `clips` | flips, not answers | kind |
 
-A prediction is right in the top k if any right class is among the k highest logits: of all 1,000 ("top1 of 1000"), and, where
-the official protocol restricts the classes, of those alone ("top1 of 200"). Higher is better. Nothing is skipped in silence:
-what is missing is an error (`partial=True`: a note), and what a protocol leaves out is counted in `left_out`.
+A prediction is right in the top k if any right class is among the k highest logits: of all 1,000 ("top1 of
+1000"), and, where the official protocol restricts the classes, of those alone ("top1 of 200"). Higher is
+better. Nothing is skipped in silence: what is missing is an error (`partial=True`: a note), and what a
+protocol leaves out is counted in `left_out`.
 """
 
 import csv
@@ -56,7 +58,8 @@ BORDER = 2  # pixels around every picture of ObjectNet
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is scored alone."""
+    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is
+    scored alone."""
 
     right: tuple[int, ...] = ()
     group: str = ""
@@ -64,8 +67,9 @@ class Shifted(Item):
 
 @dataclass(frozen=True)
 class Shift:
-    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side. ready: the
-    pictures have the model's size already and want no resizing. left_out: {why: which}. notes: what is missing."""
+    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
+    ready: the pictures have the model's size already and want no resizing. left_out: {why: which}. notes:
+    what is missing."""
 
     name: str
     items: list[Shifted]
@@ -85,9 +89,15 @@ class Shift:
         )
 
 
-def any_correct(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int]], *, k: int,
-              classes: Sequence[int] | None = None) -> Bool[Tensor, " b"]:  # fmt: skip
-    """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the lower index first."""
+def any_correct(
+    logits: Float[Tensor, "b classes"],
+    right: Sequence[Sequence[int]],
+    *,
+    k: int,
+    classes: Sequence[int] | None = None,
+) -> Bool[Tensor, " b"]:
+    """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the
+    lower index first."""
     if logits.dim() != 2 or len(right) != len(logits):
         raise BadInput(
             f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}"
@@ -114,7 +124,8 @@ def any_correct(logits: Float[Tensor, "b classes"], right: Sequence[Sequence[int
 def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
-    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of 200", ..."""
+    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of
+    200", ..."""
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
     out = {}
@@ -169,7 +180,8 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
-    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left out, and counted.
+    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left
+    out, and counted.
 
     real: the published real.json; by default the one in `root`.
     """
@@ -204,7 +216,8 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
 def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", partial: bool = False) -> Shift:
     """ObjectNet's classes that ImageNet has too; the others are left out, and named.
 
-    border: cut off the red border. labels: "any" of a class's ImageNet classes is right, or the "first" alone (RobustViT).
+    border: cut off the red border. labels: "any" of a class's ImageNet classes is right, or the "first" alone
+        (RobustViT).
     """
     what = "objectnet"
     if labels not in ("any", "first"):
@@ -239,7 +252,8 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
 
 
 def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
-    """ImageNet's label texts to the index of the logits, by way of the ILSVRC2012 order that the mapping files use."""
+    """ImageNet's label texts to the index of the logits, by way of the ILSVRC2012 order that the mapping
+    files use."""
     file = maps / "imagenet_to_label_2012_v2"
     if not file.is_file():
         raise BadInput(f"{what}: {file} is missing; expected one label a line")
@@ -253,7 +267,8 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
 
 
 def si_score(root: str | Path, *, partial: bool = False) -> Shift:
-    """SI-Score, one of object_size (area), object_location, object_rotation; groups are the values of what is varied."""
+    """SI-Score, one of object_size (area), object_location, object_rotation; groups are the values of what is
+    varied."""
     what = "si-score"
     root = folder(
         root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/"
@@ -291,10 +306,15 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     )
 
 
-def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severities: Sequence[int] = SEVERITIES,
-               partial: bool = False) -> Shift:  # fmt: skip
-    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities. Corruptions that are there
-    but not asked for are left out, and named."""
+def imagenet_c(
+    root: str | Path,
+    *,
+    corruptions: Sequence[str] = COMMON,
+    severities: Sequence[int] = SEVERITIES,
+    partial: bool = False,
+) -> Shift:
+    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities.
+    Corruptions that are there but not asked for are left out, and named."""
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -336,8 +356,15 @@ def imagenet_c(root: str | Path, *, corruptions: Sequence[str] = COMMON, severit
     )
 
 
-def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: int, *, partial: bool,
-               group: Callable[[Path], str] | str = "") -> Shift:  # fmt: skip
+def _by_synset(
+    what: str,
+    root: str | Path,
+    synsets: Sequence[str],
+    expected: int,
+    *,
+    partial: bool,
+    group: Callable[[Path], str] | str = "",
+) -> Shift:
     root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
     place = {s: i for i, s in enumerate(imagenet_synsets())}
     made = _from_folders(
@@ -347,9 +374,19 @@ def _by_synset(what: str, root: str | Path, synsets: Sequence[str], expected: in
     return Shift(what, made.items, classes, notes=made.notes)
 
 
-def _from_folders(what: str, root: Path, right: Mapping[str, tuple[int, ...]], expected: int | None, *, partial: bool,
-                  group: Callable[[Path], str] | str = "", others: bool = False, above: Path | None = None) -> Shift:  # fmt: skip
-    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the classes evenly."""
+def _from_folders(
+    what: str,
+    root: Path,
+    right: Mapping[str, tuple[int, ...]],
+    expected: int | None,
+    *,
+    partial: bool,
+    group: Callable[[Path], str] | str = "",
+    others: bool = False,
+    above: Path | None = None,
+) -> Shift:
+    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
+    classes evenly."""
     there = [name for name in folders_in(root) if name in right or not others]
     notes = [complete(what, root, "class folder", right, there, partial=partial)]
     groups = []

@@ -1,8 +1,10 @@
-"""Pictures of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing varied at a time.
+"""Pictures of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing
+varied at a time.
 
-J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the picture, its centre is at
-(x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then pasted; what leaves the picture
-is cut off, and `inside` says how much of the box is left. Angles end in 1 so that every one is resampled alike.
+J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the picture,
+its centre is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
+pasted; what leaves the picture is cut off, and `inside` says how much of the box is left. Angles end in 1 so
+that every one is resampled alike.
 
 | factor | varied | held |
 | --- | --- | --- |
@@ -10,9 +12,9 @@ is cut off, and `inside` says how much of the box is left. Angles end in 1 so th
 | rotation | 1, 21, .. 341 degrees | area 0.2, in the middle |
 | size | areas 0.05 .. 1 | upright, in the middle |
 
-And `swap_background` puts the object, where it is, before another background; `remove_background` before a plain colour.
-Masks: 255 (or 1, True) object, 0 background, 128 a border that may be either: it fades out from the object to the background.
-Same inputs and seed: same bytes.
+And `swap_background` puts the object, where it is, before another background; `remove_background` before a
+plain colour. Masks: 255 (or 1, True) object, 0 background, 128 a border that may be either: it fades out from
+the object to the background. Same inputs and seed: same bytes.
 """
 
 from collections.abc import Sequence
@@ -63,8 +65,15 @@ def cut_out(image: Pixels, mask: np.ndarray) -> UInt8[np.ndarray, "h w 4"]:
     return np.dstack([image[box], alpha[box]])
 
 
-def place(cut: UInt8[np.ndarray, "h w 4"], background: Pixels, *, x: float = 0.5, y: float = 0.5, area: float = AREA,
-          rotation: float = 0.0) -> tuple[Pixels, float]:  # fmt: skip
+def place(
+    cut: UInt8[np.ndarray, "h w 4"],
+    background: Pixels,
+    *,
+    x: float = 0.5,
+    y: float = 0.5,
+    area: float = AREA,
+    rotation: float = 0.0,
+) -> tuple[Pixels, float]:
     """The object on a background: the picture, and the share of the object's box that is inside it."""
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
@@ -88,11 +97,23 @@ def place(cut: UInt8[np.ndarray, "h w 4"], background: Pixels, *, x: float = 0.5
     return np.array(picture), seen[0] * seen[1] / (thing.width * thing.height)
 
 
-def vary(image: Pixels, mask: np.ndarray, backgrounds: Sequence[Pixels], factor: str, *, seed: int, index: int = 0,
-         values: Sequence[Any] | None = None, side: int = 224, area: float = AREA) -> list[Synthetic]:  # fmt: skip
-    """One picture for each value of the factor, all of one object on one background, which is drawn by (seed, index, factor).
+def vary(
+    image: Pixels,
+    mask: np.ndarray,
+    backgrounds: Sequence[Pixels],
+    factor: str,
+    *,
+    seed: int,
+    index: int = 0,
+    values: Sequence[Any] | None = None,
+    side: int = 224,
+    area: float = AREA,
+) -> list[Synthetic]:
+    """One picture for each value of the factor, all of one object on one background, which is drawn by (seed,
+    index, factor).
 
-    values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its data set.
+    values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its
+        data set.
     """
     if factor not in FACTORS:
         raise UnknownName("factor", str(factor), FACTORS)
@@ -114,7 +135,8 @@ def vary(image: Pixels, mask: np.ndarray, backgrounds: Sequence[Pixels], factor:
 
 
 def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixels:
-    """The object where it was, before another background; that one is cropped to the image's shape and resized."""
+    """The object where it was, before another background; that one is cropped to the image's shape and
+    resized."""
     height, width = _checked(image).shape[:2]
     return _blend(image, _alpha(image, mask), _fitted(background, height, width))
 
@@ -163,7 +185,8 @@ def _checked(image: Any) -> Pixels:
 
 
 def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
-    """Opacity: 255 on the object, 0 on the background, and falling evenly across the border from one to the other."""
+    """Opacity: 255 on the object, 0 on the background, and falling evenly across the border from one to the
+    other."""
     image, mask = _checked(image), np.asarray(mask)
     if mask.shape != image.shape[:2]:
         raise BadInput(f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}")
@@ -190,7 +213,8 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
 
 
 def _steps(start: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """How many steps to one of four neighbours lead from `start` to each pixel, through `within` alone; infinity: none do."""
+    """How many steps to one of four neighbours lead from `start` to each pixel, through `within` alone;
+    infinity: none do."""
     steps = np.where(start, 0.0, np.inf)
     front = start
     while front.any():

@@ -167,7 +167,8 @@ def _rows(folders: Sequence[str | Path]) -> Rows:
     rows = Rows.read(*folders)
     if rows.kinds != {"stress"}:
         raise BadInput(
-            f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those with steadygaze report"
+            f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those "
+            "with steadygaze report"
         )
     weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
     seeds = [run["settings"]["seed"] for run in rows.runs]
@@ -216,7 +217,8 @@ def _paired(
             most[label] = max(most.get(label, 0), len(images))
         counts = some(f"{label} {count}" for label, count in sorted(most.items()))
         notes.append(
-            f"images that some run lacks, and that are left out: {counts}. An unfinished run, or numbers that are NaN?"
+            f"images that some run lacks, and that are left out: {counts}. An unfinished run, or numbers "
+            "that are NaN?"
         )
     if not lost and all(set(card.keys) == shared for card in every):
         return cards, notes
@@ -237,7 +239,8 @@ def _seed_notes(sides: Sequence[Rows]) -> list[str]:
         return []
     one, two = (", ".join(map(str, side)) for side in seeds)
     return [
-        f"other seeds before ({one}) than after ({two}): corruptions and everything else that is random differ "
+        f"other seeds before ({one}) than after ({two}): corruptions and everything else that is random "
+        "differ "
         "between the sides"
     ]
 

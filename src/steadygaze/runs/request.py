@@ -42,6 +42,7 @@ class Request:
     batch_size: int = 16
     num_workers: int | None = None
     num_classes: int | None = None
+    trust_remote_code: bool = False
     device: str = "auto"
     command: str = ""
 
@@ -81,7 +82,13 @@ class Request:
         device: Any = self.device
         if device == "auto":
             device = world.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return load_model(self.model, self.checkpoint, num_classes=self.num_classes, device=device)
+        return load_model(
+            self.model,
+            self.checkpoint,
+            num_classes=self.num_classes,
+            device=device,
+            trust_remote_code=self.trust_remote_code,
+        )
 
     def settings(self, loaded: LoadedModel) -> dict[str, Any]:
         """What defines the numbers of any run over a folder, for run.json."""

@@ -1,19 +1,50 @@
-"""Training that steadies a model's gaze: losses, masks, recipes and the loop."""
+"""Training: recipes, losses, the loop; DiffMask gates and TokenCut masks.
+
+| module          | content                                                                              |
+| --------------- | ------------------------------------------------------------------------------------ |
+| loop            | `train`: steps, log, tests, checkpoints                                              |
+| recipe          | what a recipe may hold; recipe_files reads it, recipe_errors explains what is wrong  |
+| model           | from a recipe to the model that is trained                                           |
+| images/         | selection, loading and augmentation of images, and which of them make a step         |
+| losses/         | one file for each loss, and their registry                                           |
+| objective       | the weighted sum of a recipe's losses                                                |
+| optimisation    | accelerator, optimiser, schedule, weight average                                     |
+| evaluation      | test loss and accuracy                                                               |
+| run_files       | the files of a run                                                                   |
+| recipes/        | the recipes that ship with the package                                               |
+| diffmask/       | training of Vision DiffMask gates                                                    |
+| tokencut/       | object masks without labels                                                          |
+"""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "train": "steadygaze.training.loop",
-    "Trained": "steadygaze.training.loop",
-    "Recipe": "steadygaze.training.recipe",
-    "read_recipe": "steadygaze.training.recipe_files",
-    "TrainingStopped": "steadygaze.training.run_files",
+if TYPE_CHECKING:  # imported on first use
+    from steadygaze.training.loop import train as train
+    from steadygaze.training.losses import Loss as Loss
+    from steadygaze.training.losses import LossBatch as LossBatch
+    from steadygaze.training.losses import LossOptions as LossOptions
+    from steadygaze.training.recipe import Recipe as Recipe
+    from steadygaze.training.recipe_files import read_recipe as read_recipe
+    from steadygaze.training.result import TrainingProgress as TrainingProgress
+    from steadygaze.training.result import TrainingResult as TrainingResult
+    from steadygaze.training.run_files import TrainingStopped as TrainingStopped
+
+_MODULES = {
+    "Loss": "losses",
+    "LossBatch": "losses",
+    "LossOptions": "losses",
+    "Recipe": "recipe",
+    "TrainingProgress": "result",
+    "TrainingResult": "result",
+    "TrainingStopped": "run_files",
+    "read_recipe": "recipe_files",
+    "train": "loop",
 }
-__all__ = ["Recipe", "Trained", "TrainingStopped", "read_recipe", "train"]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

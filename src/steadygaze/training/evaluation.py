@@ -1,4 +1,4 @@
-"""How good the weights are while they are trained: loss and top-1, or mIoU, on the test pictures, over all processes."""
+"""Test loss and top-1 accuracy, or mIoU, of the weights during training, over all processes."""
 
 from __future__ import annotations
 
@@ -9,48 +9,55 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from steadygaze.data.confusion import confusion, miou
-from steadygaze.training.data import Pictures, drawn_from
-from steadygaze.training.differentiable_maps import joined
-from steadygaze.training.learner import Learner
-from steadygaze.training.losses.losses import cross_entropy, outputs_of
+from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.losses.cross_entropy import cross_entropy
+from steadygaze.training.losses.outputs import class_logits, model_outputs
+from steadygaze.training.objective import Objective
+from steadygaze.training.random_state import seeded
 
 
 def evaluate(
-    model: nn.Module, learner: Learner, test: Pictures, place: Any, size: int, seed: tuple[int, ...]
+    model: nn.Module,
+    objective: Objective,
+    test: TrainingImages,
+    accelerator: Any,
+    batch_size: int,
+    seed: tuple[int, ...],
 ) -> dict[str, float]:
-    """test_loss, and test_top1 or, of label maps, test_miou (0..1). The loss is the recipe's own where the pictures have what it
-    needs, else cross-entropy."""
-    masked = test.decode is not None or test.made is not None
-    needs = bool(learner.losses.need_masks)
-    own = model is learner.model and (masked or not needs)
-    keys = [(None, i) for i in range(place.process_index, len(test), place.num_processes)]
-    batches = [keys[i : i + size] for i in range(0, len(keys), size)]
+    """test_loss and test_top1, or test_miou for segmentation (both 0..1).
+
+    The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs,
+    otherwise cross-entropy.
+    """
+    use_objective = model is objective.model and (test.has_masks or not objective.needs_masks)
+    indices = range(accelerator.process_index, len(test), accelerator.num_processes)
+    keys = [(None, index) for index in indices]
+    batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
     loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator())
-    was = model.training
-    sums = torch.zeros(
-        2 + max(1, test.classes**2), dtype=torch.float64, device=place.device
-    )  # loss, pictures; right, or a confusion
+    device, num_classes = accelerator.device, test.segmentation_classes
+    # loss, number of images, then correct predictions or the confusion matrix
+    sums = torch.zeros(2 + max(1, num_classes**2), dtype=torch.float64, device=device)
+    was_training = model.training
     model.eval()
-    with drawn_from(*seed), place.autocast():
+    with seeded(*seed), accelerator.autocast():
         for images, labels, masks in loader:
-            images, labels = images.to(place.device), labels.to(place.device)
-            with torch.set_grad_enabled(own and needs):
-                if own:
-                    loss, _, logits = learner(images, labels, None, masks.to(place.device))
+            images, labels = images.to(device), labels.to(device)
+            with torch.set_grad_enabled(use_objective and objective.needs_gradients):
+                if use_objective:
+                    loss, _, logits = objective(images, labels, None, masks.to(device))
                 else:
-                    logits = joined(outputs_of(model(images)))
+                    logits = class_logits(model_outputs(model(images)))
                     loss = cross_entropy(logits, labels)
-            said = logits.argmax(1)
-            right = confusion(said, labels, test.classes).sum(0) if test.classes else (said == labels).sum()
-            sums += torch.cat(
-                [
-                    torch.stack([loss.detach().double() * len(labels), sums.new_tensor(len(labels))]),
-                    right.double().flatten(),
-                ]
-            )
-    model.train(was)
-    loss, count, *found = place.reduce(sums, reduction="sum").tolist()
-    if test.classes:
-        counts = torch.tensor(found).long().view(test.classes, test.classes)
-        return {"test_loss": loss / count, "test_miou": float(miou(counts))}
-    return {"test_loss": loss / count, "test_top1": found[0] / count}
+            predicted = logits.argmax(1)
+            if num_classes:
+                counts = confusion(predicted, labels, num_classes).sum(0)
+            else:
+                counts = (predicted == labels).sum()
+            batch_sums = [loss.detach().double() * len(labels), sums.new_tensor(len(labels))]
+            sums += torch.cat([torch.stack(batch_sums), counts.double().flatten()])
+    model.train(was_training)
+    loss, num_images, *counts = accelerator.reduce(sums, reduction="sum").tolist()
+    if num_classes:
+        matrix = torch.tensor(counts).long().view(num_classes, num_classes)
+        return {"test_loss": loss / num_images, "test_miou": float(miou(matrix))}
+    return {"test_loss": loss / num_images, "test_top1": counts[0] / num_images}

@@ -1,21 +1,20 @@
-"""The training loop, on accelerate: one process, several, several machines.
+"""The training loop, on accelerate: one process, several, or several machines.
 
-A run goes on where it was killed, and on one process ends with the very weights of an unbroken one: what is random follows from the
-seed and the step (`data.drawn_from`), and everything else is in the checkpoint. A step's pictures do not depend on how many processes
-share them, nor on how many pieces they are accumulated from.
+A killed run resumes, and on one process ends with exactly the weights of an unbroken one: what is random
+follows from the seed and the step (`random_state.seeded`), and everything else is in the checkpoint. The
+images of a step depend neither on the number of processes that share them nor on the number of micro-batches
+they are accumulated from.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -23,416 +22,356 @@ from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.loading.checkpoint import fit, read_weights
-from steadygaze.loading.load import load_model
 from steadygaze.manifest import versions
-from steadygaze.training import run_files as files
-from steadygaze.training.batches import Turns, mixer
-from steadygaze.training.build import Built, build
-from steadygaze.training.data import Pictures, check_masks, drawn_from, find_pictures
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.evaluation import evaluate
-from steadygaze.training.learner import Learner
+from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images.preparation import prepare_images
+from steadygaze.training.images.sampling import RemainingBatches, StepSampler, make_mixer
+from steadygaze.training.losses import LossSetup
+from steadygaze.training.model import build_recipe_model
+from steadygaze.training.objective import Objective
+from steadygaze.training.optimisation import make_accelerator, make_average, make_optimiser, make_schedule
+from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Recipe
-from steadygaze.training.recipe_files import read_recipe
-from steadygaze.training.run_files import STATE, Log, TrainingStopped
-from steadygaze.training.setup import accelerator, average, optimiser, schedule
-from steadygaze.training.teacher import teacher_of
+from steadygaze.training.recipe_files import make_recipe, read_recipe
+from steadygaze.training.result import TrainingProgress, TrainingResult
+from steadygaze.training.run_files import (
+    STATE,
+    WEIGHTS,
+    Log,
+    TrainingStopped,
+    load_state,
+    prepare_folder,
+    read_log,
+    save_state,
+    save_weights,
+)
 
 log = logging.getLogger(__name__)
-Told = Callable[["Report"], None]
-WEIGHTS = "model.safetensors"
-
-
-@dataclass(frozen=True)
-class Report:
-    """How far a run is: after a step, or after a test."""
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: int
-    lr: float
-    values: dict[
-        str, float
-    ]  # loss and its terms, means since the row before; test_loss and test_top1 (or test_miou) after a test
-    seconds: float
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What came out. `weights` is the file for `load_model(name, checkpoint=...)` and for `--checkpoint`; `model` has these weights.
-    steps: that this call took; 0 where the run had ended before."""
-
-    folder: Path
-    weights: Path
-    model: nn.Module
-    recipe: Recipe
-    log: list[dict[str, str]]
-    notes: list[str] = field(default_factory=list)
-    steps: int = 0
-
-    @property
-    def top1(self) -> float | None:
-        """On the test pictures, of the weights that were kept: the last ones, or those of the best epoch; None of a segmentation."""
-        return self._kept("test_top1")
-
-    @property
-    def miou(self) -> float | None:
-        """The same of a segmentation."""
-        return self._kept("test_miou")
-
-    def _kept(self, column: str) -> float | None:
-        rows = [row for row in self.log if row.get(column)]
-        if not rows:
-            return None
-        kept = min(rows, key=lambda row: float(row["test_loss"])) if self.recipe.keep == "best" else rows[-1]
-        return float(kept[column])
+MicroBatch = tuple[Tensor, Tensor, Tensor]  # images, labels, masks
 
 
 def train(
-    recipe: Recipe | str | Path, out: str | Path, *, changes: Mapping[str, Any] | None = None, told: Told = lambda report: None,
-    device: str = "auto", stop_after: int | None = None,
-) -> Trained:  # fmt: skip
-    """Train by a recipe: a `Recipe`, a TOML file or a shipped recipe's name; rows, checkpoint and weights go into `out`.
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = ignore_progress,
+    device: str = "auto",
+    stop_after: int | None = None,
+) -> TrainingResult:
+    """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
+    stopped run.
 
-    The same call goes on where it stopped. changes: such as {"data.train": "FOLDER", "seed": 1}. stop_after: leave after that step,
-    with a checkpoint, as if killed.
+    recipe: a TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`
+    changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}
+    on_progress: called with a `TrainingProgress` after every logged step, and with a `Progress` while masks
+        are prepared
+    device: "auto" or "cpu"
+    stop_after: save a checkpoint and return after this step
     """
-    if not isinstance(recipe, Recipe):
+    if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe, changes)
+    elif isinstance(recipe, Mapping):
+        recipe = make_recipe(recipe, changes)
     elif changes:
-        raise BadInput(
-            "changes: expected for a recipe that is read; use dataclasses.replace for one that is made"
-        )
+        recipe = make_recipe(recipe.model_dump(), changes)
     if not recipe.data.train:
-        raise BadInput(
-            "data.train: expected a folder of pictures. Give it in the recipe, or --set data.train=FOLDER."
-        )
-    run = Run(recipe, Path(out), device)
+        raise BadInput("data.train: expected a folder of images. Set it in the recipe or in the changes.")
+    run = TrainingRun(recipe, Path(out), device, on_progress)
     try:
-        return run.go(told, stop_after)
+        return run.execute(stop_after)
     finally:
         run.close()
 
 
-class Run:
-    """A run with everything that its steps need."""
+class TrainingRun:
+    """A training run, with everything its steps need."""
 
-    def __init__(self, recipe: Recipe, out: Path, device: str = "auto") -> None:
-        self.recipe, self.out, self.notes = recipe, out, list[str]()
-        self.accelerator = accelerator(recipe, device)
-        place = self.accelerator
-        self.built: Built = build(recipe)
-        self.data = self._pictures("train")
-        self.test = self._pictures("test") if recipe.data.test else None
-        self.turns = Turns(
-            len(self.data),
+    def __init__(
+        self, recipe: Recipe, out: Path, device: str = "auto", on_progress: OnProgress = ignore_progress
+    ) -> None:
+        self.recipe, self.out, self.on_progress = recipe, out, on_progress
+        self.accelerator = make_accelerator(recipe, device)
+        self.built = build_recipe_model(recipe)
+        self.images, self.notes = self._prepare_images("train")
+        self.test_images: TrainingImages | None = None
+        if recipe.data.test:
+            self.test_images, notes = self._prepare_images("test")
+            self.notes += notes
+        processes = self.accelerator.num_processes
+        self.sampler = StepSampler(
+            len(self.images),
             recipe.batch,
             recipe.accumulate,
             recipe.seed,
-            place.process_index,
-            place.num_processes,
+            self.accelerator.process_index,
+            processes,
         )
-        if self.turns.size < recipe.batch:
-            self.notes.append(f"only {self.turns.size} pictures: a step takes them all, not {recipe.batch}")
-        if recipe.keep == "best" and self.test is None:
-            self.notes.append(
-                "keep = 'best' is of the test pictures, and data.test is not given: the last weights are kept"
-            )
-        if recipe.schedule.name != "none" and recipe.schedule.warmup_epochs >= recipe.epochs:
-            few = f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {recipe.schedule.warmup_epochs:g}"
-            self.notes.append(f"{few}: the learning rate of the recipe is never reached")
-        self.steps = recipe.epochs * self.turns.steps
-        model = self.built.model.to(place.device)
-        d = recipe.losses.distillation
-        teacher = (
-            teacher_of(d, self.built.shape, self.built.about["num_classes"], place.device) if d else None
-        )
-        self.learner = Learner(model, recipe.losses, teacher, recipe.accumulate * place.num_processes)
-        smoothing = recipe.losses.cross_entropy.smoothing if recipe.losses.cross_entropy else 0.0
-        self.mixer = mixer(recipe.augment, self.built.about["num_classes"], smoothing)
-        if self.mixer is not None and self.turns.size // (recipe.accumulate * place.num_processes) % 2:
+        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
+        self.notes += self._schedule_notes()
+        self.model = self.built.model.to(self.accelerator.device)
+        parts = recipe.accumulate * processes
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess)
+        self.objective = Objective(self.model, recipe.active_losses, setup)
+        self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
+        if self.mixer is not None and self.sampler.micro_batch_size % 2:
             raise BadInput(
-                "augment.mixup, cutmix: pictures are mixed in pairs: expected an even number in each piece of a step"
+                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
+                f"in each micro-batch, got {self.sampler.micro_batch_size}"
             )
-        self.optimiser = optimiser(model, recipe)
-        self.schedule = schedule(self.optimiser, recipe, self.turns.steps)
-        self.ema = average(model, recipe)
-        self.step, self.sums, self.best, self.spent = 0, dict[str, float](), math.inf, 0.0
-        self.log: Log | None = None
-        self.wrapped, self.stepper = place.prepare(self.learner, self.optimiser)
+        self.optimiser = make_optimiser(self.model, recipe)
+        self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
+        self.average = make_average(self.model, recipe)
+        self.step = self.resumed = 0
+        self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
+        self.best_loss, self.seconds = math.inf, 0.0
+        self.log: Log | None = None  # of the main process
+        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
+            self.objective, self.optimiser
+        )
+
+    def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
+        return prepare_images(self.recipe, self.built, part, self.accelerator.device, self.on_progress)
+
+    def _schedule_notes(self) -> list[str]:
+        recipe, notes = self.recipe, []
+        if self.sampler.step_size < recipe.batch:
+            notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
+        if recipe.keep == "best" and self.test_images is None:
+            notes.append(
+                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
+            )
+        warmup = recipe.schedule.warmup_epochs
+        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
+            notes.append(
+                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
+                "the learning rate of the recipe is never reached"
+            )
+        return notes
 
     @property
-    def model(self) -> nn.Module:
-        return self.learner.model
+    def kept_model(self) -> nn.Module:
+        """The model that is tested and written: the weight average if the recipe uses one."""
+        return self.model if self.average is None else self.average.module
 
-    @property
-    def kept(self) -> nn.Module:
-        """The weights that are tested and written: their average over time, if the recipe keeps one."""
-        return self.model if self.ema is None else self.ema.module
+    # -- steps -------------------------------------------------------------------------------------
 
-    def _pictures(self, part: str) -> Pictures:
-        recipe, train = self.recipe, part == "train"
-        masks = recipe.data.masks if train else recipe.data.test_masks
-        if recipe.task == "segmentation":
-            return self._maps(part, masks)
-        needs, made = bool(recipe.losses.need_masks), masks == "tokencut"
-        found = find_pictures(recipe.data, part, self.built.classes, None if made or not needs else masks)
-        pictures = Pictures(found, self.built.shape, recipe.augment, recipe.seed)
-        if needs and made:
-            pictures.made = self._cut(pictures)
-        elif needs and train and found.decode is None:
-            raise BadInput(
-                f"data.masks: expected masks for {', '.join(recipe.losses.need_masks)}, found none in {masks}"
-            )
-        elif needs and found.without:
-            self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
-        elif not needs:
-            pictures.decode = None  # index.csv may list masks that nobody asked for
-        if needs and not made:
-            check_masks(found)
-        return pictures
-
-    def _maps(self, part: str, masks: str | None) -> Pictures:
-        """Pictures with label maps, every one looked at."""
-        found = find_pictures(self.recipe.data, part, None, masks)
-        pictures = Pictures(found, self.built.shape, self.recipe.augment, self.recipe.seed)
-        trained = self.built.about["segments"]
-        if pictures.classes != trained:
-            raise BadInput(
-                f"data.{part}: expected masks of the {trained} classes that are trained, got {pictures.classes}"
-            )
-        if found.without:
-            self.notes.append(f"data.{part}: {found.without} pictures have no mask and are left out")
-        check_masks(found)
-        return pictures
-
-    def _cut(self, pictures: Pictures) -> dict[str, Tensor]:
-        """Masks by TokenCut, from the keys of the model that the recipe names, or of this one as it begins."""
-        from steadygaze.training.tokencut.tokencut import tokencut_masks
-
-        data, model, shape = self.recipe.data, self.built.model, pictures.shape
-        if data.cut_by:
-            other = load_model(data.cut_by, data.cut_checkpoint, device=self.accelerator.device)
-            model, shape = other.model, replace(shape, size=other.size, mean=other.mean, std=other.std)
-        found = tokencut_masks(
-            model, pictures.items, shape, refined=data.cut_edges == "bilateral", centred=data.cut_centred
-        )
-        covered = statistics.median(float(mask.bool().double().mean()) for mask in found.values())
-        if covered < 0.05:
-            advice = (
-                "Take data.cut_by, another model." if data.cut_centred else "Try data.cut_centred = true."
-            )
-            self.notes.append(
-                f"TokenCut's masks cover {100 * covered:.1f} % of a picture (median): they may miss the object. {advice}"
-            )
-        return found
-
-    # -- the run ------------------------------------------------------------------------------------------------------
-
-    def go(self, told: Told, stop_after: int | None) -> Trained:
-        place, recipe = self.accelerator, self.recipe
-        if place.is_main_process:
-            files.begin(self.out, recipe.settings, {"command": recipe.command, "versions": versions()})
-        place.wait_for_everyone()
-        self._resume()
-        if place.is_main_process:
-            tested = "test_miou" if recipe.task == "segmentation" else "test_top1"
-            columns = ["step", "epoch", "lr", "loss", *self.learner.names, "test_loss", tested, "seconds"]
-            self.log = Log(self.out, columns, self.step, recipe.tensorboard)
-            self.notes += [self.log.note] if self.log.note else []
-            for note in self.notes:  # before the first step: a run may take days
-                log.warning("note: %s", note)
-        began, first = time.monotonic() - self.spent, self.step
-        self.wrapped.train()
-        for pieces in self._batches():
-            values = self._one_step(pieces)
+    def execute(self, stop_after: int | None = None) -> TrainingResult:
+        """Train from the last checkpoint to the end, or to `stop_after`."""
+        self._begin()
+        first_step, started = self.step, time.monotonic() - self.seconds
+        self.parallel_objective.train()
+        for micro_batches in self._remaining_steps():
+            values = self._train_step(micro_batches)
             self.step += 1
             for key, value in {"count": 1.0, **values}.items():
                 self.sums[key] = self.sums.get(key, 0.0) + value
-            self.spent = time.monotonic() - began
-            self._after_step(told, stop_after)
+            self.seconds = time.monotonic() - started
+            self._log_and_save(stop=self.step == stop_after)
             if self.step == stop_after:
                 break
         self.model.eval()
-        written = self.out / WEIGHTS
-        if recipe.keep == "best" and written.is_file():
-            fit(self.kept, read_weights(written), str(written))  # not those of the last epoch
-        return Trained(
-            self.out, written, self.kept, recipe, files.read_log(self.out), self.notes, self.step - first
+        weights = self.out / WEIGHTS
+        if self.recipe.keep == "best" and weights.is_file():
+            fit(self.kept_model, read_weights(weights), str(weights))  # not those of the last epoch
+        steps = self.step - first_step
+        return TrainingResult(
+            self.out, weights, self.kept_model, self.recipe, read_log(self.out), self.notes, steps
         )
 
-    def _batches(self) -> Any:
-        """This process's pieces of every step that is left."""
-        accumulate = self.recipe.accumulate
-        keys: Any = (
-            list(self.turns.upcoming(self.step, self.steps)) if self.recipe.data.workers else _Lazy(self)
-        )
-        own = torch.Generator()  # of the loader's workers, not the caller's
+    def _begin(self) -> None:
+        """Prepare the folder, resume from its checkpoint and open the log."""
+        recipe, is_main = self.recipe, self.accelerator.is_main_process
+        if is_main:
+            prepare_folder(self.out, recipe.settings, {"command": recipe.command, "versions": versions()})
+        self.accelerator.wait_for_everyone()
+        self._resume()
+        if not is_main:
+            return
+        score = "test_miou" if recipe.task == "segmentation" else "test_top1"
+        columns = ["step", "epoch", "lr", "loss", *self.objective.term_names, "test_loss", score, "seconds"]
+        self.log = Log(self.out, columns, self.step, recipe.tensorboard)
+        self.notes += [self.log.note] if self.log.note else []
+        for note in self.notes:  # before the first step: a run may take days
+            log.warning("note: %s", note)
+
+    def _remaining_steps(self) -> Iterator[list[MicroBatch]]:
+        """The micro-batches of this process, for every step that is left."""
+        remaining = RemainingBatches(self.sampler, self.step, self.total_steps)
         loader = DataLoader(
-            self.data, batch_sampler=keys, num_workers=self.recipe.data.workers, generator=own
+            self.images,
+            batch_sampler=remaining,
+            num_workers=self.recipe.data.workers,
+            generator=torch.Generator(),  # not the caller's
         )
-        pieces = []
-        for piece in loader:
-            pieces.append(piece)
-            if len(pieces) == accumulate:
-                yield pieces
-                pieces = []
+        micro_batches: list[MicroBatch] = []
+        for micro_batch in loader:
+            micro_batches.append(micro_batch)
+            if len(micro_batches) == self.recipe.accumulate:
+                yield micro_batches
+                micro_batches = []
 
-    def _one_step(self, pieces: list[Any]) -> dict[str, float]:
-        place, recipe = self.accelerator, self.recipe
+    def _train_step(self, micro_batches: list[MicroBatch]) -> dict[str, float]:
+        """One step of the optimiser; the loss and its terms, averaged over all images of the step."""
+        accelerator, device = self.accelerator, self.accelerator.device
         self.schedule.step_update(self.step)
-        self.stepper.zero_grad()
-        gathered: list[Tensor] = []
-        for number, (images, labels, masks) in enumerate(pieces):
-            images, labels, masks = (t.to(place.device) for t in (images, labels, masks))
-            last = number == len(pieces) - 1
-            with (
-                nullcontext() if last else place.no_sync(self.wrapped),
-                drawn_from(recipe.seed, 3, self.step, number, place.process_index),
-            ):
-                targets = None
+        self.parallel_optimiser.zero_grad()
+        values: list[Tensor] = []
+        for number, micro_batch in enumerate(micro_batches):
+            images, labels, masks = (tensor.to(device) for tensor in micro_batch)
+            is_last = number == len(micro_batches) - 1
+            synchronised = nullcontext() if is_last else accelerator.no_sync(self.parallel_objective)
+            with synchronised, seeded(self.recipe.seed, 3, self.step, number, accelerator.process_index):
+                soft_targets = None
                 if self.mixer is not None:
-                    images, targets = self.mixer(images, labels)
-                total, terms, _ = self.wrapped(images, labels, targets, masks)
-                gathered.append(
-                    torch.stack(
-                        [total.detach(), *(terms[name].detach() for name in self.learner.names)]
-                    ).double()
-                )
-                place.backward(total / len(pieces))
-        mean = place.reduce(torch.stack(gathered).mean(0), reduction="mean")
-        values = dict(zip(("loss", *self.learner.names), mean.tolist(), strict=True))
-        norm = place.clip_grad_norm_(self.wrapped.parameters(), recipe.optimiser.clip or math.inf)
-        scaled = (
-            place.scaler is not None
-        )  # its gradients may overflow: it skips the step and lowers its scale
-        if not math.isfinite(values["loss"]) or not (scaled or math.isfinite(float(norm))):
-            self._not_finite(values, float(norm))
-        self.stepper.step()
-        if self.ema is not None:
-            self.ema.update(self.model, step=self.step)
-        return values
+                    images, soft_targets = self.mixer(images, labels)
+                total, terms, _ = self.parallel_objective(images, labels, soft_targets, masks)
+                parts = [total, *(terms[name] for name in self.objective.term_names)]
+                values.append(torch.stack([part.detach() for part in parts]).double())
+                accelerator.backward(total / len(micro_batches))
+        mean = accelerator.reduce(torch.stack(values).mean(0), reduction="mean")
+        means = dict(zip(("loss", *self.objective.term_names), mean.tolist(), strict=True))
+        clip = self.recipe.optimiser.clip or math.inf
+        norm = float(accelerator.clip_grad_norm_(self.parallel_objective.parameters(), clip))
+        # a gradient scaler skips a step whose gradients overflow, and lowers its scale
+        overflow_allowed = accelerator.scaler is not None
+        if not math.isfinite(means["loss"]) or not (overflow_allowed or math.isfinite(norm)):
+            self._stop_not_finite(means, norm)
+        self.parallel_optimiser.step()
+        if self.average is not None:
+            self.average.update(self.model, step=self.step)
+        return means
 
-    def _after_step(self, told: Told, stop_after: int | None) -> None:
-        recipe, ended = self.recipe, self.step == self.steps
-        epoch_over = self.step % self.turns.steps == 0
-        epoch = self.step / self.turns.steps
-        lr = max(group["lr"] for group in self.optimiser.param_groups)
-        count = self.sums["count"]
+    # -- log, tests and checkpoints ----------------------------------------------------------------
+
+    def _log_and_save(self, stop: bool) -> None:
+        """After a step: a row of the log, a test, weights and a checkpoint, each if it is due."""
+        recipe = self.recipe
+        epoch_ended = self.step % self.sampler.steps_per_epoch == 0
         row: dict[str, float] = {}
-        if self.step % recipe.log_every == 0 or epoch_over:
-            row = {key: value / count for key, value in self.sums.items() if key != "count"}
+        if self.step % recipe.log_every == 0 or epoch_ended:
+            count = self.sums.pop("count")
+            row = {key: value / count for key, value in self.sums.items()}
             self.sums = {}
-        improved, size = (
-            False,
-            max(1, self.turns.size // (recipe.accumulate * self.accelerator.num_processes)),
-        )
-        if (
-            epoch_over
-            and self.test is not None
-            and (ended or (recipe.test_every and round(epoch) % recipe.test_every == 0))
-        ):
-            row |= evaluate(
-                self.kept, self.learner, self.test, self.accelerator, size, (recipe.seed, 4, self.step)
-            )
-            improved = (
-                row["test_loss"] < self.best or not (self.out / WEIGHTS).exists()
-            )  # also where no loss is a number
-            self.best = min(self.best, row["test_loss"])
+        improved = False
+        if self._test_is_due():
+            row |= self._test()
+            improved = row["test_loss"] < self.best_loss or not (self.out / WEIGHTS).exists()
+            self.best_loss = min(self.best_loss, row["test_loss"])
         if row:
-            if self.log is not None:
-                self.log.add(
-                    {
-                        "step": self.step,
-                        "epoch": round(epoch, 6),
-                        "lr": lr,
-                        **row,
-                        "seconds": round(self.spent, 3),
-                    }
-                )
-            told(Report(self.step, self.steps, math.ceil(epoch), recipe.epochs, lr, row, self.spent))
-        if ended or epoch_over or self.step % recipe.save_every == 0 or self.step == stop_after:
-            if (recipe.keep == "last" or self.test is None or improved) and (epoch_over or ended):
-                self._write_weights()
-            self._save()
+            self._report(row)
+        if epoch_ended and (recipe.keep == "last" or self.test_images is None or improved):
+            self._save_weights()
+        if epoch_ended or stop or self.step % recipe.save_every == 0:
+            self._save_checkpoint()
 
-    # -- what is written ------------------------------------------------------------------------------------------------
+    def _test_is_due(self) -> bool:
+        epoch, steps_left_over = divmod(self.step, self.sampler.steps_per_epoch)
+        if steps_left_over or self.test_images is None:
+            return False
+        every = self.recipe.test_every
+        return self.step == self.total_steps or (every > 0 and epoch % every == 0)
 
-    def _save(self) -> None:
-        broken = next(
-            (name for name, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())), None
+    def _test(self) -> dict[str, float]:
+        assert self.test_images is not None
+        batch_size = max(1, self.sampler.micro_batch_size)
+        seed = (self.recipe.seed, 4, self.step)
+        return evaluate(self.kept_model, self.objective, self.test_images, self.accelerator, batch_size, seed)
+
+    def _report(self, row: dict[str, float]) -> None:
+        epoch = self.step / self.sampler.steps_per_epoch
+        lr = max(group["lr"] for group in self.optimiser.param_groups)
+        if self.log is not None:
+            position = {"step": self.step, "epoch": round(epoch, 6), "lr": lr}
+            self.log.add({**position, **row, "seconds": round(self.seconds, 3)})
+        self.on_progress(
+            TrainingProgress(
+                task="train",
+                done=self.step,
+                total=self.total_steps,
+                unit="steps",
+                resumed=self.resumed,
+                detail="  ".join(f"{key} {value:.4g}" for key, value in {"lr": lr, **row}.items()),
+                epoch=math.ceil(epoch),
+                epochs=self.recipe.epochs,
+                lr=lr,
+                values=row,
+                seconds=self.seconds,
+            )
         )
-        if broken is not None:
-            self._stop(f"the weights {broken} are not finite after step {self.step}")
+
+    def _save_weights(self) -> None:
         if self.accelerator.is_main_process:
-            state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step, "sums": self.sums,
-                     "best": self.best, "spent": self.spent, "name": self.recipe.model.name}  # fmt: skip
-            if self.ema is not None:
-                state["ema"] = self.ema.module.state_dict()
+            save_weights(self.out / WEIGHTS, self.kept_model.state_dict(), self.built.metadata)
+
+    def _save_checkpoint(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                self._stop(f"the weights {name} are not finite after step {self.step}")
+        if self.accelerator.is_main_process:
+            state = {
+                "model": self.model.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "step": self.step,
+                "sums": self.sums,
+                "best": self.best_loss,
+                "spent": self.seconds,
+                "name": self.recipe.model.name,
+            }
+            if self.average is not None:
+                state["ema"] = self.average.module.state_dict()
             if self.accelerator.scaler is not None:
                 state["scaler"] = self.accelerator.scaler.state_dict()
-            files.save_state(self.out / STATE, state)
+            save_state(self.out / STATE, state)
         self.accelerator.wait_for_everyone()
 
-    def _write_weights(self) -> None:
-        if self.accelerator.is_main_process:
-            files.save_weights(self.out / WEIGHTS, self.kept.state_dict(), self.built.metadata)
-
     def _resume(self) -> None:
+        """Continue from the checkpoint in the folder, if there is one."""
         path = self.out / STATE
         if not path.exists():
             return
-        state = files.load_state(path)
+        state = load_state(path)
         try:
             fit(self.model, state["model"], str(path))
             self.optimiser.load_state_dict(state["optimiser"])
-            if self.ema is not None:
-                fit(self.ema.module, state["ema"], str(path))
+            if self.average is not None:
+                fit(self.average.module, state["ema"], str(path))
             if self.accelerator.scaler is not None and "scaler" in state:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
-            self.step, self.sums, self.best, self.spent = (
-                state[key] for key in ("step", "sums", "best", "spent")
-            )
+            self.step, self.sums = state["step"], state["sums"]
+            self.best_loss, self.seconds = state["best"], state["spent"]
         except (KeyError, ValueError) as error:
             if isinstance(error, BadCheckpoint):
                 raise
             raise BadCheckpoint(
-                f"{path} is no checkpoint of this run ({error}). Remove it to begin anew."
+                f"{path} is not a checkpoint of this run ({error}). Remove it to start again."
             ) from error
+        self.resumed = self.step
 
-    def _not_finite(self, values: dict[str, float], norm: float) -> None:
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _stop_not_finite(self, values: Mapping[str, float], norm: float) -> NoReturn:
         terms = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
         if self.step and not (self.out / STATE).exists():
-            self._save()  # this step was not taken: the weights are still those of the last good one
+            self._save_checkpoint()  # the weights are still those after the last good step
         self._stop(
-            f"the loss or its gradient is not finite at step {self.step + 1} ({terms}, norm of the gradient {norm:.4g})"
+            f"the loss or its gradient is not finite at step {self.step + 1} "
+            f"({terms}, gradient norm {norm:.4g})"
         )
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, reason: str) -> NoReturn:
         path = self.out / STATE
-        good = (
-            f"The last good checkpoint, of step {files.load_state(path)['step']}, is {path}."
-            if path.exists()
-            else "No step was good."
-        )
+        good = "There is no earlier checkpoint."
+        if path.exists():
+            good = f"The last good checkpoint, of step {load_state(path)['step']}, is {path}."
         raise TrainingStopped(
-            f"{why}. {good} Lower the learning rate or a loss's weight, clip the gradient, or use float32."
+            f"{reason}. {good} "
+            "Lower the learning rate or the weight of a loss, clip the gradient, or use float32."
         )
 
     def close(self) -> None:
         if self.log is not None:
             self.log.close()
         self.accelerator.end_training()
-
-
-class _Lazy:
-    """The keys of a run's steps, made as they are asked for."""
-
-    def __init__(self, run: Run) -> None:
-        self.turns, self.start, self.stop, self.each = run.turns, run.step, run.steps, run.recipe.accumulate
-
-    def __len__(self) -> int:
-        return (self.stop - self.start) * self.each
-
-    def __iter__(self) -> Any:
-        return self.turns.upcoming(self.start, self.stop)

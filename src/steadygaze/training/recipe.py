@@ -1,354 +1,299 @@
-"""Recipes: everything that defines a training run, as dataclasses. `reading` makes them of TOML."""
+"""Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from
+TOML."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from steadygaze.errors import BadInput
+from steadygaze.training.losses import LOSSES, LossOptions
+from steadygaze.training.recipe_errors import explain_validation_error
+
+DEFAULT_LOSS = "cross_entropy"  # of a recipe that lists none
 
 
-@dataclass(frozen=True)
-class Model:
-    """name: as for `load_model`; of timm's also untrained, with `arguments` of timm.create_model (img_size, embed_dim, depth, ...)."""
+def _two_numbers(values: list[float]) -> list[float]:
+    if len(values) != 2:
+        raise PydanticCustomError("expected", "expected two numbers")
+    return values
+
+
+def _range(values: list[float]) -> list[float]:
+    if not 0 < _two_numbers(values)[0] <= values[1]:
+        raise PydanticCustomError("expected", "expected [least, most], both above 0")
+    return values
+
+
+def _span(values: list[int]) -> list[int]:
+    if len(values) != 2 or not 0 <= values[0] < values[1]:
+        raise PydanticCustomError("expected", "expected [first, stop], for example [0, 3]")
+    return values
+
+
+def _three_numbers(values: list[float]) -> list[float]:
+    if len(values) != 3:
+        raise PydanticCustomError("expected", "expected three numbers, of red, green and blue")
+    return values
+
+
+PositiveInt = Annotated[int, Field(gt=0)]
+CountFromZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Pair = Annotated[list[float], AfterValidator(_two_numbers)]
+Range = Annotated[list[float], AfterValidator(_range)]
+Span = Annotated[list[int], AfterValidator(_span)]
+Colour = Annotated[list[float], AfterValidator(_three_numbers)]
+PositiveColour = Annotated[list[Positive], AfterValidator(_three_numbers)]
+
+
+class Table(BaseModel):
+    """A table of a recipe. Unknown keys, and values of another type or out of range, are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Model(Table):
+    """The model, by a name as for `load_model`; timm models may be untrained, with arguments of
+    timm.create_model."""
 
     name: str
-    checkpoint: str | None = None  # a file of weights to begin with
-    pretrained: bool = False  # begin with the weights of the hub
-    num_classes: int | None = None
-    new_head: bool = False  # the classifier begins anew, whatever the weights have
-    arguments: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None  # file with initial weights
+    pretrained: bool = False  # start from the pretrained weights of the hub
+    num_classes: PositiveInt | None = None
+    new_head: bool = False  # a new classifier, whatever the weights have
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Modules:
-    """What `sg.modules.insert` puts into the model: the options of TAP and CB; None: not put in."""
+class Modules(Table):
+    """Modules that `sg.modules.insert` puts into the model: options of TAP and CB, None to leave one out."""
 
     tap: dict[str, Any] | None = None
     cb: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Data:
-    """Pictures: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths are taken from where the command is given."""
+class Data(Table):
+    """Images: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths start at the working
+    directory."""
 
     train: str = ""
     test: str | None = None
-    masks: str | None = None  # a folder as for `verify`; "tokencut": found without labels by the model itself
+    masks: str | None = None  # a folder as for `verify`, or "tokencut": made without labels
     test_masks: str | None = None
-    cut_by: str | None = (
-        None  # the model whose keys TokenCut takes, and its weights; None: the one that is trained, as it begins
-    )
-    cut_checkpoint: str | None = None
-    cut_centred: bool = (
-        False  # without each picture's mean key: needed for models that were trained with labels
-    )
-    cut_edges: Literal["patches", "bilateral"] = (
-        "patches"  # bilateral: drawn to the picture's edges by the authors' solver
-    )
+    cut_by: str | None = None  # the model whose keys TokenCut uses; None: the initial weights of this one
+    cut_checkpoint: str | None = None  # weights of `cut_by`
+    cut_centred: bool = False  # subtract each image's mean key: needed for models trained with labels
+    cut_edges: Literal["patches", "bilateral"] = "patches"  # bilateral: refined by the bilateral solver
     only: list[str] | None = None  # these classes: indices, synsets or names
     test_only: list[str] | None = None
-    classes: list[int] | None = (
-        None  # of the classes that are there, in order, those from the first number up to, not with, the second
-    )
-    test_classes: list[int] | None = None
-    pictures: list[int] | None = None  # of each class those from the first number up to, not with, the second
-    test_pictures: list[int] | None = None
-    size: int | None = None  # the next five: None is the model's own
-    mean: list[float] | None = None
-    std: list[float] | None = None
+    classes: Span | None = None  # [first, stop) of the classes in the folder, in order
+    test_classes: Span | None = None
+    images: Span | None = None  # [first, stop) of the images of each class
+    test_images: Span | None = None
+    size: PositiveInt | None = None  # this and the next four: None uses the model's own
+    mean: Colour | None = None
+    std: PositiveColour | None = None
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = None
-    crop: float | None = None  # share of the picture that a test crop keeps
-    workers: int = 0
+    crop: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the image kept by the centre crop
+    workers: CountFromZero = 0  # worker processes that load images
 
 
-@dataclass(frozen=True)
-class Augment:
-    """crop: "resized" (random area and ratio), "resize" (to `resize` squared, then a random crop), "pad" (by `pad`, then a random
-    crop), "none" (as in testing)."""
+class Augment(Table):
+    """Augmentation.
+
+    crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random crop),
+        "pad" (by `pad` pixels, then a random crop), "none" (as in testing)
+    """
 
     crop: Literal["resized", "resize", "pad", "none"] = "resized"
-    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
-    ratio: list[float] = field(default_factory=lambda: [0.75, 4 / 3])
-    resize: int = 256
-    pad: int = 4
-    flip: float = 0.5
-    color_jitter: float = 0.0
-    rand_augment: str | None = None  # timm's words, such as rand-m9-mstd0.5-inc1
-    erase: float = 0.0
-    mixup: float = 0.0  # alpha; 0: not used
-    cutmix: float = 0.0
-    mix_probability: float = 1.0
-    switch: float = 0.5
+    scale: Range = Field(default_factory=lambda: [0.08, 1.0])
+    ratio: Range = Field(default_factory=lambda: [0.75, 4 / 3])
+    resize: PositiveInt = 256
+    pad: CountFromZero = 4
+    flip: Share = 0.5
+    color_jitter: NonNegative = 0.0
+    rand_augment: str | None = None  # in timm's notation, such as rand-m9-mstd0.5-inc1
+    erase: Share = 0.0
+    mixup: NonNegative = 0.0  # alpha; 0: off
+    cutmix: NonNegative = 0.0
+    mix_probability: Share = 1.0
+    switch: Share = 0.5
 
 
-@dataclass(frozen=True)
-class Optimiser:
-    """name and the rest: of timm.optim. lr is that of `lr_batch` pictures a step, scaled in proportion; None: not scaled."""
+class Optimiser(Table):
+    """Optimiser of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
+    scaled."""
 
     name: str = "adamw"
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     lr_batch: int | None = None
-    weight_decay: float = 0.05
+    weight_decay: NonNegative = 0.05
     momentum: float = 0.9
-    betas: list[float] | None = None
+    betas: Pair | None = None
     eps: float | None = None
-    decay_all: bool = False  # also biases and norms
+    decay_all: bool = False  # weight decay also of biases and norms
     layer_decay: float | None = None
-    clip: float | None = None  # of the gradient's norm
+    clip: Positive | None = None  # largest gradient norm
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """name: timm's (cosine, linear, step, ...); step: lr · rate^⌊epoch / every⌋; none: constant. Each step has its own rate, except of
-    `step`."""
+class Schedule(Table):
+    """Learning rate schedule of timm; step: lr · rate^⌊epoch / every⌋; none: constant. Updated every step."""
 
     name: Literal["cosine", "linear", "step", "none"] = "cosine"
-    warmup_epochs: float = 0.0
+    warmup_epochs: NonNegative = 0.0
     warmup_lr: float = 1e-6
     min_lr: float = 1e-6
-    every: int = 2
-    rate: float = 0.85
+    every: PositiveInt = 2
+    rate: Positive = 0.85
 
 
-@dataclass(frozen=True)
-class Ema:
-    decay: float = 0.0  # 0: no average of the weights
+class Ema(Table):
+    """Exponential moving average of the weights, which is tested and written in their place."""
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: off
     warmup: bool = False
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
-    weight: float = 1.0
-    smoothing: float = 0.0
+class Recipe(Table):
+    """A training run.
 
-
-@dataclass(frozen=True)
-class Relevance:
-    """weight · (relevance · (background · L_bg + foreground · L_fg) + confidence · L_cls); see `losses.relevance`."""
-
-    weight: float = 1.0
-    relevance: float = 0.8
-    confidence: float = 0.2
-    background: float = 2.0
-    foreground: float = 0.3
-    method: str = "gae"
-    explained: Literal["label", "predicted"] = "label"
-    confident_of: Literal["predicted", "label"] = "predicted"
-    second_order: bool = False
-    temperature: float = 1.0
-    reverse: Literal["complement", "reference"] = "reference"
-
-
-@dataclass(frozen=True)
-class PictureGradient:
-    """GradMask or RRR: weight · (background · L_bg + classification · L_cls); preset: the published weights for a model."""
-
-    weight: float = 1.0
-    background: float = 1.0
-    classification: float = 1.0
-    form: Literal["formula", "code"] = "formula"
-    preset: str | None = None
-    reverse: Literal["complement", "reference"] = "reference"
-
-
-@dataclass(frozen=True)
-class Adl:
-    weight: float = 1.0
-    tau: float = 2.0
-    form: Literal["paper", "code", "per_head"] = "paper"
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """weight · L_distil; the cross-entropy with the labels has its own weight. A distillation token is taught if the model has one."""
-
-    weight: float = 0.5
-    teacher: str = ""
-    checkpoint: str | None = None
-    form: Literal["soft", "hard"] = "hard"
-    temperature: float = 3.0
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The total is the sum of what is listed; nothing listed: cross-entropy."""
-
-    cross_entropy: CrossEntropy | None = None
-    relevance: Relevance | None = None
-    gradmask: PictureGradient | None = None
-    rrr: PictureGradient | None = None
-    adl: Adl | None = None
-    distillation: Distillation | None = None
-
-    @property
-    def need_masks(self) -> list[str]:
-        return [name for name in ("relevance", "gradmask", "rrr") if getattr(self, name) is not None]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A training run. batch: pictures a step, over all processes and accumulated pieces together.
-
-    task: "segmentation" puts `sg.modules.segmenter` around the model, with the classes that the masks of the data tell apart, and
-    trains by cross-entropy over pixels; pixels whose class is not known (border) count for nothing.
+    losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None:
+        cross-entropy
+    batch: images per step, over all processes and accumulated micro-batches
+    task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and trains
+        by cross-entropy over pixels; pixels without a class (border) are ignored
+    keep: which weights are written: of the last epoch, or of the one with the lowest test loss
     """
 
     model: Model
-    data: Data = field(default_factory=Data)
-    modules: Modules = field(default_factory=Modules)
-    losses: Losses = field(default_factory=Losses)
-    augment: Augment = field(default_factory=Augment)
-    optimiser: Optimiser = field(default_factory=Optimiser)
-    schedule: Schedule = field(default_factory=Schedule)
-    ema: Ema = field(default_factory=Ema)
+    data: Data = Data()
+    modules: Modules = Modules()
+    losses: dict[str, SerializeAsAny[LossOptions]] = Field(default_factory=dict)
+    augment: Augment = Augment()
+    optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()
+    ema: Ema = Ema()
     task: Literal["classification", "segmentation"] = "classification"
-    epochs: int = 10
-    batch: int = 128
-    accumulate: int = 1
+    epochs: PositiveInt = 10
+    batch: PositiveInt = 128
+    accumulate: PositiveInt = 1
     precision: Literal["float32", "fp16", "bf16"] = "float32"
-    seed: int = 0
-    keep: Literal["last", "best"] = "last"  # best: of all epochs, by the loss on the test pictures
-    log_every: int = 20
-    save_every: int = 200
-    test_every: int = 1  # epochs; 0: only after the last
+    seed: CountFromZero = 0
+    keep: Literal["last", "best"] = "last"
+    log_every: PositiveInt = 20  # steps
+    save_every: PositiveInt = 200  # steps
+    test_every: CountFromZero = 1  # epochs; 0: only after the last
     tensorboard: bool = True
     about: str = ""
     command: str = ""
     cost: str = ""
     result: str = "not measured yet"
 
-    def __post_init__(self) -> None:
-        check(self)
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain_validation_error(error, type(self)) from None
+
+    @field_validator("losses", mode="before")
+    @classmethod
+    def _registered(cls, losses: Any) -> Any:
+        """Validate each table by the options of its loss; None (as older versions wrote) leaves a loss
+        out."""
+        if not isinstance(losses, Mapping):
+            return losses
+        listed = {name: table for name, table in losses.items() if table is not None}
+        return {
+            name: table if isinstance(table, LossOptions) else _loss_options(name, table)
+            for name, table in listed.items()
+        }
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.batch % self.accumulate:
+            raise BadInput(
+                f"batch = {self.batch} cannot be divided into accumulate = {self.accumulate} equal parts: "
+                "use a multiple"
+            )
+        if self.task == "segmentation":
+            _check_segmentation(self)
+        elif self.losses_with_masks:
+            _check_masks(self)
+        return self
+
+    @property
+    def active_losses(self) -> dict[str, LossOptions]:
+        """The losses that are trained: cross-entropy if none is listed."""
+        return dict(self.losses) or {DEFAULT_LOSS: LOSSES[DEFAULT_LOSS].Options()}
+
+    @property
+    def losses_with_masks(self) -> list[str]:
+        """Names of the losses that need object masks."""
+        return [name for name in self.losses if LOSSES[name].needs_masks]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What defines the weights that come out."""
-        told = asdict(self)
+        """Everything that determines the resulting weights."""
+        settings = self.model_dump()
         for key in ("log_every", "save_every", "tensorboard", "about", "command", "cost", "result"):
-            del told[key]
-        del told["data"]["workers"]
-        return told
+            del settings[key]
+        del settings["data"]["workers"]
+        return settings
 
 
-def check(recipe: Recipe) -> None:
-    """Values that no type can hold back."""
-    losses = recipe.losses
-    for name, loss in ((f.name, getattr(losses, f.name)) for f in fields(losses)):
-        for f in fields(loss) if loss is not None else ():
-            value = getattr(loss, f.name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= 0:
-                raise BadInput(f"losses.{name}.{f.name}: expected a weight of at least 0, got {value}")
-    above: dict[str, Any] = {"epochs": recipe.epochs, "batch": recipe.batch, "accumulate": recipe.accumulate}
-    above |= {
-        "log_every": recipe.log_every,
-        "save_every": recipe.save_every,
-        "optimiser.lr": recipe.optimiser.lr,
-    }
-    above |= {
-        "schedule.every": recipe.schedule.every,
-        "schedule.rate": recipe.schedule.rate,
-        "augment.resize": recipe.augment.resize,
-    }
-    given = {
-        "optimiser.clip": recipe.optimiser.clip,
-        "data.size": recipe.data.size,
-        "data.crop": recipe.data.crop,
-    }
-    given |= {"model.num_classes": recipe.model.num_classes}
-    given |= {f"data.std[{i}]": value for i, value in enumerate(recipe.data.std or ())}
-    above |= {key: value for key, value in given.items() if value is not None}
-    for key, value in above.items():
-        if not value > 0:
-            raise BadInput(f"{key}: expected a number above 0, got {value}")
-    least: dict[str, Any] = {
-        "optimiser.weight_decay": recipe.optimiser.weight_decay,
-        "data.workers": recipe.data.workers,
-    }
-    least |= {"seed": recipe.seed, "test_every": recipe.test_every, "augment.mixup": recipe.augment.mixup}
-    least |= {
-        "augment.cutmix": recipe.augment.cutmix,
-        "schedule.warmup_epochs": recipe.schedule.warmup_epochs,
-    }
-    least |= {"augment.pad": recipe.augment.pad, "augment.color_jitter": recipe.augment.color_jitter}
-    for key, value in least.items():
-        if not value >= 0:
-            raise BadInput(f"{key}: expected a number of at least 0, got {value}")
-    shares = {
-        "augment.flip": recipe.augment.flip,
-        "augment.erase": recipe.augment.erase,
-        "ema.decay": recipe.ema.decay,
-    }
-    shares |= {
-        "augment.mix_probability": recipe.augment.mix_probability,
-        "augment.switch": recipe.augment.switch,
-    }
-    shares |= {} if recipe.data.crop is None else {"data.crop": recipe.data.crop}
-    if losses.cross_entropy is not None:
-        shares["losses.cross_entropy.smoothing"] = losses.cross_entropy.smoothing
-    for key, value in shares.items():
-        if not 0 <= value < 1 + key.startswith(("augment", "data")) * 1e-9:
-            raise BadInput(f"{key}: expected a share between 0 and 1, got {value}")
-    pairs = {
-        "optimiser.betas": recipe.optimiser.betas,
-        "augment.scale": recipe.augment.scale,
-        "augment.ratio": recipe.augment.ratio,
-    }
-    for key, pair in pairs.items():
-        if pair is not None and len(pair) != 2:
-            raise BadInput(f"{key}: expected two numbers, got {pair}")
-        if pair is not None and key.startswith("augment") and not 0 < pair[0] <= pair[1]:
-            raise BadInput(f"{key}: expected [least, most], both above 0, got {pair}")
-    for key, colours in (("data.mean", recipe.data.mean), ("data.std", recipe.data.std)):
-        if colours is not None and len(colours) != 3:
-            raise BadInput(f"{key}: expected three numbers, of red, green and blue, got {colours}")
-    if recipe.batch % recipe.accumulate:
-        raise BadInput(
-            f"batch {recipe.batch} cannot be done in accumulate = {recipe.accumulate} equal pieces: give a multiple"
-        )
-    if recipe.task == "segmentation":
-        _check_segmentation(recipe)
-    elif losses.need_masks:
-        _check_masked(recipe)
-    if losses.distillation is not None and not losses.distillation.teacher:
-        raise BadInput("losses.distillation.teacher: expected the name of a model that teaches, got none")
+def _loss_options(name: str, table: Any) -> LossOptions:
+    options = LOSSES[name].Options
+    try:
+        return options.model_validate(table)
+    except ValidationError as error:
+        raise explain_validation_error(error, options, f"losses.{name}") from None
 
 
 def _check_segmentation(recipe: Recipe) -> None:
-    for name in ("relevance", "gradmask", "rrr", "distillation"):
-        if getattr(recipe.losses, name) is not None:
+    able = [name for name, loss in LOSSES.items() if "segmentation" in loss.tasks]
+    for name in recipe.losses:
+        if name not in able:
             raise BadInput(
-                f"losses.{name}: it is of a classifier's answer. A segmentation takes cross_entropy and adl."
+                f"losses.{name}: it is defined for classifiers. Segmentation supports {', '.join(able)}."
             )
     for key in ("only", "test_only", "classes", "test_classes", "cut_by"):
         if getattr(recipe.data, key) is not None:
             raise BadInput(
-                f"data.{key}: a picture of a segmentation has no class of its own. Choose by data.pictures, data.test_pictures."
+                f"data.{key}: images for segmentation have no class of their own. "
+                "Select by data.images and data.test_images."
             )
     if "tokencut" in (recipe.data.masks, recipe.data.test_masks):
-        raise BadInput(
-            "data.masks: expected a folder for a segmentation, whose masks are the truth; got 'tokencut'"
-        )
+        raise BadInput("data.masks: expected a folder of ground truth for segmentation, got 'tokencut'")
     if recipe.model.new_head:
-        raise BadInput("model.new_head: the head of a segmenter is new anyway. Leave it out.")
-    _check_moved("task segmentation", recipe.augment)
+        raise BadInput("model.new_head: a segmenter always has a new head. Leave it out.")
+    _check_augmentation("task segmentation", recipe.augment)
 
 
-def _check_masked(recipe: Recipe) -> None:
-    who = ", ".join(recipe.losses.need_masks)
-    if recipe.data.masks is None and recipe.data.train:  # a shipped recipe leaves both to the user
-        raise BadInput(f"losses.{who}: expected masks. Give data.masks, a folder or 'tokencut'.")
+def _check_masks(recipe: Recipe) -> None:
+    names = ", ".join(recipe.losses_with_masks)
+    if recipe.data.masks is None and recipe.data.train:  # shipped recipes leave both to the user
+        raise BadInput(f"losses.{names}: expected masks. Give data.masks, a folder or 'tokencut'.")
     if recipe.data.cut_checkpoint and not recipe.data.cut_by:
-        raise BadInput(
-            "data.cut_checkpoint: expected data.cut_by, too: the name of the model that these weights belong to"
-        )
-    _check_moved(f"losses.{who}", recipe.augment)
+        raise BadInput("data.cut_checkpoint: expected data.cut_by too, the model these weights belong to")
+    _check_augmentation(f"losses.{names}", recipe.augment)
 
 
-def _check_moved(who: str, augment: Augment) -> None:
-    moved = [name for name in ("mixup", "cutmix", "erase") if getattr(augment, name)]
-    moved += ["rand_augment"] if augment.rand_augment else []
-    if moved:
-        raise BadInput(
-            f"{who}: a mask does not go along with augment.{', augment.'.join(moved)}. Leave these out."
-        )
+def _check_augmentation(who: str, augment: Augment) -> None:
+    used = [key for key in ("mixup", "cutmix", "erase", "rand_augment") if getattr(augment, key)]
+    if used:
+        keys = ", ".join(f"augment.{key}" for key in used)
+        raise BadInput(f"{who}: masks cannot follow {keys}. Leave these out.")

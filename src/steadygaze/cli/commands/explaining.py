@@ -40,6 +40,7 @@ def explain(
     diffmask: options.DiffMask = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("steadygaze-out"),
 ) -> None:
@@ -65,6 +66,7 @@ def explain(
         diffmask=diffmask,
         batch_size=batch_size,
         num_classes=num_classes,
+        trust_remote_code=trust_remote_code,
         device=device,
         out=out,
     )
@@ -84,6 +86,7 @@ def serve(
     checkpoint: options.Checkpoint = None,
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
         str,
@@ -98,4 +101,15 @@ def serve(
     """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app)."""
     from steadygaze.cli.serving import run
 
-    raise typer.Exit(run(model, checkpoint, num_classes, diffmask, device, host, port, open_browser))
+    code = run(
+        model,
+        checkpoint,
+        num_classes,
+        diffmask,
+        device,
+        host,
+        port,
+        open_browser,
+        trust_remote_code=trust_remote_code,
+    )
+    raise typer.Exit(code)

@@ -23,6 +23,13 @@ def metrics(*, json: options.Json = False) -> None:
     print_metrics(json)
 
 
+def suites(*, json: options.Json = False) -> None:
+    """List the suites of `steadygaze stress`."""
+    from steadygaze.cli.listing import print_suites
+
+    print_suites(json)
+
+
 def models(
     *,
     pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",

@@ -65,6 +65,7 @@ def verify(
         int, typer.Option("--num-workers", "--workers", min=0, help="Number of threads that load images.")
     ] = 0,
     num_classes: options.NumClasses = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: options.Out,
 ) -> None:
@@ -97,6 +98,7 @@ def verify(
         target=target,
         num_workers=num_workers,
         num_classes=num_classes,
+        trust_remote_code=trust_remote_code,
         device=device,
         command=command_line(),
         diffmask=diffmask,
@@ -155,6 +157,7 @@ def stress(
     batch_size: options.BatchSize = 16,
     num_workers: options.NumWorkers = None,
     num_classes: options.NumClasses = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: options.Out,
 ) -> None:
@@ -190,6 +193,7 @@ def stress(
         batch_size=batch_size,
         num_workers=num_workers,
         num_classes=num_classes,
+        trust_remote_code=trust_remote_code,
         device=device,
         command=command_line(),
     )

@@ -20,6 +20,13 @@ Checkpoint = Annotated[Path | None, typer.Option(help="Local weights: .safetenso
 NumClasses = Annotated[
     int | None, typer.Option(help="Number of classes, if it is not the checkpoint's.", show_default=False)
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Execute Python code that a transformers folder or repository brings along.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 
 Data = Annotated[

@@ -1,6 +1,7 @@
 """Corruptions that move or smear pixels: defocus, glass, motion, zoom, Gaussian blur, elastic transform.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and gives uint8.
+Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+gives uint8.
 """
 
 import math
@@ -37,11 +38,12 @@ def motion_blur(image: np.ndarray, radius: int, sigma: float, rng: Rng) -> np.nd
 def _disk(
     radius: float, sigma: float
 ) -> tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int, float], ...], int]:
-    """Disk of `radius` (whole pixels whose centre is inside), smoothed by a small Gaussian, window 17 x 17 or more.
+    """Disk of `radius` (whole pixels whose centre is inside), smoothed by a small Gaussian, window 17 x 17 or
+    more.
 
-    A smoothed disk is columns of ones (their sums are differences of running sums) after a Gaussian of 3 or 5 taps;
-    where the window cuts the Gaussian off, and mirrors it back, a few taps correct the rest.
-    -> half window, ((x, half height of the column), ...), (y, x, weight) to correct, number of pixels in the disk.
+    A smoothed disk is columns of ones (their sums are differences of running sums) after a Gaussian of 3 or 5
+    taps; where the window cuts the Gaussian off, and mirrors it back, a few taps correct the rest. -> half
+    window, ((x, half height of the column), ...), (y, x, weight) to correct, number of pixels in the disk.
     """
     half, taps = (8, 3) if radius <= 8 else (math.ceil(radius), 5)
     axis = np.arange(-half, half + 1)
@@ -95,9 +97,9 @@ def defocus_blur(image: np.ndarray, radius: float, sigma: float, rng: Rng) -> np
 def _shuffle(shape: tuple[int, int], reach: int, times: int, rng: Rng) -> np.ndarray:
     """Where each pixel's colour comes from, (H * W,).
 
-    From the last pixel to the first, each takes the colour of a neighbour at -reach..reach - 1. The published code
-    means to swap the two, but its assignment of views copies. A neighbour that was visited before has a colour taken
-    from elsewhere, so links are followed while they lead forward.
+    From the last pixel to the first, each takes the colour of a neighbour at -reach..reach - 1. The published
+    code means to swap the two, but its assignment of views copies. A neighbour that was visited before has a
+    colour taken from elsewhere, so links are followed while they lead forward.
     """
     height, width = shape
     inner = (slice(reach + 1, height - reach + 1), slice(reach + 1, width - reach + 1))
@@ -148,7 +150,8 @@ def _noise_field(
 
 
 def elastic_transform(image: np.ndarray, alpha: float, rng: Rng) -> np.ndarray:
-    """Each pixel is read at a place moved by a smooth random field; its grain is a hundredth of the picture."""
+    """Each pixel is read at a place moved by a smooth random field; its grain is a hundredth of the
+    picture."""
     height, width = image.shape[:2]
     field = _noise_field((height, width), (height * 0.01, width * 0.01), height * 0.005 * alpha, rng)
     return to_bytes(_displaced(to_float(image), field).add_(1e-3))
@@ -161,7 +164,8 @@ def _displaced(x: Tensor, field: Tensor) -> Tensor:
 
 
 def elastic_affine(image: np.ndarray, alpha: float, sigma: float, corner: float, rng: Rng) -> np.ndarray:
-    """The script for CIFAR-10-C: a random affine map of three corners, then a smooth field; lengths in widths."""
+    """The script for CIFAR-10-C: a random affine map of three corners, then a smooth field; lengths in
+    widths."""
     height, width = image.shape[:2]
     size = min(height, width)
     centre, reach = np.array([height // 2, width // 2], dtype=np.float64), size // 3

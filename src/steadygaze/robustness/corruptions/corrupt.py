@@ -2,9 +2,11 @@
 
 D. Hendrycks, T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
 ICLR 2019, arXiv:1903.12261. Definitions and settings agree with the package imagecorruptions-imaug (settings
-"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that package).
+"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that
+package).
 
-Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state is used.
+Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state
+is used.
 """
 
 import zlib
@@ -141,7 +143,8 @@ def generator(seed: int, index: int, name: str, severity: int) -> np.random.Gene
 
 
 def check_image(image: np.ndarray, *, batch: bool = True) -> None:
-    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or more."""
+    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or
+    more."""
     wanted = "a uint8 array (H, W, 3) or (B, H, W, 3)" if batch else "a uint8 array (H, W, 3)"
     if not isinstance(image, np.ndarray):
         raise BadInput(
@@ -183,9 +186,11 @@ def corrupt(
     """A corrupted copy of one picture (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
 
     name: one of CORRUPTIONS (15 of COMMON, 4 of EXTRA); severity: 1 (weak) .. 5 (strong).
-    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and then picture
-    i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are split.
-    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64 pixels.
+    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and
+    then picture i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are
+    split.
+    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
+        pixels.
     frost_folder: folder with the six published frost pictures, to use instead of our textures.
     """
     if name not in IMAGENET:

@@ -1,7 +1,8 @@
-"""Filters and random draws that the corruptions share: quick on one thread, no state, no global random numbers.
+"""Filters and random draws that the corruptions share: quick on one thread, no state, no global random
+numbers.
 
-Pictures are float32 tensors (H, W, C), channels last, so that one shift of a whole picture is one strided view and a
-filter is a sum of such views.
+Pictures are float32 tensors (H, W, C), channels last, so that one shift of a whole picture is one strided
+view and a filter is a sum of such views.
 """
 
 import math
@@ -17,7 +18,8 @@ LEVELS = 1 << 16
 
 @lru_cache(maxsize=1)
 def _normal_quantiles() -> np.ndarray:
-    """The 65,536 midpoint quantiles of N(0, 1) in float32, scaled to unit variance; the ends are at 4.3 sigma."""
+    """The 65,536 midpoint quantiles of N(0, 1) in float32, scaled to unit variance; the ends are at 4.3
+    sigma."""
     middle = (torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS
     quantiles = torch.special.ndtri(middle)
     return (quantiles / quantiles.square().mean().sqrt()).float().numpy()
@@ -35,8 +37,8 @@ def draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def normal_steps(scale: float) -> np.ndarray:
-    """floor(scale * N(0, 1)) at the 65,536 quantiles, int16: to whole grey levels it adds what the noise itself adds
-    once the fraction is cut off."""
+    """floor(scale * N(0, 1)) at the 65,536 quantiles, int16: to whole grey levels it adds what the noise
+    itself adds once the fraction is cut off."""
     return np.floor(_normal_quantiles().astype(np.float64) * scale).astype(np.int16)
 
 
@@ -64,7 +66,8 @@ def pad_edge(x: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:
 
 
 def add_shifted(padded: Tensor, taps: Iterable[tuple[int, int, float]], height: int, width: int) -> Tensor:
-    """sum of weight * padded[y : y + height, x : x + width] over taps (y, x, weight) -> (height, width, C)."""
+    """sum of weight * padded[y : y + height, x : x + width] over taps (y, x, weight) -> (height, width,
+    C)."""
     channels = padded.shape[2]
     rows = padded.flatten(1)
     total = padded.new_zeros(height, width * channels)
@@ -108,7 +111,8 @@ def gaussian(
 
 
 def motion(x: Tensor, radius: int, sigma: float, angle: float) -> Tensor:
-    """One-sided Gaussian smear of 2 * radius + 1 steps along `angle` (degrees), border copied; as ImageMagick."""
+    """One-sided Gaussian smear of 2 * radius + 1 steps along `angle` (degrees), border copied; as
+    ImageMagick."""
     height, width = x.shape[:2]
     length = 2 * radius + 1
     raw = [math.exp(-0.5 * (step / sigma) ** 2) for step in range(length)]
@@ -139,15 +143,15 @@ def _stretch_rows(x: Tensor, factor: float, centred: bool) -> Tensor:
 
 
 def zoom(x: Tensor, factor: float, *, centred: bool) -> Tensor:
-    """Middle part of (H, W, C) enlarged by `factor` to (H, W, C), bilinear with aligned corners. The enlarged part may
-    be a pixel too big: it is cut at bottom and right, or, `centred`, on all sides (the script for CIFAR-10-C).
-    The result lies in memory column by column."""
+    """Middle part of (H, W, C) enlarged by `factor` to (H, W, C), bilinear with aligned corners. The enlarged
+    part may be a pixel too big: it is cut at bottom and right, or, `centred`, on all sides (the script for
+    CIFAR-10-C). The result lies in memory column by column."""
     return _stretch_rows(_stretch_rows(x, factor, centred).transpose(0, 1), factor, centred).transpose(0, 1)
 
 
 def sample(x: Tensor, rows: Tensor, columns: Tensor, *, whole: bool = False) -> Tensor:
-    """Bilinear values of (H, W, C) at pixel coordinates (H', W') each. Beyond the border it is mirrored: about the
-    pixel's edge, or, `whole`, about its centre."""
+    """Bilinear values of (H, W, C) at pixel coordinates (H', W') each. Beyond the border it is mirrored:
+    about the pixel's edge, or, `whole`, about its centre."""
     height, width = x.shape[:2]
     if whole:
         grid = torch.stack((columns * 2 / max(width - 1, 1) - 1, rows * 2 / max(height - 1, 1) - 1), dim=-1)

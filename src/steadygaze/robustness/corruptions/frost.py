@@ -1,9 +1,9 @@
 """Frost textures, made once in memory: ice crystals drawn from a fixed seed.
 
-The six pictures published with ImageNet-C come from the web and carry no licence of their own, so none is shipped. Each
-texture here stands for one of them: it has its mean colour, its quantiles of grey, and its power in each octave of
-frequency, so that the corrupted pictures agree in mean, variance and structural similarity. A folder with the published
-pictures (frost1.png .. frost6.jpg) can be given instead.
+The six pictures published with ImageNet-C come from the web and carry no licence of their own, so none is
+shipped. Each texture here stands for one of them: it has its mean colour, its quantiles of grey, and its
+power in each octave of frequency, so that the corrupted pictures agree in mean, variance and structural
+similarity. A folder with the published pictures (frost1.png .. frost6.jpg) can be given instead.
 """
 
 import math
@@ -24,7 +24,8 @@ OCTAVES = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 88.0)  # cycles in 224 pixels
 
 @dataclass(frozen=True)
 class Ice:
-    """What a texture shares with random parts, 224 pixels wide, of its published picture at 1.1 of its size (as it is used)."""
+    """What a texture shares with random parts, 224 pixels wide, of its published picture at 1.1 of its size
+    (as it is used)."""
 
     colour: tuple[float, float, float]  # mean of red, green, blue
     spread: tuple[float, float, float]  # standard deviation of each
@@ -149,7 +150,8 @@ def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
 def frost_layer(
     shape: tuple[int, int], scale: float, count: int, folder: str | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """A random part, uint8 (H, W, 3), of one of the first `count` textures, enlarged where the picture is larger."""
+    """A random part, uint8 (H, W, 3), of one of the first `count` textures, enlarged where the picture is
+    larger."""
     index = int(rng.integers(count))
     whole = _picture(index, folder, scale)
     grow = max(shape[0] / (whole.shape[0] - 1), shape[1] / (whole.shape[1] - 1), 1.0)

@@ -1,7 +1,8 @@
 """Corruptions of each pixel alone, of blocks of pixels, or of their coding: noise, colour, pixelate, JPEG.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and gives uint8.
-A grey level has only 256 values, so whatever depends on one or two of them is a table, made once.
+Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+gives uint8. A grey level has only 256 values, so whatever depends on one or two of them is a table, made
+once.
 """
 
 from functools import lru_cache
@@ -40,7 +41,8 @@ def impulse_noise(image: np.ndarray, amount: float, rng: Rng) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _poisson_tables(photons: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """Alias tables (Walker) for min(Poisson(photons * v / 255), photons): 2**bits columns for each grey level v.
+    """Alias tables (Walker) for min(Poisson(photons * v / 255), photons): 2**bits columns for each grey level
+    v.
 
     A column keeps its own outcome where the rest of the draw is below `limit`, and gives `other` where not.
     -> bits, limit uint32 (256 * 2**bits,), own and other uint8: the grey level that comes out.
@@ -107,7 +109,8 @@ def _saturation_table(gain: float, shift: float) -> np.ndarray:
 
 
 def saturate(image: np.ndarray, gain: float, shift: float, rng: Rng) -> np.ndarray:
-    """S of HSV becomes gain * S + shift. A grey pixel has hue 0, so a shift makes it red, as in the published code."""
+    """S of HSV becomes gain * S + shift. A grey pixel has hue 0, so a shift makes it red, as in the published
+    code."""
     greatest, smallest = _extremes(image)
     ratio = _saturation_table(gain, shift)
     cell = (greatest.astype(np.uint16) << np.uint16(8)) | smallest
@@ -127,7 +130,8 @@ def contrast(image: np.ndarray, gain: float, rng: Rng) -> np.ndarray:
 
 
 def pixelate(image: np.ndarray, scale: float, smooth: bool, rng: Rng) -> np.ndarray:
-    """Shrunk by `scale` (box) and enlarged again: nearest, or box where `smooth` (the script for CIFAR-10-C)."""
+    """Shrunk by `scale` (box) and enlarged again: nearest, or box where `smooth` (the script for
+    CIFAR-10-C)."""
     height, width = image.shape[:2]
     small = Image.fromarray(image).resize(
         (max(1, int(width * scale)), max(1, int(height * scale))), Image.Resampling.BOX

@@ -1,6 +1,7 @@
 """Corruptions by weather: snow, fog, frost, spatter.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and gives uint8.
+Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+gives uint8.
 """
 
 import numpy as np
@@ -33,7 +34,8 @@ def flakes(
 
 
 def fallen(image: np.ndarray, layer: Tensor, keep: float) -> np.ndarray:
-    """The picture whitened (`keep` of it stays) under a snow layer in 0..1 and the same layer turned by 180 degrees."""
+    """The picture whitened (`keep` of it stays) under a snow layer in 0..1 and the same layer turned by 180
+    degrees."""
     x = to_float(image)
     layer = layer.mul(255).round_()
     grey = (x @ x.new_tensor(GREY)).mul_(1.5).add_(127.5)[..., None]
@@ -42,17 +44,25 @@ def fallen(image: np.ndarray, layer: Tensor, keep: float) -> np.ndarray:
 
 
 def snow(
-    image: np.ndarray, mean: float, scale: float, size: float, least: float, radius: int, sigma: float, keep: float,
-    centred: bool, rng: Rng,
-) -> np.ndarray:  # fmt: skip
+    image: np.ndarray,
+    mean: float,
+    scale: float,
+    size: float,
+    least: float,
+    radius: int,
+    sigma: float,
+    keep: float,
+    centred: bool,
+    rng: Rng,
+) -> np.ndarray:
     """Flakes smeared along an angle drawn from -135..-45 degrees."""
     layer = flakes((image.shape[0], image.shape[1]), mean, scale, size, least, centred, rng)
     return fallen(image, motion(layer, radius, sigma, rng.uniform(-135, -45)), keep)
 
 
 def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
-    """Diamond-square height map on a torus, (size, size) float32 in 0..1; `size` is a power of two. At each halving the
-    noise falls by decay squared: the published code multiplies its amplitude in twice."""
+    """Diamond-square height map on a torus, (size, size) float32 in 0..1; `size` is a power of two. At each
+    halving the noise falls by decay squared: the published code multiplies its amplitude in twice."""
     field = np.zeros((size, size), dtype=np.float32)
     step, wobble = size, 100.0
 
@@ -102,8 +112,8 @@ def _neighbours(x: np.ndarray) -> np.ndarray:
 
 
 def edges(grey: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Canny edges of uint8 (H, W): Sobel, L1 strength, thinning along four directions, strong edges and the weak ones
-    that hang on them -> bool (H, W)."""
+    """Canny edges of uint8 (H, W): Sobel, L1 strength, thinning along four directions, strong edges and the
+    weak ones that hang on them -> bool (H, W)."""
     near = _neighbours(np.pad(grey, 1, mode="edge").astype(np.int32))
     side_x = near[:, 2] - near[:, 0]
     side_y = near[2] - near[0]

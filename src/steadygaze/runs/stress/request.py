@@ -251,7 +251,8 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     for suite in suites:
         if suite.own_images or suite.needs_masks:
             raise BadInput(
-                f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of sg.load_model."
+                f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of "
+                "sg.load_model."
             )
         suite.open(request.limit)
     loaded = request.model if isinstance(request.model, LoadedModel) else None

@@ -107,7 +107,8 @@ class FolderData:
         empty = self._empty_folders()
         if self.folder is not None and empty:
             yield (
-                f"{len(empty)} class folders of {self.folder.name} have no image (incomplete download?): {some(empty)}"
+                f"{len(empty)} class folders of {self.folder.name} have no image (incomplete download?): "
+                f"{some(empty)}"
             )
         if self.labelled.without:
             yield f"{self.labelled.without} images have no mask and are left out"

@@ -9,6 +9,7 @@
 | `measure.py` | the rows of a batch |
 | `summary.py` | from rows to a ranking |
 | `grouping.py` | which runs can share a table |
+| `samples.py` | the images and maps that the report shows |
 """
 
 from steadygaze.runs.normalisation import IMAGENET as IMAGENET  # until `stress` uses runs.normalisation

@@ -1,1 +1,2 @@
-"""Training of DiffMask gates."""
+"""Training of Vision DiffMask gates (`steadygaze diffmask train`): settings, one step, and the resumable
+run."""

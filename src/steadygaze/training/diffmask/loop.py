@@ -1,13 +1,17 @@
-"""`steadygaze diffmask train`: a mask for a model and a folder of pictures, in one file that goes on exactly where it stopped.
+"""Training of a DiffMask file for a model and folders of images, resumed exactly where it stopped.
 
-The file is whole at every moment (written beside, renamed) and a usable mask from the first save on. The pictures of step s depend on the
-seed and s alone. Training that diverges, as the paper warns it may, is seen (`Watch`), said, and begun anew if `restarts` allows it.
+The file is replaced atomically and is a usable mask from the first save on. The images of a step depend on
+the seed and the step alone. Training that diverges, as the paper warns it may, is detected and restarted if
+`restarts` allows it.
 """
 
+from __future__ import annotations
+
 import hashlib
+import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -18,38 +22,46 @@ from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadCheckpoint, BadImage, BadInput, RowsNotWritten
-from steadygaze.loading.load import Loaded, load_model
+from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.diffmask import DiffMask, read_file, write
-from steadygaze.training.diffmask.objective import (
-    MINIMUM,
-    Report,
-    Settings,
+from steadygaze.progress import OnProgress, Progress, ignore_progress
+from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.diffmask.trainer import (
+    ALL_OFF,
+    ALL_ON,
+    DivergenceMonitor,
+    StepReport,
     Trainer,
-    Watch,
-    restarted,
-    settings_from,
-    widths_of,
+    hidden_widths,
 )
 from steadygaze.vit import adapt
 
-KEPT = 1 << 30  # bytes of preprocessed pictures that stay in memory
-JUDGED = 64  # pictures that the finished mask is held against
-Told = Callable[[int, int], None]
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+MEMORY = 1 << 30  # bytes of preprocessed images that are kept in memory
+EVALUATED = 64  # images that the mask is evaluated on
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked for; `chosen` are values of `Settings` on top of the presets."""
+class DiffMaskRequest:
+    """What to train.
+
+    data: folders of images, at any depth; labels are not needed
+    options: values of `Settings`, on top of the presets
+    target: class name or index of a mask for one class
+    steps: in all; None: `epochs` passes over the images
+    warm_start: a mask of the same widths to start from
+    restarts: number of new attempts after a divergence; restart_with: see `Settings.restarted`
+    """
 
     model: str
     data: list[Path]
     out: Path
     checkpoint: Path | None = None
     presets: tuple[str, ...] = ()
-    chosen: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     target: str | None = None
-    steps: int | None = None  # None: `epochs` times through the pictures
+    steps: int | None = None
     epochs: int = 5
     warm_start: Path | None = None
     restarts: int = 0
@@ -60,266 +72,263 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How it ended: what all gates together do to some of the pictures, and what is wrong with the masks, if anything."""
+class DiffMaskResult:
+    """How training ended.
+
+    report: the effect of all gates together on some of the images; initial: the same before the first step,
+        None if the file does not say
+    problem: what is wrong with the masks, empty if nothing is; too_early: because no gate has closed yet
+    """
 
     steps: int
     attempt: int
-    found: Report
-    wrong: str
-    early: bool  # wrong, because no gate has closed yet
-    began: Report | None  # the same of the gates before the first step; None: the file does not say
+    report: StepReport
+    problem: str
+    too_early: bool
+    initial: StepReport | None
     unreadable: tuple[str, ...] = ()
 
 
-class Album:
-    """Preprocessed pictures in an order that depends on the seed alone; kept in memory if they fit."""
+class ImageCache:
+    """Preprocessed images in an order that depends on the seed alone; kept in memory if they fit."""
 
-    def __init__(self, files: list[Path], loaded: Loaded) -> None:
+    def __init__(self, files: list[Path], loaded: LoadedModel) -> None:
         self.files, self.loaded = files, loaded
         self.unreadable: dict[Path, str] = {}
-        self._kept: dict[Path, Tensor] = {}
-        self._keep = len(files) * 12 * loaded.size[0] * loaded.size[1] <= KEPT
+        self._images: dict[Path, Tensor] = {}
+        height, width = loaded.size
+        self._keep = len(files) * 12 * height * width <= MEMORY  # 3 channels of float32
 
     def batch(self, step: int, size: int, seed: int) -> Tensor:
-        """The pictures of this step, (b, 3, H, W); those that do not decode are left out, and remembered."""
-        each = max(1, len(self.files) // size)  # a rest that fills no batch waits for the next order
-        epoch, place = divmod(step, each)
-        order = torch.randperm(
-            len(self.files), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        )
-        return self.take([self.files[int(i)] for i in order[place * size : (place + 1) * size]])
+        """The images of a step, (b, 3, H, W), without unreadable ones."""
+        steps_per_epoch = max(
+            1, len(self.files) // size
+        )  # images that fill no batch are left to the next order
+        epoch, step_in_epoch = divmod(step, steps_per_epoch)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.files), generator=generator)
+        chosen = order[step_in_epoch * size : (step_in_epoch + 1) * size]
+        return self.load([self.files[int(index)] for index in chosen])
 
-    def take(self, files: list[Path]) -> Tensor:
+    def load(self, files: list[Path]) -> Tensor:
+        """These images, stacked; unreadable ones are left out and recorded."""
         images = [image for file in files if (image := self._image(file)) is not None]
         if not images:
             raise BadImage(
-                f"none of {len(files)} pictures could be read, the first because: {self.unreadable[files[0]]}"
+                f"none of {len(files)} images could be read; the first because: {self.unreadable[files[0]]}"
             )
         return torch.stack(images)
 
     def _image(self, file: Path) -> Tensor | None:
         if file in self.unreadable:
             return None
-        if file not in self._kept:
-            try:
-                image = self.loaded.preprocess(read_image(file))
-            except BadImage as error:
-                self.unreadable[file] = str(error)
-                return None
-            if not self._keep:
-                return image
-            self._kept[file] = image
-        return self._kept[file]
+        if file in self._images:
+            return self._images[file]
+        try:
+            image = self.loaded.preprocess(read_image(file))
+        except BadImage as error:
+            self.unreadable[file] = str(error)
+            return None
+        if self._keep:
+            self._images[file] = image
+        return image
 
 
-class Run:
-    """A request, checked: the model is loaded, the pictures are found, and an earlier state, if there is one, is taken up."""
+class DiffMaskRun:
+    """A checked request: the model is loaded, the images are found, and an earlier state is restored if there
+    is one."""
 
-    def __init__(self, request: Request, loaded: Loaded | None = None) -> None:
+    def __init__(self, request: DiffMaskRequest, loaded: LoadedModel | None = None) -> None:
         self.request = request
-        device = (
-            ("cuda" if torch.cuda.is_available() else "cpu") if request.device == "auto" else request.device
-        )
+        device = request.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         self.loaded = loaded or load_model(
             request.model, request.checkpoint, num_classes=request.num_classes, device=device
         )
         self.vit = adapt(self.loaded.model)
         target = None if request.target is None else self.loaded.class_index(request.target)
-        self.asked = Settings.of(*request.presets, **request.chosen, target=target)
-        self.album = Album(find_images(request.data), self.loaded)
-        self.steps = request.steps or request.epochs * max(1, len(self.album.files) // self.asked.batch)
-        self.device = next(self.vit.model.parameters())
-        first = self.album.take(self.album.files[:1] if len(self.album.files) == 1 else self.album.files[:8])[
-            :1
-        ]
-        self.widths = widths_of(self.vit, first.to(self.device))
-        self.warm = None if request.warm_start is None else self._warm(request.warm_start)
+        self.settings = Settings.of(*request.presets, **request.options, target=target)
+        self.images = ImageCache(find_images(request.data), self.loaded)
+        files = self.images.files
+        self.total_steps = request.steps or request.epochs * max(1, len(files) // self.settings.batch)
+        self.like = next(self.vit.model.parameters())  # device and dtype of the images
+        readable = self.images.load(files[:8])[:1]
+        self.widths = hidden_widths(self.vit, readable.to(self.like))
+        self.warm_start = None if request.warm_start is None else self._read_warm_start(request.warm_start)
         self.identity = self._identity()
-        self.attempt = 0
-        self.began: Report | None = None
-        self.trainer, self.watch, self.wrong = self._begun(self.asked)
+        self.attempt = self.resumed = 0
+        self.initial: StepReport | None = None
+        self.problem = ""  # of training that diverged
+        self._start(self.settings)
         if request.out.exists():
             self._resume()
 
-    def _begun(self, settings: Settings) -> tuple[Trainer, Watch, str]:
-        return Trainer(self.vit, settings, self.widths, self.warm), Watch(grace(settings)), ""
+    def _start(self, settings: Settings) -> None:
+        self.trainer = Trainer(self.vit, settings, self.widths, self.warm_start)
+        self.monitor = DivergenceMonitor(settings.grace_steps)
+        self.problem = ""
 
-    def _warm(self, path: Path) -> DiffMask:
+    def _read_warm_start(self, path: Path) -> DiffMask:
         mask = read_file(path)[0]
         if mask.shape.widths != self.widths:
             raise BadCheckpoint(
-                f"--warm-start: expected a mask for {len(self.widths)} states of widths {_short(self.widths)}, as this model has; "
-                f"{path} has {len(mask.shape.widths)} of widths {_short(mask.shape.widths)}"
+                f"warm start: expected a mask for {len(self.widths)} states of widths "
+                f"{_widths_text(self.widths)}, as this model has; {path} has {len(mask.shape.widths)} "
+                f"of widths {_widths_text(mask.shape.widths)}"
             )
         return mask
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
-        names = "\n".join(str(file.name) for file in self.album.files)
-        warm = (
-            None
-            if self.warm is None
-            else hashlib.sha256(b"".join(_bytes(p) for p in self.warm.parameters())).hexdigest()[:16]
-        )
-        facts = {
-            "pictures": len(self.album.files),
-            "pictures_hash": hashlib.sha256(names.encode()).hexdigest()[:16],
-            "warm_start": warm,
-        }
+        """What must be the same for a run to be resumed, by the names that its file uses."""
+        names = "\n".join(file.name for file in self.images.files)
+        warm_start = None
+        if self.warm_start is not None:
+            content = b"".join(_bytes(parameter) for parameter in self.warm_start.parameters())
+            warm_start = hashlib.sha256(content).hexdigest()[:16]
         return {
             "model": self.loaded.name,
             "weights": self.loaded.weights_hash,
-            **facts,
-            "asked": asdict(self.asked),
+            "pictures": len(self.images.files),
+            "pictures_hash": hashlib.sha256(names.encode()).hexdigest()[:16],
+            "warm_start": warm_start,
+            "asked": asdict(self.settings),
         }
 
     def _resume(self) -> None:
         out = self.request.out
         mask, facts, tensors = read_file(out)
-        before = facts.get("identity", {})
-        flat = {**before, **before.get("asked", {})}, {**self.identity, **self.identity["asked"]}
-        later = {"begin"} - set(
-            flat[0]
-        )  # an option that the version which began the run did not have; it is of the first step alone
-        changed = [
-            key for key in flat[1] if key != "asked" and key not in later and flat[0].get(key) != flat[1][key]
-        ]
+        identity = facts.get("identity", {})
+        before = {**identity, **identity.get("asked", {})}
+        now = {**self.identity, **self.identity["asked"]}
+        ignored = {"asked"}
+        if (
+            "begin" not in before
+        ):  # written by a version without this option, which matters for the first step only
+            ignored.add("begin")
+        changed = [key for key in now if key not in ignored and before.get(key) != now[key]]
         if changed:
-            told = "; ".join(f"{key} was {flat[0].get(key)}, is now {flat[1][key]}" for key in changed)
+            listing = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
             raise BadInput(
-                f"{out} holds a mask of another training: {told}. Give the same to go on with it, or another --out."
+                f"{out} holds a mask of another training: {listing}. "
+                "Use the same settings to resume it, or another output file."
             )
         self.attempt = int(facts["attempt"])
-        self.trainer, self.watch, _ = self._begun(settings_from(facts["settings"]))
+        self._start(Settings.read(facts["settings"]))
         self.trainer.restore(mask, facts, tensors)
-        self.watch.kind, self.watch.count = facts["watch"]
-        self.wrong = facts["diverged"] if facts.get("stopped") else ""
-        self.began = Report(*facts["began"]) if facts.get("began") else None
+        self.monitor.kind, self.monitor.count = facts["watch"]
+        self.problem = facts["diverged"] if facts.get("stopped") else ""
+        self.initial = StepReport(*facts["began"]) if facts.get("began") else None
+        self.resumed = self.trainer.steps
 
-    def save(self, wrong: str = "", early: bool = False) -> None:
-        """Write mask and state."""
+    def save(self, problem: str = "", too_early: bool = False) -> None:
+        """Write mask and state. `stopped` is true if training diverged on the way; otherwise it may be
+        continued."""
         facts, tensors = self.trainer.state()
         facts |= {
             "identity": self.identity,
             "attempt": self.attempt,
-            "watch": [self.watch.kind, self.watch.count],
+            "watch": [self.monitor.kind, self.monitor.count],
+            "began": list(astuple(self.initial)) if self.initial else None,
+            "diverged": problem,
+            "early": too_early,
+            "stopped": bool(self.problem),
         }
-        facts["began"] = list(astuple(self.began)) if self.began else None
-        facts |= {"diverged": wrong, "early": early}
-        facts["stopped"] = bool(self.wrong)  # it diverged on the way; at the end it may still go on
         try:
             write(self.request.out, self.trainer.mask, facts, tensors)
         except OSError as error:
             raise RowsNotWritten(
-                f"{self.request.out} could not be written ({error.strerror}): choose another --out"
+                f"{self.request.out} could not be written ({error.strerror}): choose another output file"
             ) from error
 
-    def go(self, told: Told = lambda finished, computed: None, say: Say = lambda text: None) -> Outcome:
-        """Train to the end; gives how it ended. Masks that are all on or all off at the end begin anew, too, if that is allowed."""
-        told(min(self.trainer.steps, self.steps), 0)
-        judged = self.album.take(self.album.files[:: max(1, len(self.album.files) // JUDGED)][:JUDGED]).to(
-            self.device
-        )
+    def execute(self, on_progress: OnProgress = ignore_progress) -> DiffMaskResult:
+        """Train to the end. Masks that end all on or all off are restarted too, if that is allowed."""
+        self.on_progress = on_progress
+        self._report()
+        files = self.images.files
+        sample = self.images.load(files[:: max(1, len(files) // EVALUATED)][:EVALUATED]).to(self.like)
         while True:
-            self._train(told, say, judged)
-            found = self.trainer.judge(judged)
-            state = "off" if found.l0 < MINIMUM[0] else "on" if found.l0 > MINIMUM[1] else ""
-            early = (
-                not self.wrong
-                and state == "on"
-                and self.trainer.settings.begin == "open"
-                and self.trainer.steps <= self.watch.grace
-            )
-            wrong = self.wrong or (f"the masks are {'still ' * early}all {state}" if state else "")
-            if self.wrong or not wrong or early or self.attempt >= self.request.restarts:
+            self._train(sample)
+            report = self.trainer.evaluate(sample)
+            state = "off" if report.l0 < ALL_OFF else "on" if report.l0 > ALL_ON else ""
+            opening = self.trainer.settings.begin == "open" and self.trainer.steps <= self.monitor.grace
+            too_early = not self.problem and state == "on" and opening
+            at_end = f"the masks are {'still ' if too_early else ''}all {state}" if state else ""
+            problem = self.problem or at_end
+            if self.problem or not problem or too_early or self.attempt >= self.request.restarts:
                 break
-            self.wrong = wrong
-        self.save(wrong, early)
-        return Outcome(
-            self.trainer.steps,
-            self.attempt,
-            found,
-            wrong,
-            early,
-            self.began,
-            tuple(self.album.unreadable.values()),
+            self.problem = problem
+        self.save(problem, too_early)
+        unreadable = tuple(self.images.unreadable.values())
+        return DiffMaskResult(
+            self.trainer.steps, self.attempt, report, problem, too_early, self.initial, unreadable
         )
 
-    def _train(self, told: Told, say: Say, judged: Tensor) -> None:
-        """The steps that are left, and new tries after a divergence. Stopped by hand, it saves first."""
+    def _train(self, sample: Tensor) -> None:
+        """The steps that are left, with new attempts after a divergence. An interrupt saves first."""
         try:
-            while self.trainer.steps < self.steps or self.wrong:
-                if self.wrong and not self._another(told, say):
+            while self.trainer.steps < self.total_steps or self.problem:
+                if self.problem and not self._restart():
                     break
                 if not self.trainer.steps:
-                    self.began = self.trainer.judge(judged)
-                with unbroken():
-                    report = self._step()
-                    self.wrong = self.watch(report, self.trainer.steps)
-                told(1, 1)
-                if (
-                    self.trainer.steps % self.request.save_every == 0
-                    and self.trainer.steps < self.steps
-                    and not self.wrong
-                ):
+                    self.initial = self.trainer.evaluate(sample)
+                with interrupts_deferred():
+                    settings = self.trainer.settings
+                    batch = self.images.batch(self.trainer.steps, settings.batch, settings.seed)
+                    report = self.trainer.step(batch.to(self.like))
+                    self.problem = self.monitor(report, self.trainer.steps)
+                self._report(str(report))
+                is_due = self.trainer.steps % self.request.save_every == 0
+                if is_due and self.trainer.steps < self.total_steps and not self.problem:
                     self.save()
-                    say(f"step {self.trainer.steps}: {_words(report)}")
         except KeyboardInterrupt:
-            self.save(self.wrong)
+            self.save(self.problem)
             raise
 
-    def _step(self) -> Report:
-        settings = self.trainer.settings
-        return self.trainer.step(
-            self.album.batch(self.trainer.steps, settings.batch, settings.seed).to(self.device)
-        )
-
-    def _another(self, told: Told, say: Say) -> bool:
-        """Begin anew after a divergence, if the user allows one more."""
-        done = self.trainer.steps
+    def _restart(self) -> bool:
+        """Start again after a divergence, if another attempt is allowed."""
         if self.attempt >= self.request.restarts:
             return False
         self.attempt += 1
-        settings = restarted(self.trainer.settings, self.request.restart_with)
-        say(
-            f"step {done}: {self.wrong}. Beginning anew with seed {settings.seed}, stretch {settings.stretch:g}"
+        settings = self.trainer.settings.restarted(self.request.restart_with)
+        log.warning(
+            "step %d: %s. Restarting with seed %d, stretch %g",
+            self.trainer.steps,
+            self.problem,
+            settings.seed,
+            settings.stretch,
         )
-        self.trainer, self.watch, self.wrong = self._begun(settings)
-        told(-done, 0)
+        self._start(settings)
+        self.resumed = 0
+        self._report()
         return True
 
-
-def grace(settings: Settings) -> int:
-    """Steps after which masks that are all on have had time enough to close: Adam moves a gate by about its rate a step."""
-    slow = 0.4 / max(settings.gate_rate, 1e-9) if settings.begin == "open" else 0.0
-    return round(max(2 * settings.warmup + slow, 1000))
+    def _report(self, detail: str = "") -> None:
+        done = min(self.trainer.steps, self.total_steps)
+        resumed = min(self.resumed, done)
+        self.on_progress(Progress("train gates", done, self.total_steps, "steps", resumed, detail))
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
-    """Ctrl-C waits until this is done: half of a step, with numbers drawn and nothing moved, could not be gone on from exactly."""
-    if threading.current_thread() is not threading.main_thread():  # interrupts go to the main thread
+def interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C takes effect after the block: half a step, with numbers drawn and nothing moved, could not be
+    resumed exactly."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    received: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
+        signal.signal(signal.SIGINT, previous)
+    if received:
         raise KeyboardInterrupt
 
 
-def _words(report: Report) -> str:
-    answers = f"same answer {100 * report.accuracy:.0f} %"
-    return f"gates 0..{report.layer}: KL {report.kl:.3f}, {100 * report.l0:.0f} % kept, {answers}, λ {report.dual:.1f}"
-
-
-def _short(widths: tuple[int, ...]) -> str:
+def _widths_text(widths: tuple[int, ...]) -> str:
     return str(widths[0]) if len(set(widths)) == 1 else ", ".join(map(str, widths))
 
 
-def _bytes(p: Tensor) -> bytes:
-    return p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+def _bytes(parameter: Tensor) -> bytes:
+    return parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

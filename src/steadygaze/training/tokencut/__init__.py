@@ -1,1 +1,2 @@
-"""Object masks without labels: TokenCut."""
+"""Object masks without labels: TokenCut, and a bilateral solver that moves their edges to those of the
+image."""

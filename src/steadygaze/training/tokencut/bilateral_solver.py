@@ -1,145 +1,114 @@
-"""Edges of a coarse mask drawn to those of its picture: the fast bilateral solver (Barron and Poole 2016;
-docs/equations.md#bilateral-solver).
+"""Refining a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
-Pixels alike in place and colour share a vertex of a coarse grid in five dimensions (y, x, luma, two of chroma). On the vertices,
+Equations: docs/equations.md#bilateral-solver. Pixels close in position and colour share a vertex of a coarse
+grid in five dimensions (y, x, luma, two of chroma). On the vertices,
 
-    minimise  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²       that is  (λ (D_m − D_n B D_n) + diag(S c)) y = S (c t)
+    minimise  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²,   that is
+    (λ (D_m − D_n B D_n) + diag(S c)) y = S (c t)
 
-with Ŵ the blur B between neighbours made bistochastic by D_n, S the sum over a vertex's pixels, t the mask and c the trust in it.
+| symbol   | variable           | meaning                                                          |
+| Ŵ, B     | `blur`             | the blur between neighbours, made bistochastic by D_n            |
+| D_n, D_m | scale, mass        | diagonal matrices                                                |
+| S        | `splat`            | sum over the pixels of a vertex                                  |
+| t        | target             | the mask                                                         |
+| c, λ     | CONFIDENCE, SMOOTHNESS | the confidence in the mask, and the weight of smoothness     |
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy import ndimage
+from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
 
-YUV = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
-SPATIAL, LUMA, CHROMA = 16, 16, 8  # pixels, and values of 0..255, that share a vertex
-SMOOTHNESS, TRUST = 256.0, 0.999
-STEPS, TOLERANCE = 25, 1e-5
-SAME = 0.5  # a refined mask that overlaps less with the one given (IoU) has lost the object
+RGB_TO_YUV = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+SPATIAL, LUMA, CHROMA = 16, 16, 8  # size of a vertex in pixels, and in values of 0..255
+SMOOTHNESS, CONFIDENCE = 256.0, 0.999
+ITERATIONS, TOLERANCE = 25, 1e-5
+MIN_OVERLAP = 0.5  # IoU with the given mask; a refined mask below it has lost the object
+
+Array = np.ndarray
 
 
-def refine(mask: Bool[Tensor, "h w"], picture: Float[Tensor, "3 h w"]) -> Bool[Tensor, "h w"]:
-    """The largest piece, holes filled, of the mask that follows the picture (RGB, 0..1); the given one where the object is lost."""
-    inside = solve(mask.double(), picture) > 0.5
-    found = _largest(_filled(inside))
-    overlap = (found & mask).sum() / (found | mask).sum().clamp(min=1)
-    return found if overlap >= SAME else mask
+def refine(mask: Bool[Tensor, "h w"], image: Float[Tensor, "3 h w"]) -> Bool[Tensor, "h w"]:
+    """The mask moved to the edges of the image (RGB, 0..1): its largest connected component, with holes
+    filled.
+
+    The given mask is returned if the object is lost.
+    """
+    inside = ndimage.binary_fill_holes(solve(mask.double(), image).numpy() > 0.5)
+    refined = torch.from_numpy(largest_component(inside)).to(mask.device)
+    overlap = (refined & mask).sum() / (refined | mask).sum().clamp(min=1)
+    return refined if overlap >= MIN_OVERLAP else mask
 
 
-def solve(target: Float[Tensor, "h w"], picture: Float[Tensor, "3 h w"], *, steps: int = STEPS,
-          tolerance: float = TOLERANCE) -> Float[Tensor, "h w"]:  # fmt: skip
-    """The target, smooth where the picture is and sharp at its edges; conjugate gradients with the diagonal as preconditioner."""
-    vertex, neighbours = _grid(picture)
-    count = neighbours.shape[1]
+def solve(
+    target: Float[Tensor, "h w"],
+    image: Float[Tensor, "3 h w"],
+    *,
+    iterations: int = ITERATIONS,
+    tolerance: float = TOLERANCE,
+) -> Float[Tensor, "h w"]:
+    """The target, smooth where the image is and sharp at its edges, by preconditioned conjugate gradients;
+    float64, on the CPU."""
+    vertex, neighbours = _grid(image.double().cpu().numpy())
+    directions, count = neighbours.shape
 
-    def splat(values: Tensor) -> Tensor:
-        return torch.zeros(count, dtype=torch.float64, device=values.device).index_add_(
-            0, vertex, values.flatten().double()
-        )
+    def splat(values: Array) -> Array:
+        return np.bincount(vertex, weights=values, minlength=count)
 
-    def blur(y: Tensor) -> Tensor:
-        return len(neighbours) * y + torch.nn.functional.pad(y, (0, 1))[neighbours].sum(
-            0
-        )  # a missing neighbour is 0
+    def blur(y: Array) -> Array:
+        return directions * y + np.append(y, 0.0)[neighbours].sum(0)  # a missing neighbour is 0
 
-    pixels = splat(torch.ones_like(target))
-    scale = torch.ones_like(pixels)
+    def apply(y: Array) -> Array:
+        return SMOOTHNESS * (mass * y - scale * blur(scale * y)) + confidence * y
+
+    pixels = splat(np.ones(target.numel()))
+    scale = np.ones(count)
     for _ in range(10):
-        scale = (scale * pixels / blur(scale)).sqrt()
-    mass, trust = scale * blur(scale), TRUST * pixels
-    start = splat(target) / pixels
-    diagonal = SMOOTHNESS * (mass - len(neighbours) * scale.square()) + trust
-    y = _conjugate(lambda v: SMOOTHNESS * (mass * v - scale * blur(scale * v)) + trust * v,
-                   trust * start, start, diagonal.clamp(min=1e-5), steps, tolerance)  # fmt: skip
-    return y[vertex].view(target.shape)
-
-
-def _grid(picture: Float[Tensor, "3 h w"]) -> tuple[Int[Tensor, " hw"], Int[Tensor, "ten v"]]:
-    """The vertex of every pixel; and the neighbours of every vertex, one lower and one higher in each dimension (none: the count)."""
-    _, height, width = picture.shape
-    colour = torch.einsum(
-        "kc,chw->khw", torch.tensor(YUV, dtype=torch.float64, device=picture.device), picture.double() * 255
+        scale = np.sqrt(scale * pixels / blur(scale))
+    mass, confidence = scale * blur(scale), CONFIDENCE * pixels
+    start = splat(target.double().cpu().numpy().ravel()) / pixels
+    diagonal = (SMOOTHNESS * (mass - directions * scale**2) + confidence).clip(min=1e-5)
+    system = LinearOperator((count, count), matvec=apply, dtype=np.float64)
+    preconditioner = LinearOperator((count, count), matvec=lambda y: y / diagonal, dtype=np.float64)
+    y, _ = cg(
+        system, confidence * start, start, rtol=tolerance, atol=0.0, maxiter=iterations, M=preconditioner
     )
+    return torch.from_numpy(y[vertex].reshape(tuple(target.shape)))
+
+
+def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "ten v"]]:
+    """The vertex of every pixel; the neighbours of every vertex, one up and one down in each dimension (none:
+    the count)."""
+    colour = np.einsum("kc,chw->khw", RGB_TO_YUV, image * 255)
     colour[1:] += 128
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    places = torch.stack(
-        [
-            y.to(colour) / SPATIAL,
-            x.to(colour) / SPATIAL,
-            colour[0] / LUMA,
-            colour[1] / CHROMA,
-            colour[2] / CHROMA,
-        ]
-    )
-    cells = places.flatten(1).long() + 1  # room for a neighbour below
-    sizes = cells.amax(1) + 2  # and above
-    weights = torch.cat([sizes.flip(0)[:-1].cumprod(0).flip(0), sizes.new_ones(1)])
-    keys, vertex = torch.unique((cells * weights[:, None]).sum(0), return_inverse=True)
-    wanted = keys + torch.cat([weights, -weights])[:, None]
-    found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    return vertex, torch.where(keys[found] == wanted, found, len(keys))
+    y, x = np.indices(image.shape[1:])
+    position = np.stack([y / SPATIAL, x / SPATIAL, colour[0] / LUMA, colour[1] / CHROMA, colour[2] / CHROMA])
+    cells = position.reshape(5, -1).astype(np.int64) + 1  # room for a neighbour below
+    sizes = cells.max(1) + 2  # and above
+    strides = np.append(sizes[:0:-1].cumprod()[::-1], 1)
+    keys, vertex = np.unique(strides @ cells, return_inverse=True)
+    wanted = keys + np.concatenate([strides, -strides])[:, None]
+    position_in_keys = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return vertex, np.where(keys[position_in_keys] == wanted, position_in_keys, len(keys))
 
 
-def _conjugate(
-    apply: Callable[[Tensor], Tensor],
-    wanted: Tensor,
-    y: Tensor,
-    diagonal: Tensor,
-    steps: int,
-    tolerance: float,
-) -> Tensor:
-    """apply(y) = wanted, for a symmetric positive `apply`."""
-    rest = wanted - apply(y)
-    z = rest / diagonal
-    way, power = z, rest @ z
-    for _ in range(steps):
-        if rest.norm() <= tolerance * wanted.norm():
-            break
-        moved = apply(way)
-        step = power / (way @ moved)
-        y, rest = y + step * way, rest - step * moved
-        z = rest / diagonal
-        before, power = power, rest @ z
-        way = z + power / before * way
-    return y
+def component_at(inside: Bool[Array, "h w"], index: int) -> Bool[Array, "h w"]:
+    """The connected component (four neighbours) that holds the pixel of a flat index.
 
-
-def piece_of(inside: Bool[Tensor, "h w"], seed: int | Tensor) -> Bool[Tensor, "h w"]:
-    """What is connected (four neighbours) with place `seed`, or with several places.
-
-    >>> piece_of(torch.tensor([[True, False, True]]), 0).tolist()
+    >>> component_at(np.array([[True, False, True]]), 0).tolist()
     [[True, False, False]]
     """
-    found = torch.zeros_like(inside)
-    found.view(-1)[seed] = True
-    found &= inside
-    while True:
-        grown = found.clone()
-        grown[1:] |= found[:-1]
-        grown[:-1] |= found[1:]
-        grown[:, 1:] |= found[:, :-1]
-        grown[:, :-1] |= found[:, 1:]
-        grown &= inside
-        if torch.equal(grown, found):
-            return found
-        found = grown
+    labels, _ = ndimage.label(inside)
+    return (labels == labels.flat[index]) & inside
 
 
-def _filled(inside: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
-    """Without holes: all that the outside does not reach from the border."""
-    border = torch.zeros_like(inside)
-    border[0], border[-1], border[:, 0], border[:, -1] = True, True, True, True
-    return ~piece_of(~inside, border.flatten().nonzero()[:, 0])
-
-
-def _largest(inside: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
-    """The largest connected piece."""
-    best, left = torch.zeros_like(inside), inside.clone()
-    while left.sum() > best.sum():
-        piece = piece_of(left, int(left.flatten().int().argmax()))
-        best = piece if piece.sum() > best.sum() else best
-        left &= ~piece
-    return best
+def largest_component(inside: Bool[Array, "h w"]) -> Bool[Array, "h w"]:
+    """The largest connected component (four neighbours), the first of several; empty if there is none."""
+    labels, count = ndimage.label(inside)
+    if not count:
+        return np.zeros_like(inside)
+    return labels == 1 + np.bincount(labels.ravel())[1:].argmax()

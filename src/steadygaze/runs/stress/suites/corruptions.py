@@ -8,7 +8,7 @@
 | score | setting | what |
 | --- | --- | --- |
 | error, ce | `fog` | mean top-1 error over severities; the same in percent of AlexNet's |
-| mean_error, mce, relative_mce | `corruptions` | over the 15 common corruptions; `mean_error_all`: over all that were run |
+| mean_error, mce, relative_mce | `corruptions` | over the 15 common ones; `mean_error_all`: over all |
 
 mCE and its relatives compare with AlexNet's errors on ImageNet, so they are given for models of 1,000 classes
 alone, and only if all 15 corruptions were run at all 5 severities.
@@ -76,7 +76,8 @@ def parse_severities(given: str | int | Iterable[Any]) -> tuple[int, ...]:
     for word in split_words(given):
         if isinstance(word, bool) or str(word) not in map(str, SEVERITIES):
             raise BadInput(
-                f"expected severities of 1, 2, 3, 4 or 5, got {word!r}; 0 is the clean image, which is always measured"
+                f"expected severities of 1, 2, 3, 4 or 5, got {word!r}; 0 is the clean image, which is "
+                "always measured"
             )
         severities.add(int(word))
     if not severities:

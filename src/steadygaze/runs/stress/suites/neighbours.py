@@ -111,7 +111,8 @@ class Bank:
     def add(self, encoded: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
         if not torch.isfinite(encoded).all():
             raise BadInput(
-                "neighbours: the model's features of the bank have NaN or infinite values, so no distance is defined"
+                "neighbours: the model's features of the bank have NaN or infinite values, so no "
+                "distance is defined"
             )
         self._parts.append((encoded, labels))
 

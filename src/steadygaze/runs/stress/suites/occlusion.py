@@ -4,7 +4,7 @@
 | setting | metrics |
 | --- | --- |
 | `centre_square/0.5` | top1, top5, confidence |
-| `random_drop`, `salient_drop` (of a ViT) | drop_right, drop_probability: means over shares of dropped tokens |
+| `random_drop`, `salient_drop` (of a ViT) | drop_right, drop_probability: means over shares |
 
 A row's detail is the curve over the shares of dropped tokens.
 """

@@ -10,8 +10,8 @@ divide.
 
 | score | setting | what |
 | --- | --- | --- |
-| miou, pixel_accuracy, iou_CLASS | `clean`, `fog/3`; miou of `fog` | of summed counts; IoU by class of clean images |
-| mean_miou, retention | `corruptions` | mean over corruptions, and its share of the clean mIoU; `_cityscapes_c`: by that protocol |
+| miou, pixel_accuracy, iou_CLASS | `clean`, `fog/3`; miou of `fog` | of summed counts; by class: clean |
+| mean_miou, retention | `corruptions` | mean over corruptions, share of clean mIoU; also `_cityscapes_c` |
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ def segmentation_scores(
         mean = np.mean(list(levels.values()), axis=0)
         yield Score(Setting("corruptions", name), MIOU, mean, images, note)
     whole_set = Setting("corruptions", "corruptions")
-    note = f"{plural(len(samples), 'corruption')}, severities {_severities(samples.values())}; made in memory; {images} images"
+    what = f"{plural(len(samples), 'corruption')}, severities {_severities(samples.values())}"
+    note = f"{what}; made in memory; {images} images"
     mean = mean_miou(samples, "all")
     yield Score(whole_set, MEAN_MIOU, mean, images, note, headline=True)
     if clean is not None:
@@ -253,7 +254,8 @@ def segmentation_scores(
     if not cityscapes:
         return
     note = (
-        f"{len(cityscapes)} of the 16 corruptions of Cityscapes-C, severities {_severities(cityscapes.values())}, "
+        f"{len(cityscapes)} of the 16 corruptions of Cityscapes-C, severities "
+        f"{_severities(cityscapes.values())}, "
         f"of noise up to 3; made in memory; {images} images"
     )
     mean = mean_miou(samples, "cityscapes-c")

@@ -2,7 +2,7 @@
 
 | setting | metrics |
 | --- | --- |
-| `imagenet-a`, `imagenet-c/fog/3`, ... | top1, top5, confidence; top1_of_200, top5_of_200 among the set's own classes |
+| `imagenet-a`, `imagenet-c/fog/3`, ... | top1, top5, confidence; top1_of_200, ... among the set's classes |
 | `imagenet-p/tilt`: published videos | flips, top5_distance |
 
 Scores of `imagenet-c` and `imagenet-p` are those of the suites corruptions and sequences.

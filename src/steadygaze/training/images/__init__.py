@@ -1,0 +1,1 @@
+"""Images for training: selection, loading, augmentation, and which of them make a step."""

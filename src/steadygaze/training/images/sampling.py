@@ -1,0 +1,105 @@
+"""Which images make a step, and how they are mixed (timm's mixup and cutmix)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from steadygaze.errors import BadInput
+from steadygaze.seeding import combined_seed
+from steadygaze.training.recipe import Augment
+
+Key = tuple[int, int]  # epoch and index of an image
+
+
+@dataclass(frozen=True)
+class StepSampler:
+    """Which images each process loads at each step. The images of a step do not depend on the number of
+    processes.
+
+    num_images: in the training set
+    batch_size: images per step that the recipe asks for
+    accumulate: micro-batches per step
+    rank, world_size: this process, and the number of processes
+    """
+
+    num_images: int
+    batch_size: int
+    accumulate: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.step_size % (self.accumulate * self.world_size):
+            raise BadInput(
+                f"a step of {self.step_size} images cannot be divided among {self.world_size} process(es) "
+                f"and {self.accumulate} micro-batch(es): choose a multiple for batch, or another accumulate"
+            )
+
+    @property
+    def step_size(self) -> int:
+        """Images per step: `batch_size`, or all if there are fewer."""
+        return min(self.batch_size, self.num_images)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images of one process in one accumulated part of a step."""
+        return self.step_size // (self.accumulate * self.world_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full steps only; the rest of the images is left to other epochs, which have another order."""
+        return self.num_images // self.step_size
+
+    def micro_batches(self, step: int) -> list[list[Key]]:
+        """The keys this process loads at a step, one list for each micro-batch."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        order = _epoch_order(self.num_images, self.seed, epoch)
+        images = order[step_in_epoch * self.step_size : (step_in_epoch + 1) * self.step_size]
+        size = self.micro_batch_size
+        starts = [(part * self.world_size + self.rank) * size for part in range(self.accumulate)]
+        return [[(epoch, int(index)) for index in images[start : start + size]] for start in starts]
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(num_images: int, seed: int, epoch: int) -> Int[np.ndarray, " images"]:
+    return np.random.default_rng(combined_seed(seed, 0, epoch)).permutation(num_images)
+
+
+@dataclass(frozen=True)
+class RemainingBatches:
+    """The batch sampler of a loader: the micro-batches of the steps from `start` to `stop`."""
+
+    sampler: StepSampler
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.sampler.accumulate
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for step in range(self.start, self.stop):
+            yield from self.sampler.micro_batches(step)
+
+
+def make_mixer(augment: Augment, num_classes: int, smoothing: float) -> Any:
+    """timm's mixup and cutmix, (images, labels) -> (images, soft targets); None if the recipe uses
+    neither."""
+    if not (augment.mixup or augment.cutmix):
+        return None
+    from timm.data import Mixup
+
+    return Mixup(
+        mixup_alpha=augment.mixup,
+        cutmix_alpha=augment.cutmix,
+        prob=augment.mix_probability,
+        switch_prob=augment.switch,
+        label_smoothing=smoothing,
+        num_classes=num_classes,
+    )

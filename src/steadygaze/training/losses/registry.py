@@ -1,0 +1,226 @@
+"""The registry of training losses: what a recipe may list under `[losses.NAME]`.
+
+A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks,
+attention seen during the forward pass, a pass of its own) and computes its terms of a batch. The training
+loop knows `Loss` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput
+from steadygaze.registry import Registry
+from steadygaze.training.losses.outputs import class_logits, model_outputs
+
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class LossOptions(BaseModel):
+    """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are
+    errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    weight: NonNegative = 1.0
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        """Weights of the terms inside the loss, multiplied by `weight`; a term that is not listed has weight
+        1."""
+        return {}
+
+
+@dataclass(frozen=True)
+class LossSetup:
+    """What a loss may prepare itself with, once, before the first step.
+
+    model: the model that is trained
+    pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients
+        of the parts are averaged, so a loss that is a sum over the step multiplies by it
+    num_classes, preprocess: number of outputs and preprocessing of the model; None outside a training run
+    """
+
+    model: nn.Module
+    pieces: int = 1
+    num_classes: int | None = None
+    preprocess: Preprocess | None = None
+
+
+@dataclass
+class LossBatch:
+    """One batch, as every loss of the recipe sees it.
+
+    images: (B, 3, H, W), normalised
+    labels: (B,) class indices; label maps (B, H, W) in segmentation
+    soft_targets: (B, C) class shares of mixup or cutmix, None without them
+    masks: (B, H, W) object masks, None if no loss needs them
+    observers: by loss name, what `Loss.observer` returned for this batch
+    """
+
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    soft_targets: Tensor | None = None
+    masks: Tensor | None = None
+    observers: Mapping[str, AbstractContextManager[Any]] = field(default_factory=dict)
+    _outputs: Any = None
+    _observed: bool = False
+
+    @property
+    def outputs(self) -> Any:
+        """The model's logits in the graph: (B, C), or a pair if a distillation token is trained.
+
+        The forward pass runs once, with all observers active, and is shared by the losses. A pass that a loss
+        shared before (`share`) is used instead, unless there are observers that did not see it.
+        """
+        if self._outputs is None or (self.observers and not self._observed):
+            with self.observed():
+                self._outputs = model_outputs(self.model(self.images))
+        return self._outputs
+
+    @property
+    def logits(self) -> Float[Tensor, "b classes ..."]:
+        """The logits predictions are made from: the mean of both heads if a distillation token is trained."""
+        return class_logits(self.outputs)
+
+    def share(self, outputs: Any) -> None:
+        """Offer the outputs of a pass that a loss ran itself; the first one is used by the other losses."""
+        if self._outputs is None:
+            self._outputs = outputs
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Activate the observers of all losses for a forward pass."""
+        self._observed = True
+        with ExitStack() as stack:
+            for observer in self.observers.values():
+                stack.enter_context(observer)
+            yield
+
+
+class Loss:
+    """Base class of losses; see `register_loss` for a whole example.
+
+    terms: names of the terms if there are several, logged as NAME.term; empty for a single one
+    needs_masks: object masks must be given (data.masks), and augmentations that would misplace them are
+        refused
+    runs_model: the loss runs the model itself, before the others; it may offer the logits with `batch.share`
+    tasks: what it can train
+    label_smoothing: applied to the soft targets of mixup and cutmix
+    """
+
+    terms: ClassVar[tuple[str, ...]] = ()
+    needs_masks: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "segmentation")
+    Options: ClassVar[type[LossOptions]] = LossOptions
+    name: ClassVar[str] = ""
+    label_smoothing: float = 0.0
+
+    def __init__(self, options: LossOptions, setup: LossSetup) -> None:
+        self.options, self.setup = options, setup
+
+    def observer(self) -> AbstractContextManager[Any] | None:
+        """A new context manager for the forward pass of one batch, later found in
+        `batch.observers[self.name]`."""
+        return None
+
+    def __call__(self, batch: LossBatch) -> Tensor | dict[str, Tensor]:
+        """The loss, a scalar; or its terms by name, without their weights."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LossInfo:
+    """What `list_losses` says about a loss: its name, one line, terms, options with defaults and
+    requirements."""
+
+    name: str
+    summary: str
+    terms: tuple[str, ...]
+    options: Mapping[str, Any]
+    needs_masks: bool
+    tasks: tuple[str, ...]
+
+
+LOSSES: Registry[type[Loss]] = Registry("loss", hint="sg.list_losses() lists them.")
+LossClass = TypeVar("LossClass", bound=type[Loss])
+
+
+def register_loss(
+    name: str, *, options: type[LossOptions] = LossOptions, replace: bool = False
+) -> Callable[[LossClass], LossClass]:
+    """Class decorator that makes a loss available to recipes as `[losses.NAME]`.
+
+    name: what recipes, logs and `list_losses` call it
+    options: a subclass of `LossOptions`, validated when a recipe is read
+    replace: allow a name that is registered already
+
+    A whole example, a penalty on logits far from zero:
+
+    >>> from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions
+    >>> class LogitNormOptions(LossOptions):
+    ...     target: float = 0.0
+    >>> @register_loss("logit_norm", options=LogitNormOptions)
+    ... class LogitNorm(Loss):
+    ...     "Mean squared distance of the logits from `target`."
+    ...
+    ...     options: LogitNormOptions
+    ...
+    ...     def __call__(self, batch: LossBatch) -> Tensor:
+    ...         return (batch.logits - self.options.target).square().mean()
+
+    A recipe then lists it beside the others, and its value is a column of log.csv:
+
+        [losses.cross_entropy]
+        [losses.logit_norm]
+        weight = 0.01
+
+    >>> [info.options for info in list_losses() if info.name == "logit_norm"]
+    [{'weight': 1.0, 'target': 0.0}]
+    >>> LOSSES.remove("logit_norm")
+
+    `steadygaze train` finds losses of installed packages through the entry point group `steadygaze.plugins`
+    (see `steadygaze.registry`).
+    """
+
+    def decorate(loss: LossClass) -> LossClass:
+        if not (isinstance(loss, type) and issubclass(loss, Loss)):
+            raise BadInput(f"register_loss({name!r}): expected a subclass of Loss, got {loss!r}")
+        if not (isinstance(options, type) and issubclass(options, LossOptions)):
+            raise BadInput(
+                f"register_loss({name!r}): expected options= a subclass of LossOptions, got {options!r}"
+            )
+        loss.name, loss.Options = name, options
+        LOSSES.add(name, loss, replace=replace)
+        return loss
+
+    return decorate
+
+
+def list_losses() -> list[LossInfo]:
+    """Every loss that a recipe can list, in order of registration."""
+    return [
+        LossInfo(
+            name=name,
+            summary=(loss.__doc__ or "").strip().partition("\n")[0],
+            terms=loss.terms,
+            options={
+                key: ("required" if option.is_required() else option.get_default(call_default_factory=True))
+                for key, option in loss.Options.model_fields.items()
+            },
+            needs_masks=loss.needs_masks,
+            tasks=loss.tasks,
+        )
+        for name, loss in LOSSES.items()
+    ]

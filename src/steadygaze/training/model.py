@@ -1,0 +1,264 @@
+"""From a recipe to the model that is trained: created or loaded, with its modules and the format of its
+images."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygaze.data.folders import ClassLookup
+from steadygaze.data.label_maps import SegmentationImages, find_label_maps
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.loading.build import build_model
+from steadygaze.loading.checkpoint import read_weights
+from steadygaze.loading.load import load_model
+from steadygaze.loading.run_folder import read_description
+from steadygaze.loading.timm_models import is_timm_name
+from steadygaze.training.images.selection import class_folders
+from steadygaze.training.random_state import seeded
+from steadygaze.training.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeModel:
+    """The model of a recipe, before training.
+
+    description: what recreates the model: name, arguments, modules, classes, preprocessing
+    """
+
+    model: nn.Module
+    classes: ClassLookup
+    preprocess: Preprocess
+    description: dict[str, Any]
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.description["num_classes"])
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file of the weights says about them."""
+        return {"steadygaze": json.dumps(self.description, ensure_ascii=False)}
+
+
+@dataclass(frozen=True, eq=False)
+class _InitialModel:
+    """class_names: that the weights bring; origin: the part of the description that says where the model is
+    from."""
+
+    model: nn.Module
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None
+    origin: dict[str, Any]
+
+
+def build_recipe_model(recipe: Recipe) -> RecipeModel:
+    """Create or load the model; new weights depend on the recipe's seed alone."""
+    data = recipe.data
+    maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
+    folders = class_folders(data.train) if maps is None else None
+    with seeded(recipe.seed, 2):
+        initial = _initial_model(recipe, folders)
+        backbone = _insert_modules(_backbone(initial.model, recipe), recipe)
+        model = backbone if maps is None else _segmenter(initial.model, backbone, maps)
+    num_classes = _num_classes(backbone, initial.preprocess.size)
+    names = next((n for n in (initial.class_names, folders) if n is not None and len(n) == num_classes), None)
+    preprocess = initial.preprocess.override(
+        size=(data.size, data.size) if data.size else None,
+        crop_pct=data.crop,
+        interpolation=data.interpolation,
+        mean=data.mean,
+        std=data.std,
+    )
+    if preprocess.size != initial.preprocess.size:
+        _check_accepts_size(model, preprocess.size)
+    side = max(preprocess.size)
+    if recipe.augment.crop == "resize" and recipe.augment.resize < side:
+        raise BadInput(
+            f"augment.resize: expected at least the size of the images, {side}, got {recipe.augment.resize}"
+        )
+    new_names = None if names is None or names is initial.class_names else list(names)
+    description = {
+        "classes": new_names,
+        **initial.origin,
+        "num_classes": num_classes,
+        "modules": recipe.modules.model_dump(),
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "size": preprocess.size,
+        "interpolation": preprocess.interpolation,
+        "crop": preprocess.crop_pct,
+    }
+    if maps is not None:
+        map_names = None if maps.names is None else list(maps.names)
+        description |= {"segments": maps.classes, "classes": map_names}
+    return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description)
+
+
+def _initial_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
+    """The model that `load_model` gives, or a new one of timm."""
+    o = recipe.model
+    run = None if o.checkpoint is None else read_description(o.checkpoint)
+    from_run = run is not None and run["model"] == o.name and o.arguments in ({}, run["arguments"])
+    is_timm = is_timm_name(o.name)
+    if is_timm and not from_run and o.pretrained and o.checkpoint:
+        raise BadInput("model.pretrained, model.checkpoint: expected one of them, got both")
+    other_arguments = bool(o.arguments) and not from_run
+    untrained = is_timm and not from_run and not o.pretrained
+    if o.new_head or other_arguments or untrained:
+        return _created_model(recipe, folders)
+    return _loaded_model(recipe)
+
+
+def _loaded_model(recipe: Recipe) -> _InitialModel:
+    o = recipe.model
+    loaded = load_model(o.name, o.checkpoint, num_classes=o.num_classes)
+    earlier_run = None if loaded.checkpoint is None else read_description(loaded.checkpoint)
+    if earlier_run is not None:
+        keys = ("model", "arguments", "library", "classes")
+        origin = {key: earlier_run[key] for key in keys if key in earlier_run}
+    else:
+        origin = {"model": o.name, "arguments": {}, "library": loaded.source}
+    return _InitialModel(loaded.model, loaded.preprocess, loaded.class_names, origin)
+
+
+def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
+    """A model with the recipe's arguments and the weights of its checkpoint; a new classifier has the
+    folders' classes."""
+    o = recipe.model
+    weights = None if o.checkpoint is None else read_weights(o.checkpoint)
+    count = o.num_classes
+    if count is None and folders is not None and (weights is None or o.new_head):
+        count = len(folders)
+    try:
+        built = build_model(
+            o.name,
+            weights,
+            origin=o.checkpoint or "",
+            num_classes=count,
+            pretrained=o.pretrained,
+            arguments=o.arguments,
+            new_head=o.new_head,
+        )
+    except BadInput as error:
+        raise BadInput(f"model.{error}") from error
+    return _InitialModel(
+        built.model, built.preprocess, built.class_names, {"model": o.name, "arguments": o.arguments}
+    )
+
+
+# -- segmenters and modules ------------------------------------------------------------------------
+
+
+def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The vision transformer: that of a segmenter, or the model itself."""
+    from steadygaze.modules import Segmenter
+
+    if not isinstance(model, Segmenter):
+        return model
+    if recipe.task != "segmentation":
+        raise BadInput(
+            "model: its weights are of a segmenter. "
+            "Use task = 'segmentation', or the weights of a classifier."
+        )
+    return model.backbone
+
+
+def _segmenter(model: nn.Module, backbone: nn.Module, maps: SegmentationImages) -> nn.Module:
+    """A segmenter around the backbone; the one that the weights brought, if its classes are those of the
+    masks."""
+    from steadygaze.modules import Segmenter, segmenter
+
+    if not isinstance(model, Segmenter):
+        return segmenter(backbone, maps.classes)
+    if model.classes != maps.classes:
+        raise BadInput(
+            f"model: its weights are of a segmenter of {model.classes} classes, "
+            f"but the masks have {maps.classes}"
+        )
+    model.backbone = backbone
+    return model
+
+
+def _insert_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
+    from steadygaze import modules
+
+    specs: dict[str, Any] = {}
+    if recipe.modules.tap is not None:
+        specs["tap"] = _module_spec("tap", modules.TAP, recipe.modules.tap)
+    if recipe.modules.cb is not None:
+        specs["cb"] = _module_spec("cb", modules.CB, recipe.modules.cb)
+    if not specs:
+        return model
+    classes = {"tap": modules.TokenPool, "cb": modules.ContextBroadcast}
+    inserted = modules.inserted(model).values()
+    present = {name for name in specs if any(isinstance(module, classes[name]) for module in inserted)}
+    for name in present:  # the initial weights brought it
+        plain = modules.remove(model)
+        requested = _module_texts(modules.insert(plain, **{name: specs[name]}), name)
+        existing = _module_texts(model, name)
+        if requested != existing:
+            raise BadInput(
+                f"modules.{name}: the weights contain it already, with other options: expected "
+                f"{sorted(existing.items())}, got {sorted(requested.items())}. "
+                f"Leave modules.{name} out to keep theirs."
+            )
+    new = {name: spec for name, spec in specs.items() if name not in present}
+    return modules.insert(model, **new) if new else model
+
+
+def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
+    """TAP or CB with the recipe's options."""
+    try:
+        return spec(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        )
+    except TypeError as error:
+        quoted = str(error).split("'")
+        unknown = quoted[1] if len(quoted) > 1 else str(error)
+        raise UnknownName(f"option of modules.{name}", unknown, [f.name for f in fields(spec)]) from error
+
+
+def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
+    """Where a model has TAP or CB, and with which options."""
+    from steadygaze import modules
+    from steadygaze.modules.base import describe
+
+    return {
+        path: describe(module.spec)
+        for path, module in modules.inserted(model).items()
+        if path.rpartition(".")[2].startswith(name)
+    }
+
+
+# -- what the model accepts and returns ------------------------------------------------------------
+
+
+def _check_accepts_size(model: nn.Module, size: tuple[int, int]) -> None:
+    """Whether the model runs on images of a size other than its own."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).eval()(torch.zeros(1, 3, *size))
+    except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers differ here
+        raise BadInput(
+            f"data.size: the model does not accept images of {size[0]}x{size[1]} ({error}). Leave it out."
+        ) from error
+
+
+def _num_classes(model: nn.Module, size: tuple[int, int]) -> int:
+    declared = getattr(model, "num_classes", None)
+    declared = declared or getattr(getattr(model, "config", None), "num_labels", None)
+    if declared:
+        return int(declared)
+    was_training = model.training
+    with torch.no_grad():
+        output = model.eval()(torch.zeros(1, 3, *size))
+    model.train(was_training)
+    return (output if isinstance(output, torch.Tensor) else output.logits).shape[-1]
