@@ -1,7 +1,9 @@
-"""How annotations are checked under pytest: by beartype, where an int may stand for a float, as for a type checker.
+"""How annotations are checked under pytest: by beartype, where an int may stand for a float, as for a type
+checker.
 
-In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, and none of the
-functions in `SELF_CHECKING`: these are public and refuse wrong arguments themselves, which other tests test.
+In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, and none of
+the functions in `SELF_CHECKING`: these are public and refuse wrong arguments themselves, which other tests
+test.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,17 @@ SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",
+    "steadygaze.robustness.attacks._attack",
+    "steadygaze.robustness.attacks.fgsm",
+    "steadygaze.robustness.attacks.pgd",
+    "steadygaze.robustness.attacks.pixels_of",
+    "steadygaze.robustness.attention.attention_picture",
+    "steadygaze.robustness.attention.attention_stability",
+    "steadygaze.robustness.calibration.confidences",
+    "steadygaze.robustness.calibration.reliability",
+    "steadygaze.robustness.neighbours.features",
+    "steadygaze.robustness.neighbours.knn_predict",
+    "steadygaze.robustness.synthetic.remove_background",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

@@ -186,7 +186,7 @@ def test_the_start_layer_is_drawn(run, tmp_path):
                   ratios=[0.5], start_layers="0,2,5")  # fmt: skip
     run_verify(ask)
     text = write_report([tmp_path / "run"], repeats=50, pictures=False)[0].read_text()
-    assert "Where PLUS begins" in text and text.count("<polyline") == 2
+    assert "Where PLUS starts" in text and text.count("<polyline") == 2
     assert "ixg+plus</span>" in text
 
 

@@ -12,7 +12,7 @@ from steadygaze.report.html import write_report
 def run(
     runs: list[Path], out: Path | None, baseline: str | None, pictures: bool, console: Console | None = None
 ) -> int:
-    """Write it; gives the exit code."""
+    """Write the report; returns the exit code."""
     console = console or Console()
     for path in write_report(runs, out, baseline=baseline, pictures=pictures):
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

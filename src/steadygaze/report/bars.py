@@ -44,26 +44,29 @@ def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None
             f'<text class="tick" x="{x:.1f}" y="{height - ROOM + 15}" text-anchor="middle">{value:g}</text>'
         )
     parts.append(
-        f'<text class="axis" x="{(left + WIDTH - right) / 2:.1f}" y="{height - 4}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="axis" x="{(left + WIDTH - right) / 2:.1f}" y="{height - 4}" text-anchor="middle">'
+        f"{escape(x_label)}</text>"
     )
     for i, bar in enumerate(rows):
         y = ROW * i + ROW / 2
         parts.append(
-            f'<text class="tick" x="{left - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">{escape(bar.name)}</text>'
+            f'<text class="tick" x="{left - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">'
+            f"{escape(bar.name)}</text>"
         )
         if not math.isfinite(bar.value):
             continue
         colour = f"c{bar.rank}" if bar.rank < COLOURS else "rest"
         box = f'x="{left:.1f}" y="{y - 6:.1f}" width="{at(bar.value) - left:.1f}" height="12" rx="2"'
-        told = f"<title>{escape(bar.told or f'{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})')}</title>"
-        parts.append(f'<rect class="dot {colour}" opacity=".78" {box}>{told}</rect>')
+        text = bar.told or f"{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
+        tooltip = f"<title>{escape(text)}</title>"
+        parts.append(f'<rect class="dot {colour}" opacity=".78" {box}>{tooltip}</rect>')
         parts.append(
             f'<line class="over" x1="{at(bar.low):.1f}" x2="{at(bar.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        parts.append(
-            f'<text class="tick" x="{max(at(bar.high), at(bar.value)) + 6:.1f}" y="{y + 3.5:.1f}">{bar.value:.1f}</text>'
-        )
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        end = max(at(bar.high), at(bar.value)) + 6
+        parts.append(f'<text class="tick" x="{end:.1f}" y="{y + 3.5:.1f}">{bar.value:.1f}</text>')
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    return f"{head}{''.join(parts)}</svg>"
 
 
 def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str]) -> str:
@@ -79,12 +82,14 @@ def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str
             x, y = 26 + side * c, side * r
             shade = 0.12 + 0.75 * max(0.0, min(value, 100.0)) / 100
             parts.append(
-                f'<rect class="dot c1" opacity="{shade:.2f}" x="{x}" y="{y}" width="{side - 3}" height="{side - 3}" rx="3"/>'
+                f'<rect class="dot c1" opacity="{shade:.2f}" x="{x}" y="{y}" '
+                f'width="{side - 3}" height="{side - 3}" rx="3"/>'
             )
             place = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
             parts.append(f'<text class="over" {place}>{value:.0f}</text>')
     parts.append(
-        f'<text class="axis" x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle">{escape(names[0])}</text>'
+        f'<text class="axis" x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle">'
+        f"{escape(names[0])}</text>"
     )
     middle = side * rows / 2
     turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'

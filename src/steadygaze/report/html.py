@@ -1,4 +1,6 @@
-"""The report: ranking, curves, scatter, start layers, pictures, how it was run; one HTML file, table.csv, table.md."""
+"""The report: ranking, curves, scatter, start layers, sample images, settings; one HTML file, table.csv,
+table.md.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def write_report(
     pictures: bool = True,
     repeats: int = 2000,
 ) -> list[Path]:
-    """Write the report of these runs; gives the files: report.html, table.csv, table.md.
+    """Write the report of these runs; returns the files: report.html, table.csv, table.md.
 
-    baseline: the method that the others are compared with, as `method` or `method/score`; None is the best one
+    baseline: the method that the others are compared with, as `method` or `method/score`; None is the best
+        one
     """
     rows = Rows.read(*folders)
     if STRESS in rows.kinds:
@@ -44,7 +47,7 @@ def write_report(
         return write_stress(rows, out, pictures=pictures, repeats=repeats)
     table = rows.table(repeats=repeats)
     if not table.sections:
-        raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Let steadygaze verify run first.")
+        raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Run steadygaze verify first.")
     parts = [_part(section, rows, baseline, pictures) for section in table.sections]
     about = table.sections[0].model
     explained = _explained(table.sections)
@@ -52,7 +55,7 @@ def write_report(
         "ranking.html",
         rows.runs,
         rows,
-        title="Is the explanation true?",
+        title="How faithful are the explanations?",
         about=about,
         parts=parts,
         metrics=explained,
@@ -64,7 +67,7 @@ def write_report(
 
 
 def write_all(written: dict[Path, str]) -> list[Path]:
-    """Write these files; gives their names."""
+    """Write these files; returns their paths."""
     path = next(iter(written))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +79,9 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 
 
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
-    """A page from a template of this folder, with how its runs were made, and what of `rows` could not be used."""
+    """A page from a template of this folder, with the settings of its runs and the unusable images of
+    `rows`.
+    """
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -97,7 +102,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
 
 
 def _soft(name: str) -> str:
-    """A method's name that may be broken where its parts meet."""
+    """A method's name that may be wrapped between its parts."""
     return re.sub(r"([+:,=])", "\\1\u200b", name)
 
 
@@ -206,7 +211,7 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
 
 
 def _start(section: Section) -> Figure | None:
-    """The study of the start layer: one line for each method, over the layer where PLUS begins."""
+    """The score over the layer where PLUS starts, one line for each method."""
     metric = section.shown[0]
     groups: dict[str, list[tuple[int, Cell]]] = {}
     for line in section.lines:
@@ -225,23 +230,23 @@ def _start(section: Section) -> Figure | None:
     chart = svg.lines(
         series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True
     )
-    return Figure("Where PLUS begins", legend(series), chart)
+    return Figure("Where PLUS starts", legend(series), chart)
 
 
 def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
-    """Which methods say the same: rank correlation of each two, mean over the pictures; the best methods first."""
+    """Rank correlation of the maps of each two methods, mean over the images; the best methods first."""
     columns = [(method, score) for method, score in run["settings"].get("columns", [])]
     lines = [line for line in section.lines if line in columns][: svg.CELLS]
     details = [section.detail("agreement", line) for line in lines]
     whole = [detail for detail in details if detail is not None and detail.shape[1] == len(columns)]
     if len(whole) < 2 or len(whole) < len(lines):
         return None
-    places = [columns.index(line) for line in lines]
+    indices = [columns.index(line) for line in lines]
     chart = svg.matrix(
-        [_called(line, section) for line in lines], [np.nanmean(d, axis=0)[places].tolist() for d in whole]
+        [_called(line, section) for line in lines], [np.nanmean(d, axis=0)[indices].tolist() for d in whole]
     )
-    words = "rank correlation of their maps, mean over the pictures; best method first, columns in the order of the lines"
-    return Figure("Which methods agree", words, chart)
+    note = "rank correlation of their maps, mean over the images; best method first, in rows and columns"
+    return Figure("Which methods agree", note, chart)
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""What pages are made of: figures with their legends, sections, cells of tables, and how a run was made."""
+"""The parts of pages: figures with legends, sections, table cells, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: words, what it is sorted by, a look, and small print."""
+    """A cell of a table: text, sort key, CSS class, and small print."""
 
     text: str
     sort: Any = ""
@@ -50,7 +50,7 @@ class Part:
 
 
 def legend(series: Sequence[svg.Series]) -> str:
-    """The colours of a chart, in words."""
+    """The legend of a chart."""
     keys = [
         f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>'
         for one in series
@@ -60,19 +60,17 @@ def legend(series: Sequence[svg.Series]) -> str:
 
 
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a run of either kind was made, line by line; what it does not have is left out."""
+    """The settings of a run of either kind, line by line; settings that it does not have are left out."""
     settings, about = run["settings"], run.get("about", {})
     pictures = (
-        f", {settings['pictures']} pictures ({settings.get('layout', '')})"
-        if settings.get("pictures")
-        else ""
+        f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
     )
     limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
     shifts = "; ".join(
-        f"{s['name']}: {s['pictures']} pictures, {s['hash']}" for s in settings.get("shifts", ())
+        f"{s['name']}: {s['pictures']} images, {s['hash']}" for s in settings.get("shifts", ())
     )
     near = "; ".join(
-        f"{s['name']}: {s['pictures']} pictures, bank of {s['bank']}, {s['hash']}"
+        f"{s['name']}: {s['pictures']} images, bank of {s['bank']}, {s['hash']}"
         for s in settings.get("neighbours", ())
     )
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
@@ -81,7 +79,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
         ("weights", settings["weights"]),
         ("data", f"{settings.get('data', '')}{pictures}{limit}"),
-        ("pictures' hash", settings.get("pictures_hash") or ""),
+        ("hash of the images", settings.get("pictures_hash") or ""),
         ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
         ("explained class", settings.get("target", "")),
         ("metrics", ", ".join(settings.get("metrics", ()))),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from steadygaze.heatmap import percent
 from steadygaze.runs.compare import Comparison
-from steadygaze.runs.stress.samples import FOLDER, ImageSample, Samples, read_samples
+from steadygaze.runs.samples import data_address
+from steadygaze.runs.stress.samples import ImageSample, Samples, read_samples
 
 Titled = list[tuple[str, str]]  # words and data address
 NOT_STORED = (
@@ -31,8 +31,8 @@ def condition_images(run: Path) -> tuple[Titled, Titled, str]:
     samples = read_samples(run)
     if samples is None:
         return [], [], NOT_STORED
-    small = [(one.title, _address(run, one.file)) for one in samples.conditions if not one.wide]
-    sheets = [(one.title, _address(run, one.file)) for one in samples.conditions if one.wide]
+    small = [(one.title, data_address(run, one.file)) for one in samples.conditions if not one.wide]
+    sheets = [(one.title, data_address(run, one.file)) for one in samples.conditions if one.wide]
     text = f"{samples.image} as the model sees it, and under conditions of the run{samples.note}."
     return small, sheets, text if small or sheets else ""
 
@@ -64,22 +64,13 @@ def shots_of(
 
 def _shot(before: tuple[Path, Samples, ImageSample], after: tuple[Path, Samples, ImageSample]) -> Shot:
     run, samples, image = before
-    pictures = [("image", _address(run, image.file))]
+    pictures = [("image", data_address(run, image.file))]
     for side, (folder, own, one) in (("before", before), ("after", after)):
         words = f"{side}: {_class_name(own, one.predicted)} {percent(one.probability)}"
-        pictures.append((words, _address(folder, one.map_file or one.file)))
+        pictures.append((words, data_address(folder, one.map_file or one.file)))
     return Shot(image.name, _class_name(samples, image.label), pictures)
 
 
 def _class_name(samples: Samples, index: int) -> str:
     name = samples.class_names.get(index)
     return f"class {index}" if name is None else name.split(",")[0]
-
-
-def _address(run: Path, file: str) -> str:
-    """A stored JPEG as a data address, so that the page needs no other file; empty if it is gone."""
-    try:
-        data = (run / FOLDER / file).read_bytes()
-    except OSError:
-        return ""
-    return "data:image/jpeg;base64," + base64.b64encode(data).decode()

@@ -1,4 +1,6 @@
-"""Small charts as SVG text. Colours are CSS variables of the page (`--c0`, `--c1`, ...): dark mode reaches them."""
+"""Small charts as SVG text. Colours are CSS variables of the page (`--c0`, `--c1`, ...): dark mode reaches
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LETTER = 6.2  # pixels; enough to keep labels apart
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one point of a chart; `rank` decides its colour. Limits, if given, are drawn as whiskers."""
+    """One line or one point of a chart; `rank` decides its colour. Limits, if given, are drawn as
+    whiskers.
+    """
 
     name: str
     x: Sequence[float]
@@ -86,10 +90,10 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, w
         for x, (low, high) in zip(one.x, one.y_limits or (), strict=False):
             parts.append(_whisker(frame.px(x), frame.py(low), frame.px(x), frame.py(high), one))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        told = f"<title>{escape(one.name)}</title>"
-        parts.append(f'<polyline class="line {one.colour}" points="{path}">{told}</polyline>')
+        tooltip = f"<title>{escape(one.name)}</title>"
+        parts.append(f'<polyline class="line {one.colour}" points="{path}">{tooltip}</polyline>')
         if one.rank < COLOURS:
-            parts += [_dot(x, y, 2.4, one, told) for x, y in points]
+            parts += [_dot(x, y, 2.4, one, tooltip) for x, y in points]
     return _svg(parts, title)
 
 
@@ -103,8 +107,8 @@ def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str)
             parts.append(_whisker(frame.px(low), y, frame.px(high), y, one))
         for low, high in one.y_limits or ():
             parts.append(_whisker(x, frame.py(low), x, frame.py(high), one))
-        told = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
-        dots.append(_dot(x, y, 4, one, told))
+        tooltip = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
+        dots.append(_dot(x, y, 4, one, tooltip))
     parts += _labels(frame, [one for one in points if one.rank < LABELLED])
     return _svg([*parts, *dots], title)
 
@@ -134,7 +138,9 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; the second colour where opposed."""
+    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; the second colour
+    where opposed.
+    """
     left = 14 + LETTER * max(map(len, names))
     side = (WIDTH - left - RIGHT) / len(names)
     parts = []
@@ -144,16 +150,19 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
         for j, value in enumerate(row):
             if not math.isfinite(value):
                 continue
-            told = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
+            tooltip = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
             colour = "var(--c0)" if value >= 0 else "var(--c1)"
             place = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
-            parts.append(f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{told}</rect>')
+            parts.append(
+                f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{tooltip}</rect>'
+            )
             if side >= 24:
                 kind = "tick strong" if abs(value) > STRONG else "tick"
                 parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
     height = TOP + len(names) * side + 6
     body = "".join(parts)
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="agreement between methods">{body}</svg>'
+    label = 'role="img" aria-label="agreement between methods"'
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" {label}>{body}</svg>'
 
 
 def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str:
@@ -161,7 +170,8 @@ def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str
     room = span[1] - span[0] or 1.0
     at = [f"{3 + 90 * (v - span[0]) / room:.1f}" for v in (low, value, high)]
     line = f'<line x1="{at[0]}" x2="{at[2]}" y1="5" y2="5"/>'
-    return f'<svg class="bar" viewBox="0 0 96 10" aria-hidden="true">{line}<circle cx="{at[1]}" cy="5" r="2.6"/></svg>'
+    dot = f'<circle cx="{at[1]}" cy="5" r="2.6"/>'
+    return f'<svg class="bar" viewBox="0 0 96 10" aria-hidden="true">{line}{dot}</svg>'
 
 
 def _number(value: float) -> str:
@@ -194,8 +204,8 @@ def _text(kind: str, x: float, y: float, words: str, anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _dot(x: float, y: float, radius: float, one: Series, told: str) -> str:
-    return f'<circle class="dot {one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{told}</circle>'
+def _dot(x: float, y: float, radius: float, one: Series, tooltip: str) -> str:
+    return f'<circle class="dot {one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
 
 
 def _whisker(x1: float, y1: float, x2: float, y2: float, one: Series) -> str:
@@ -204,4 +214,5 @@ def _whisker(x1: float, y1: float, x2: float, y2: float, one: Series) -> str:
 
 def _svg(parts: Sequence[str], title: str) -> str:
     body = "".join(parts)
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>'
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+    return f"{head}{body}</svg>"

@@ -28,7 +28,7 @@ from PIL import Image
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions.corrupt import generator
 
-Pixels = UInt8[np.ndarray, "h w 3"]
+Pixels = UInt8[np.ndarray, "_ _ 3"]
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FACTORS: dict[str, tuple[Any, ...]] = {
     "location": tuple((x, y) for y in POSITIONS for x in POSITIONS),
@@ -57,7 +57,7 @@ class Synthetic:
         return {"location": (self.x, self.y), "rotation": self.rotation, "size": self.area}[self.factor]
 
 
-def cut_out(image: Pixels, mask: np.ndarray) -> UInt8[np.ndarray, "h w 4"]:
+def cut_out(image: Pixels, mask: np.ndarray) -> UInt8[np.ndarray, "_ _ 4"]:
     """The object with its transparency, cropped to its bounding box."""
     alpha = _alpha(image, mask)
     rows, columns = (np.flatnonzero(alpha.any(axis)) for axis in (1, 0))

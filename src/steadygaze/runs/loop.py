@@ -21,11 +21,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from steadygaze.errors import BadImage
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.load_ahead import load_ahead
-from steadygaze.runs.maps import BROKEN as BROKEN
-from steadygaze.runs.maps import ZERO as ZERO
-from steadygaze.runs.processes import World as World
-from steadygaze.runs.processes import world as world
-from steadygaze.runs.rows import Row, RowKey, Rows, json_number, key_of
+from steadygaze.runs.processes import World
+from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.store import Done, Store, prepare
 
 T = TypeVar("T")
@@ -300,16 +297,3 @@ class Run:
             self.on_progress(
                 Progress(self.task, self._finished, self.total, self.unit, resumed=self._resumed)
             )
-
-
-# -- names of the first version, until `stress` uses the loop above
-# ----------------------------------------------------
-
-Told = Callable[[int, int], None]
-short = json_number
-
-
-def maps_of(*arguments: Any) -> list[tuple[Any, list[int]]]:
-    from steadygaze.runs.maps import maps_of as flagged_maps
-
-    return [(maps, [b for b, f in flags.items() if f == BROKEN]) for maps, flags in flagged_maps(*arguments)]

@@ -4,9 +4,9 @@ A folder RUN holds
 
 | file | content |
 | --- | --- |
-| `run.json` | `settings`, everything that defines the numbers, and `about`: command, versions, when it began |
+| `run.json` | `settings`, which define the numbers, and `about`: the command and when it began |
 | `rows-00000.jsonl` | one line a row, one file for each process; `.jsonl.gz` is read too |
-| `replaced-00000.jsonl` | only if image files changed between a stop and its resumption: the content that counts |
+| `replaced-00000.jsonl` | only if image files changed before a run was resumed: the content that counts |
 | `samples/` | images and maps for the report |
 
 A row is one number: model, weights, method, score, metric, image, value, seed and content (a hash of the

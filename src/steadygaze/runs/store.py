@@ -251,16 +251,3 @@ class Done:
     def forget(self, image: str) -> None:
         """The rows of an image no longer count."""
         self._rows.pop(image, None)
-
-    # names of the first version, until `stress` uses `has` and `lacks`
-    @property
-    def counts(self) -> dict[str, int]:
-        return {image: bits.bit_count() for image, bits in self._rows.items()}
-
-    def keys(self, images: Iterable[str]) -> set[Key]:
-        return {
-            (image, *key)
-            for image in images
-            for key, bit in self._bits.items()
-            if self._rows.get(image, 0) >> bit & 1
-        }

@@ -7,7 +7,6 @@ its classes.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,15 +18,13 @@ from PIL import Image
 
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
-from steadygaze.files import write_atomic
+from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
 from steadygaze.runs.stress.images import ImageView, RunImage, StressJob
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.request import PreparedStress
 
-FOLDER, INDEX = "samples", "samples.json"
 MOST = 64  # images with thumbnail and map
-SIDE = 200  # pixels of a thumbnail's longer side
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,8 @@ class Samples:
 
 def read_samples(run: Path) -> Samples | None:
     """The samples of a run folder; None if it has none (first version, or a run that was killed early)."""
-    try:
-        record = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    record = read_index(run)
+    if record is None:
         return None
     return Samples(
         record["image"],
@@ -86,22 +82,20 @@ def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -
     done = before is not None and before.method == ready.request.map_method
     if done or not images:
         return
-    folder = out / FOLDER
-    folder.mkdir(exist_ok=True)
     try:
         shown = _first_readable(ready, images)
         if shown is None:
             return
-        image_samples = _image_samples(folder, ready, images[:MOST])
+        image_samples = _image_samples(out, ready, images[:MOST])
         record = {
             "image": shown.name,
             "method": ready.request.map_method,
-            "conditions": [asdict(one) for one in _condition_samples(folder, ready, shown)],
+            "conditions": [asdict(one) for one in _condition_samples(out, ready, shown)],
             "images": [asdict(one) for one in image_samples],
             "class_names": _names_of(ready, image_samples),
             "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
         }
-        write_atomic(folder / INDEX, json.dumps(record, ensure_ascii=False))
+        write_index(out, record)
     except (SteadygazeError, OSError) as error:  # the rows are what counts
         warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
 
@@ -129,19 +123,19 @@ def _data_images(jobs: Sequence[StressJob]) -> list[RunImage]:
     return list(own.values())
 
 
-def _condition_samples(folder: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
+def _condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
     view = ImageView(image, ready.loader)
     samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
     stored = []
     for number, sample in enumerate(samples):
         picture = sample.image if sample.wide else thumbnail(sample.image)
         stored.append(
-            ConditionSample(sample.title, _save(folder, f"condition{number}", picture), sample.wide)
+            ConditionSample(sample.title, save_image(out, f"condition{number}", picture), sample.wide)
         )
     return stored
 
 
-def _image_samples(folder: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
+def _image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
     if any(suite.label_maps for suite in ready.suites.values()):
         return []
     stored = []
@@ -158,14 +152,14 @@ def _image_samples(folder: Path, ready: PreparedStress, images: Sequence[RunImag
         map_file = None
         overlay = _overlay(ready, shown, predicted, small)
         if overlay is not None:
-            map_file = _save(folder, f"map{number}", overlay)
+            map_file = save_image(out, f"map{number}", overlay)
         stored.append(
             ImageSample(
                 image.name,
                 image.labels[0],
                 predicted,
                 round(float(probabilities[predicted]), 4),
-                _save(folder, f"image{number}", small),
+                save_image(out, f"image{number}", small),
                 map_file,
             )
         )
@@ -184,16 +178,3 @@ def _overlay(ready: PreparedStress, image: torch.Tensor, predicted: int, small: 
         return attribution.overlay(small)
     except SteadygazeError:  # the method does not serve this model, or the map is broken
         return None
-
-
-def thumbnail(image: Image.Image) -> Image.Image:
-    """The image with its longer side at `SIDE` pixels."""
-    scale = SIDE / max(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return image.resize(size, Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.LANCZOS)
-
-
-def _save(folder: Path, name: str, image: Image.Image) -> str:
-    file = f"{name}.jpg"
-    write_atomic(folder / file, lambda opened: image.convert("RGB").save(opened, "JPEG", quality=86))
-    return file

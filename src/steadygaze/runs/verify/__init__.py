@@ -11,8 +11,3 @@
 | `grouping.py` | which runs can share a table |
 | `samples.py` | the images and maps that the report shows |
 """
-
-from steadygaze.runs.normalisation import IMAGENET as IMAGENET  # until `stress` uses runs.normalisation
-from steadygaze.runs.request import about_run as about  # until `stress` uses runs.request
-
-__all__ = ["IMAGENET", "about"]
