@@ -249,8 +249,8 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         ("EVA-02 tiny (rotary, SwiGLU)", "transatt", "without rotary positions.*Use attnlrp"),
         ("attention pool (SigLIP)", "transatt", "a class or mean head"),
         ("average", "decompx:bias=cls", "class token"),
-        ("CaiT", "fullgrad:implicit=true", "mixes attention after its softmax"),
-        ("CaiT", "decompx:bias=absdot", "do not add up to the logits"),
+        ("CaiT", "fullgrad:implicit=true", "mixes attention after softmax"),
+        ("CaiT", "decompx:bias=absdot", "do not sum to the logits"),
         ("CaiT", "attin", "pre-norm"),
         ("Swin", "gradcam:at=norm1", "does not begin with a norm"),
     ],
@@ -271,9 +271,7 @@ def test_selection_of_patches() -> None:
         (torch.tensor([[0]]), r"shape \(2, k\)"),
     ):
         refuse(sg.BadInput, message, vit.select, tokens, keep)
-    refuse(
-        sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64)
-    )
+    refuse(sg.BadInput, "have lost their layout", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
 
 
 def test_broken_and_empty_maps() -> None:

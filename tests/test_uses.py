@@ -56,7 +56,7 @@ def test_wrappers_in_any_order() -> None:
 
 def test_a_model_that_holds_a_vit_says_where() -> None:
     inner = tiny("class")
-    with pytest.raises(sg.UnsupportedModel, match=r"It holds one: give model\.get_submodule\('1'\)"):
+    with pytest.raises(sg.UnsupportedModel, match=r"It contains one: use model\.get_submodule\('1'\)"):
         sg.adapt(nn.Sequential(nn.Identity(), inner))
     with pytest.raises(sg.UnsupportedModel, match=r"docs/models.md"):
         sg.adapt(nn.Sequential(nn.Identity()))
@@ -159,7 +159,7 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
 
     attn.forward = forward  # type: ignore[method-assign]
     for method in ("gae", "rollout", "decompx", "gaze_removal"):
-        with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be seen into"):
+        with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be inspected"):
             sg.explain(model, random_images(model), method=method)
     assert sg.explain(model, random_images(model), method="cat").scores.any()
 
