@@ -31,10 +31,17 @@ from steadygaze.modules import TAP, insert
 NAME = "vit_tiny_patch16_224"
 ARGUMENTS = {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 32, "patch_size": 8}
 DESCRIPTION: dict[str, Any] = {
-    "model": NAME, "arguments": ARGUMENTS, "num_classes": 5, "classes": list("abcde"), "size": [32, 32],
-    "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "crop": 0.9,
+    "model": NAME,
+    "arguments": ARGUMENTS,
+    "num_classes": 5,
+    "classes": list("abcde"),
+    "size": [32, 32],
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "interpolation": "bicubic",
+    "crop": 0.9,
     "modules": {"tap": None, "cb": None},
-}  # fmt: skip
+}
 SECONDS = 5  # for one case
 MEGABYTES = 600  # by which all cases together may raise the peak of memory
 HEAD, WEIGHT, STATE = "head.weight", "blocks.0.attn.qkv.weight", "blocks.0.tap._extra_state"
@@ -142,7 +149,7 @@ TENSORS: dict[str, tuple[str, Callable[[Tensor], Any], str]] = {  # case: name, 
     "state: text": (STATE, lambda s: spec('{"module": "TAP", "branches": "3"}'), "no option branches"),
     "state: temperature": (STATE, lambda s: spec('{"module": "TAP", "temperature": NaN}'), "temperature"),
     "state: extra option": (STATE, lambda s: spec('{"module": "TAP", "allocation": "all"}'), "no option"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TENSORS)
@@ -159,11 +166,24 @@ def test_unusual_tensors_are_refused_in_words(good, tmp_path, case):
 
 @pytest.mark.parametrize(
     "content",
-    [None, [], {}, 3, "text", {"model": {}}, {"model": {"state_dict": {"net": {"module": {}}}}},
-     {1: torch.zeros(2)}, {("a", "b"): torch.zeros(2)}, {"": torch.zeros(2)}, {"module.": torch.zeros(2)},
-     {"model": [torch.zeros(2)]}, torch.zeros(3), {"x" * 10_000: torch.zeros(2)}],
+    [
+        None,
+        [],
+        {},
+        3,
+        "text",
+        {"model": {}},
+        {"model": {"state_dict": {"net": {"module": {}}}}},
+        {1: torch.zeros(2)},
+        {("a", "b"): torch.zeros(2)},
+        {"": torch.zeros(2)},
+        {"module.": torch.zeros(2)},
+        {"model": [torch.zeros(2)]},
+        torch.zeros(3),
+        {"x" * 10_000: torch.zeros(2)},
+    ],
     ids=lambda content: str(content)[:40],
-)  # fmt: skip
+)
 def test_files_that_hold_something_else(tmp_path, content):
     torch.save(content, tmp_path / "w.pth")
     assert refused_or_loaded("embedded", tmp_path / "w.pth")
@@ -225,11 +245,19 @@ def test_a_compressed_file_is_not_expanded(good, tmp_path):
 # -- metadata --------------------------------------------------------------------------------------------
 
 METADATA: dict[str, Any] = {
-    "empty": "", "no JSON": "{", "null": "null", "a list": "[]", "a number": "1e999", "nested": "[" * 100_000,
-    "no keys": {}, "NaN": json.dumps(DESCRIPTION).replace("0.9", "NaN"),
-    **{f"without {key}": {k: v for k, v in DESCRIPTION.items() if k != key}
-       for key in ("model", "num_classes", "classes", "size", "mean", "std", "interpolation", "crop")},
-}  # fmt: skip
+    "empty": "",
+    "no JSON": "{",
+    "null": "null",
+    "a list": "[]",
+    "a number": "1e999",
+    "nested": "[" * 100_000,
+    "no keys": {},
+    "NaN": json.dumps(DESCRIPTION).replace("0.9", "NaN"),
+    **{
+        f"without {key}": {k: v for k, v in DESCRIPTION.items() if k != key}
+        for key in ("model", "num_classes", "classes", "size", "mean", "std", "interpolation", "crop")
+    },
+}
 CHANGES: dict[str, list[Any]] = {
     "model": ["", "no_such_model", "resnet50", "embedded", 3, None, ["vit"], "x" * 5000, "../../etc", "timm"],
     "num_classes": [0, -1, 10**9, "5", 5.5, True, None, 4],
@@ -242,13 +270,33 @@ CHANGES: dict[str, list[Any]] = {
     "segments": [0, 10**9, "3", 3],
     "library": [3, "torchvision", "transformers", "embedded", "os"],
     "arguments": [
-        3, [], "depth", {"depth": 10**9}, {"embed_dim": 10**9}, {"img_size": 10**9}, {"patch_size": 0},
-        {"patch_size": -8}, {"mlp_ratio": 1e9}, {"mlp_ratio": -1.0}, {"num_heads": 0}, {"num_heads": 7},
-        {"checkpoint_path": "/etc/passwd"}, {"pretrained": True}, {"pretrained_cfg": {"file": "/etc/passwd"}},
-        {"cache_dir": "/tmp/x"}, {"block_fn": "os.system"}, {"norm_layer": "os"}, {"depth": "2"}, {"self": 1},
-        {"depth": [[[2]]]}, {"depth": None}, {"embed_dim": 20_000, "depth": 30}, {"__class__": 1}, {"a b": 1},
+        3,
+        [],
+        "depth",
+        {"depth": 10**9},
+        {"embed_dim": 10**9},
+        {"img_size": 10**9},
+        {"patch_size": 0},
+        {"patch_size": -8},
+        {"mlp_ratio": 1e9},
+        {"mlp_ratio": -1.0},
+        {"num_heads": 0},
+        {"num_heads": 7},
+        {"checkpoint_path": "/etc/passwd"},
+        {"pretrained": True},
+        {"pretrained_cfg": {"file": "/etc/passwd"}},
+        {"cache_dir": "/tmp/x"},
+        {"block_fn": "os.system"},
+        {"norm_layer": "os"},
+        {"depth": "2"},
+        {"self": 1},
+        {"depth": [[[2]]]},
+        {"depth": None},
+        {"embed_dim": 20_000, "depth": 30},
+        {"__class__": 1},
+        {"a b": 1},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", METADATA)

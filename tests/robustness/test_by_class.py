@@ -119,7 +119,7 @@ def test_seeds_give_mean_and_spread() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(BadInput, match="same pictures"):
+    with pytest.raises(BadInput, match="same images"):
         mcnemar([True], [True, False])
     with pytest.raises(BadInput, match="0 and 1"):
         mcnemar([2, 0], [1, 0])

@@ -144,7 +144,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
         spans[metric] = min((c.low for c in column), default=0.0), max((c.high for c in column), default=1.0)
     best = {metric: section.best(metric) for metric in section.shown}
     gaps = section.versus(base)
-    found = []
+    table_rows = []
     for line in section.lines:
         cells = []
         for metric in section.shown:
@@ -152,7 +152,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
             picture = svg.bar(cell.value, cell.low, cell.high, spans[metric]) if cell else ""
             cells.append({"metric": metric, "cell": cell, "bar": picture, "best": best[metric] == line})
         gap = gaps.get(line)
-        found.append(
+        table_rows.append(
             {
                 "method": line[0],
                 "score": line[1],
@@ -168,11 +168,11 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "metric": section.shown[0],
             }
         )
-    return found
+    return table_rows
 
 
 def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
-    found = []
+    figures = []
     across = [100 * ratio for ratio in section.ratios]
     for metric in section.metrics:
         drawn = METRICS[metric].curve if metric in METRICS else None
@@ -186,8 +186,8 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
         if series and len(across) > 1:
             title = f"{quantity(metric).title}: {drawn.axis}"
             chart = svg.lines(series, x_label="share of the patches, %", y_label=drawn.axis, title=title)
-            found.append(Figure(drawn.title, drawn.better, chart))
-    return found
+            figures.append(Figure(drawn.title, drawn.better, chart))
+    return figures
 
 
 def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
@@ -219,9 +219,9 @@ def _start(section: Section) -> Figure | None:
     if not groups:
         return None
     series = []
-    for rank, (name, found) in enumerate(groups.items()):
-        found.sort(key=lambda pair: pair[0])
-        layers, cells = [layer for layer, _ in found], [cell for _, cell in found]
+    for rank, (name, points) in enumerate(groups.items()):
+        points.sort(key=lambda pair: pair[0])
+        layers, cells = [layer for layer, _ in points], [cell for _, cell in points]
         limits = [(cell.low, cell.high) for cell in cells]
         series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
     axis = f"{quantity(metric).title}, {quantity(metric).unit}".rstrip(", ")

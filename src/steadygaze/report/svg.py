@@ -128,8 +128,8 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
         )
         height = next(free, y + 3.5)
         placed.append((begin, begin + width, height))
-        place = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'
-        parts.append(f'<text class="name {one.colour}" {place} y="{height:.1f}">{escape(one.name)}</text>')
+        anchor = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'
+        parts.append(f'<text class="name {one.colour}" {anchor} y="{height:.1f}">{escape(one.name)}</text>')
     return parts
 
 
@@ -146,10 +146,8 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
                 continue
             tooltip = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
             colour = "var(--c0)" if value >= 0 else "var(--c1)"
-            place = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
-            parts.append(
-                f'<rect {place} style="fill:{colour};fill-opacity:{abs(value):.2f}">{tooltip}</rect>'
-            )
+            cell = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
+            parts.append(f'<rect {cell} style="fill:{colour};fill-opacity:{abs(value):.2f}">{tooltip}</rect>')
             if side >= 24:
                 kind = "tick strong" if abs(value) > STRONG else "tick"
                 parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))

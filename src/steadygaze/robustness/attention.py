@@ -88,21 +88,21 @@ def attention_measures(
     """Entropy, overfocus, concentration, distance and head diversity of every layer, in one forward pass."""
     vit = adapt(model)
     far = distances(vit, images)
-    found: dict[str, list[Tensor]] = {
+    values_of: dict[str, list[Tensor]] = {
         name: [] for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
     }
 
     def see(layer: int, a: Map) -> None:
-        found["entropy"].append(entropy(a))
-        found["overfocus"].append(overfocus(a, top))
-        found["gini"].append(gini(a))
-        found["peak"].append(peak(a))
-        found["distance"].append(distance(a, far))
-        found["diversity"].append(diversity(a))
+        values_of["entropy"].append(entropy(a))
+        values_of["overfocus"].append(overfocus(a, top))
+        values_of["gini"].append(gini(a))
+        values_of["peak"].append(peak(a))
+        values_of["distance"].append(distance(a, far))
+        values_of["diversity"].append(diversity(a))
 
     (logits,) = walk(vit, [images], see)
     return AttentionMeasures(
-        **{name: _layers(values) for name, values in found.items()}, logits=logits, top=top
+        **{name: _layers(values) for name, values in values_of.items()}, logits=logits, top=top
     )
 
 
@@ -112,9 +112,9 @@ def attention_stability(
     """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
     unchanged."""
     _same_shape(clean, corrupted)
-    found: list[Tensor] = []
-    walk(adapt(model), [clean, corrupted], lambda layer, a, b: found.append(stability(a, b)))
-    return _layers(found)
+    layers: list[Tensor] = []
+    walk(adapt(model), [clean, corrupted], lambda layer, a, b: layers.append(stability(a, b)))
+    return _layers(layers)
 
 
 # -- of one layer ----------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def distances(vit: ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "p p"
     with torch.no_grad(), evaluation_mode(vit.model):
         height, width = vit.layout(vit.embed(images[:1])).grid
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    place = torch.stack([rows, columns], -1).flatten(0, 1).to(device=images.device, dtype=torch.float64)
-    return torch.linalg.vector_norm(place[:, None] - place[None], dim=-1)
+    positions = torch.stack([rows, columns], -1).flatten(0, 1).to(device=images.device, dtype=torch.float64)
+    return torch.linalg.vector_norm(positions[:, None] - positions[None], dim=-1)
 
 
 def distance(a: Map, far: Float[Tensor, "p p"]) -> Float[Tensor, "b heads"]:
@@ -205,7 +205,7 @@ def _shape(images: Any) -> str:
     return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
 
 
-# -- pictures --------------------------------------------------------------------------------------
+# -- images --------------------------------------------------------------------------------------
 
 
 def attention_picture(

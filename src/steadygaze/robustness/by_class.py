@@ -23,7 +23,7 @@ from steadygaze.errors import BadInput
 
 LEVEL = 0.95
 Z = 1.959963984540054  # normal quantile of (1 + LEVEL) / 2
-EXACT_UP_TO = 1000  # pictures that changed; above, logarithms instead of whole numbers
+EXACT_UP_TO = 1000  # images that changed; above, logarithms instead of whole numbers
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def wilson(right: int, count: int) -> Accuracy:
     (0.4902, 0.9433)
     """
     if not 0 <= right <= count or count < 1:
-        raise BadInput(f"expected 0 <= right <= count and at least one picture, got {right} of {count}")
+        raise BadInput(f"expected 0 <= right <= count and at least one image, got {right} of {count}")
     p, n = right / count, count
     middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
@@ -77,17 +77,17 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
             f"labels: expected one class index for each of {len(before)} images, "
             f"got {labels.dtype} {labels.shape}"
         )
-    found = []
+    changes = []
     for label in np.unique(labels):
         a, b = before[labels == label], after[labels == label]
         both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
         neither = len(a) - both - gained - lost
         low, high = newcombe(both, gained, lost, neither)
         one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
-        found.append(
+        changes.append(
             ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high)
         )
-    return sorted(found, key=lambda c: (c.difference, c.label))
+    return sorted(changes, key=lambda c: (c.difference, c.label))
 
 
 def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:
@@ -110,10 +110,10 @@ def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, fl
 def turned(
     names: Sequence[str], before: Any, after: Any, *, limit: int | None = None
 ) -> dict[str, list[str]]:
-    """The first pictures that turned "wrong" (lost) and "right" (gained), in the order given."""
+    """The first images that turned "wrong" (lost) and "right" (gained), in the order given."""
     a, b = _pair(before, after)
     if len(names) != len(a):
-        raise BadInput(f"names: expected one for each of {len(a)} pictures, got {len(names)}")
+        raise BadInput(f"names: expected one for each of {len(a)} images, got {len(names)}")
     lost, gained = (np.flatnonzero(which)[:limit] for which in (a & ~b, ~a & b))
     return {"wrong": [names[i] for i in lost], "right": [names[i] for i in gained]}
 
@@ -137,7 +137,7 @@ def mcnemar(before: Any, after: Any) -> float:
 def paired_difference(
     before: Any, after: Any, *, repeats: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean of after − before, with the 95 % interval of a paired bootstrap over pictures: (value, low,
+    """Mean of after − before, with the 95 % interval of a paired bootstrap over images: (value, low,
     high)."""
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if (
@@ -155,7 +155,7 @@ def paired_difference(
         raise BadInput(f"repeats: expected 1 or more, got {repeats}")
     values, times = np.unique(
         b - a, return_counts=True
-    )  # drawing pictures is drawing how often each value comes
+    )  # drawing images is drawing how often each value comes
     taken = np.random.default_rng(seed).multinomial(len(a), times / len(a), size=repeats)
     low, high = np.percentile(taken @ values / len(a), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float((b - a).mean()), float(low), float(high)
@@ -190,7 +190,7 @@ def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.asarray(before), np.asarray(after)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise BadInput(
-            f"expected right or wrong for the same pictures, at least one, got shapes {a.shape} and {b.shape}"
+            f"expected right or wrong for the same images, at least one, got shapes {a.shape} and {b.shape}"
         )
     for x in (a, b):
         if x.dtype != bool and not np.isin(x, (0, 1)).all():

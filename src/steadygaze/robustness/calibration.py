@@ -23,7 +23,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """ece and confidence in 0..1; the bins of a reliability diagram: how many pictures, how sure, how right
+    """ece and confidence in 0..1; the bins of a reliability diagram: how many images, how sure, how right
     (NaN: empty)."""
 
     ece: float
@@ -65,10 +65,10 @@ def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS
     if not bool(((sure >= 0) & (sure <= 1)).all()):
         raise BadInput(f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=sure.device)
-    place = (torch.bucketize(sure, edges) - 1).clamp(0, bins - 1)
-    count = torch.bincount(place, minlength=bins)
-    total_sure = torch.zeros(bins, dtype=torch.float64, device=sure.device).index_add_(0, place, sure)
-    total_right = torch.zeros_like(total_sure).index_add_(0, place, ok)
+    bin_index = (torch.bucketize(sure, edges) - 1).clamp(0, bins - 1)
+    count = torch.bincount(bin_index, minlength=bins)
+    total_sure = torch.zeros(bins, dtype=torch.float64, device=sure.device).index_add_(0, bin_index, sure)
+    total_right = torch.zeros_like(total_sure).index_add_(0, bin_index, ok)
     gap = (total_right - total_sure).abs().sum() / len(sure)
     return Calibration(
         float(gap), float(sure.mean()), float(ok.mean()), count, total_sure / count, total_right / count

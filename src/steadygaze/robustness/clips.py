@@ -1,5 +1,5 @@
 """ImageNet-P in its published layout: `<kind>/<synset>/*.mp4`, one clip of about 30 frames of 224 x 224 for
-each picture.
+each image.
 
 The archives hold more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for validation
 (`spatter`, ...). Those are left out, and counted. Films are decoded by PyAV or OpenCV, whichever is
@@ -33,33 +33,33 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
     beyond = {name: tuple(folders_in(root / name)) for name in there if EXTRA.fullmatch(name)}
     kinds = [name for name in there if name not in beyond]
     notes = [complete(what, root, "kind", PERTURBATIONS, kinds, partial=partial)]
-    place = {synset: i for i, synset in enumerate(imagenet_synsets())}
+    class_index = {synset: i for i, synset in enumerate(imagenet_synsets())}
     items: list[Shifted] = []
     for kind in (name for name in PERTURBATIONS if name in kinds):
         synsets = folders_in(root / kind)
-        strange = [name for name in synsets if name not in place]
+        strange = [name for name in synsets if name not in class_index]
         if strange:
             raise BadInput(
                 f"{what}: {root / kind} holds folders that are no synsets of ImageNet: {some(strange)}"
             )
-        found = [
+        films = [
             path
             for name in synsets
             for path in sorted((root / kind / name).iterdir())
             if path.suffix.lower() in FILMS
         ]
-        if not found:
+        if not films:
             raise BadInput(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no film")
         items += [
             Shifted(
                 path.relative_to(root).as_posix(),
                 path,
-                place[path.parent.name],
+                class_index[path.parent.name],
                 None,
-                (place[path.parent.name],),
+                (class_index[path.parent.name],),
                 kind,
             )
-            for path in found
+            for path in films
         ]
     left_out = {"no kind of mFR": tuple(beyond)} if beyond else {}
     _decoder()  # films that nobody here can read are found out now

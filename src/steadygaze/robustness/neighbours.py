@@ -1,7 +1,7 @@
 """Neighbours: how well the features serve for classes the model never saw, by k-nearest-neighbour accuracy.
 
 Features are what the final classifier is given: the input of the linear map whose output is the logits. A
-picture gets the class that most of its k nearest training pictures have, nearest by cosine or by Euclidean
+image gets the class that most of its k nearest training images have, nearest by cosine or by Euclidean
 distance; between equal votes the smallest class index wins, as in scikit-learn. Accuracy in 0..1, higher is
 better.
 
@@ -61,7 +61,7 @@ def knn_predict(
     k: int,
     metric: str = "cosine",
 ) -> Int[Tensor, " q"]:
-    """The class of each test picture, (Q,), by vote of its k nearest training pictures."""
+    """The class of each test image, (Q,), by vote of its k nearest training images."""
     return _votes(_nearest(train, labels, test, k, metric), labels, k)
 
 
@@ -89,8 +89,8 @@ def knn_accuracy(
 
 
 def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> Int[Tensor, "q k"]:
-    """Indices of the k nearest training pictures, nearest first; between equal distances the earlier
-    picture."""
+    """Indices of the k nearest training images, nearest first; between equal distances the earlier
+    image."""
     if metric not in METRICS:
         raise UnknownName("metric", str(metric), METRICS)
     _labels("train", train, labels)
@@ -107,20 +107,20 @@ def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> I
     if metric == "cosine":
         train, test = (nn.functional.normalize(x, dim=1) for x in (train, test))
     step = max(1, CELLS // len(train))
-    found = []
+    indices = []
     for start in range(0, len(test), step):
         part = test[start : start + step]
         far = -(part @ train.T) if metric == "cosine" else torch.cdist(part, train)
-        found.append(far.sort(dim=1, stable=True).indices[:, :k] if k > 1 else far.argmin(1, keepdim=True))
-    return torch.cat(found)
+        indices.append(far.sort(dim=1, stable=True).indices[:, :k] if k > 1 else far.argmin(1, keepdim=True))
+    return torch.cat(indices)
 
 
 def _votes(nearest: Int[Tensor, "q k"], labels: Int[Tensor, " m"], k: int) -> Int[Tensor, " q"]:
-    classes, place = labels.unique(return_inverse=True)
+    classes, class_index = labels.unique(return_inverse=True)
     votes = torch.zeros(len(nearest), len(classes), device=labels.device)
     votes.scatter_add_(
         1,
-        place[nearest[:, :k].to(labels.device)],
+        class_index[nearest[:, :k].to(labels.device)],
         torch.ones(1, device=labels.device).expand(len(nearest), k),
     )
     return classes[votes.argmax(1)]
@@ -129,7 +129,7 @@ def _votes(nearest: Int[Tensor, "q k"], labels: Int[Tensor, " m"], k: int) -> In
 def _checked_k(k: int, count: int) -> None:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
         raise BadInput(
-            f"k: expected a whole number from 1 to {count}, the number of training pictures, got {k!r}"
+            f"k: expected a whole number from 1 to {count}, the number of training images, got {k!r}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Occlusion: a square painted over the middle of the picture, and curves of accuracy while patches are
+"""Occlusion: a square painted over the middle of the image, and curves of accuracy while patches are
 dropped.
 
     centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
@@ -175,9 +175,9 @@ def _answer(
 
 
 def _rising(shares: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(float(s) for s in shares)
-    if not found or any(b <= a for a, b in pairwise(found)) or found[0] < 0 or found[-1] > 1:
+    values = tuple(float(s) for s in shares)
+    if not values or any(b <= a for a, b in pairwise(values)) or values[0] < 0 or values[-1] > 1:
         raise BadInput(
             f"shares: expected numbers from 0 to 1 in rising order, such as 0, 0.5, 0.9, got {list(shares)}"
         )
-    return found
+    return values

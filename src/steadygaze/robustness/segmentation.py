@@ -1,7 +1,7 @@
 """Segmentation under corruption: what a model says of every pixel, mean mIoU over corruptions, and how much
 of the clean mIoU is kept.
 
-Counts and IoU are those of `data.confusion`; pictures are corrupted by `corruptions.corrupt`.
+Counts and IoU are those of `data.confusion`; images are corrupted by `corruptions.corrupt`.
 
 | protocol | corruptions | severities | mean |
 | --- | --- | --- | --- |
@@ -67,25 +67,25 @@ Protocol = Literal["all", "cityscapes-c"]
 def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
     """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's
     dict."""
-    found = output
+    scores = output
     if isinstance(output, Mapping) and "out" in output:
-        found = output["out"]
+        scores = output["out"]
     elif not isinstance(output, Tensor):
-        found = getattr(output, "logits", None)
-    if not isinstance(found, Tensor) or found.dim() != 4:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+        scores = getattr(output, "logits", None)
+    if not isinstance(scores, Tensor) or scores.dim() != 4:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(output).__name__
         raise UnsupportedModel(
             "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
             f"got {got}"
         )
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:
-    """The class that a segmenter says of every pixel, from its scores at the picture's size (bilinear); the
+    """The class that a segmenter says of every pixel, from its scores at the image's size (bilinear); the
     model is left as it was.
 
-    A picture with scores that are not finite has no answer: -1 everywhere.
+    An image with scores that are not finite has no answer: -1 everywhere.
     """
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))

@@ -1,10 +1,10 @@
 """The perturbation sequences of ImageNet-P and CIFAR-10-P, made on the fly and seeded.
 
-D. Hendrycks, T. Dietterich, arXiv:1903.12261. A sequence is one picture changed a little from frame to frame;
+D. Hendrycks, T. Dietterich, arXiv:1903.12261. A sequence is one image changed a little from frame to frame;
 `scores` counts how often the prediction flips. Frames are made in memory: the published ones went through
 video compression. Motion blur is the one of the corruptions, not ImageMagick's own.
 
-For the two kinds of noise frame 0 is the clean picture and every other frame is compared with it; for all
+For the two kinds of noise frame 0 is the clean image and every other frame is compared with it; for all
 others each frame follows on the one before.
 """
 
@@ -84,7 +84,7 @@ def _affine(
 
 
 def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
-    """The picture's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
+    """The image's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
     outside."""
     width, height = picture.size
     far, turn = math.hypot(width, height), math.radians(degrees)
@@ -130,7 +130,7 @@ def _snow(
 
 
 def _zoom_blur(picture: Image.Image, size: int, frames: int, step: float) -> np.ndarray:
-    """Frame k is the mean of the picture and its k enlargements by 1 + step, 1 + 2 step, ..."""
+    """Frame k is the mean of the image and its k enlargements by 1 + step, 1 + 2 step, ..."""
     total = to_float(_crop(np.asarray(picture), size))
     out = [total.to(torch.uint8).numpy()]
     for k in range(1, frames):
@@ -148,9 +148,9 @@ def sequence(
     size: int | None = None,
     settings: str | None = None,
 ) -> np.ndarray:
-    """Frames, uint8 (T, size, size, 3), of one picture, uint8 (H, W, 3).
+    """Frames, uint8 (T, size, size, 3), of one image, uint8 (H, W, 3).
 
-    name: one of PERTURBATIONS. The picture is changed as a whole and then cut to its middle `size` pixels
+    name: one of PERTURBATIONS. The image is changed as a whole and then cut to its middle `size` pixels
     (None: 224, or the shorter side where that is less), so give it with a margin: the published sequences
     come from a shorter side of 256.
     difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty,

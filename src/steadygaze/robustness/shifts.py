@@ -1,12 +1,12 @@
-"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their
+"""Shifts: other images of the same 1,000 classes, read in their published layouts, and scored by their
 protocols.
 
 | name | layout | right | group |
 | --- | --- | --- | --- |
-| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 pictures | one | |
-| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
-| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
-| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
+| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 images | one | |
+| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 images | one | style |
+| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 images | one | |
+| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 images | one | |
 | imagenet-real | ILSVRC2012_val_*.JPEG, flat or by synset, and real.json | any of several | |
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
@@ -57,12 +57,12 @@ SI_SCORE = {  # its names that are not ImageNet's own
     "light switch": "switch",
     "maracas": "maraca",
 }
-BORDER = 2  # pixels around every picture of ObjectNet
+BORDER = 2  # pixels around every image of ObjectNet
 
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is
+    """An image with every class that is right for it; `label` is the first. group: a part of the set that is
     scored alone."""
 
     right: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class Shifted(Item):
 @dataclass(frozen=True)
 class Shift:
     """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
-    ready: the pictures have the model's size already and want no resizing. left_out: {why: which}. notes:
+    ready: the images have the model's size already and want no resizing. left_out: {why: which}. notes:
     what is missing."""
 
     name: str
@@ -84,7 +84,7 @@ class Shift:
     notes: tuple[str, ...] = ()
 
     def read(self, item: Item) -> Image.Image:
-        """The picture as RGB, its border cut off if it has one."""
+        """The image as RGB, its border cut off if it has one."""
         picture = read_image(item.path)
         if not self.border:
             return picture
@@ -130,7 +130,7 @@ def any_correct(
 def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
-    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of
+    """Right or wrong for each image under every protocol of the set, by its name: "top1 of 1000", "top5 of
     200", ..."""
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
@@ -186,7 +186,7 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
-    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left
+    """The validation images of ImageNet under the reassessed labels; images that have none left are left
     out, and counted.
 
     real: the published real.json; by default the one in `root`.
@@ -195,23 +195,21 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     root = folder(root, what, "a folder of ILSVRC2012_val_*.JPEG, flat or by synset, and real.json")
     file = root / "real.json" if real is None else Path(real)
     labels = _json(what, file, list)
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in sorted(p for p in below(root) if VALIDATION.fullmatch(p.stem)):
-        found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
-    beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
-    if not found or beyond:
+        paths[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
+    beyond = [path.name for number, path in paths.items() if not 1 <= number <= len(labels)]
+    if not paths or beyond:
         raise BadInput(
             f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
             f"got {some(beyond) or 'none'}"
         )
-    note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
+    note = complete_count(what, root, "images", len(paths), len(labels), partial=partial)
     items, without = [], []
-    for number, path in sorted(found.items()):
+    for number, path in sorted(paths.items()):
         right = tuple(labels[number - 1])
         if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
-            raise BadInput(
-                f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999"
-            )
+            raise BadInput(f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999")
         if right:
             items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
         else:
@@ -321,8 +319,10 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities.
-    Corruptions that are there but not asked for are left out, and named."""
+    """The published ImageNet-C: 15 corruptions (or those requested) of 50,000 images at 5 severities.
+
+    Other corruptions in the folder are left out and reported.
+    """
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -332,29 +332,29 @@ def imagenet_c(
         what,
         "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...",
     )
-    places = {
-        name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()
+    folders = {
+        name: path for up in ("", *KINDS) for name in CORRUPTIONS if (path := root / up / name).is_dir()
     }
-    there = [name for name in corruptions if name in places]
+    there = [name for name in corruptions if name in folders]
     missing = complete(what, root, "corruption", corruptions, there, partial=partial)
     levels = [str(severity) for severity in severities]
     synsets = {s: (i,) for i, s in enumerate(imagenet_synsets())}
     items: list[Shifted] = []
     lacks: dict[str, list[str]] = {}
     for name in there:
-        have = [s for s in levels if (places[name] / s).is_dir()]
-        if note := complete(what, places[name], "severity folder", levels, have, partial=partial):
+        have = [s for s in levels if (folders[name] / s).is_dir()]
+        if note := complete(what, folders[name], "severity folder", levels, have, partial=partial):
             lacks.setdefault(note, []).append(name)
         for severity in have:
             group = f"{name}:{severity}"
             part = _from_folders(
-                what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
+                what, folders[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
             )
             items += part.items
             for note in part.notes:
                 lacks.setdefault(note, []).append(group)
     notes = ([missing] if missing else []) + [f"{some(groups)}: {note}" for note, groups in lacks.items()]
-    beyond = tuple(name for name in places if name not in corruptions)
+    beyond = tuple(name for name in folders if name not in corruptions)
     return Shift(
         what,
         items,
@@ -374,11 +374,11 @@ def _by_synset(
     group: Callable[[Path], str] | str = "",
 ) -> Shift:
     root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
-    place = {s: i for i, s in enumerate(imagenet_synsets())}
+    class_index = {s: i for i, s in enumerate(imagenet_synsets())}
     made = _from_folders(
-        what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group
+        what, root, {s: (class_index[s],) for s in synsets}, expected, partial=partial, group=group
     )
-    classes = tuple(sorted(place[s] for s in synsets)) if len(synsets) < 1000 else None
+    classes = tuple(sorted(class_index[s] for s in synsets)) if len(synsets) < 1000 else None
     return Shift(what, made.items, classes, notes=made.notes)
 
 
@@ -393,20 +393,20 @@ def _from_folders(
     others: bool = False,
     above: Path | None = None,
 ) -> Shift:
-    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
+    """The images of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
     classes evenly."""
     there = [name for name in folders_in(root) if name in right or not others]
     notes = [complete(what, root, "class folder", right, there, partial=partial)]
     groups = []
     for name in there:
-        found = pictures(root / name)
-        if not found and not partial:
+        files = pictures(root / name)
+        if not files and not partial:
             raise BadInput(
-                f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there"
+                f"{what}: {root / name} holds no image. Half downloaded? partial=True reads what is there"
             )
-        notes.append("" if found else f"{name} is empty")
+        notes.append("" if files else f"{name} is empty")
         base = root if above is None else above
-        paths = ((p, p.relative_to(base).as_posix()) for p in found)
+        paths = ((p, p.relative_to(base).as_posix()) for p in files)
         groups.append(
             [
                 Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
@@ -415,9 +415,9 @@ def _from_folders(
         )
     items = cast(list[Shifted], evenly(groups))
     if not items:
-        raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
+        raise BadInput(f"{what}: expected images in {root}/<class>/, found none")
     if expected is not None:
-        notes.append(complete_count(what, root, "pictures", len(items), expected, partial=partial))
+        notes.append(complete_count(what, root, "images", len(items), expected, partial=partial))
     return Shift(what, items, notes=tuple(note for note in notes if note))
 
 

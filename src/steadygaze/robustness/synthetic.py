@@ -1,9 +1,9 @@
-"""Pictures of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing
+"""Images of the SI-Score kind from any images with masks: the object cut out and put elsewhere, one thing
 varied at a time.
 
-J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the picture,
+J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the image,
 its centre is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
-pasted; what leaves the picture is cut off, and `inside` says how much of the box is left. Angles end in 1 so
+pasted; what leaves the image is cut off, and `inside` says how much of the box is left. Angles end in 1 so
 that every one is resampled alike.
 
 | factor | varied | held |
@@ -40,7 +40,7 @@ AREA = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """A made picture (S, S, 3) and how it was made; background is the index of the one that was drawn."""
+    """A made image (S, S, 3) and how it was made; background is the index of the one that was drawn."""
 
     picture: Pixels
     factor: str
@@ -74,7 +74,7 @@ def place(
     area: float = AREA,
     rotation: float = 0.0,
 ) -> tuple[Pixels, float]:
-    """The object on a background: the picture, and the share of the object's box that is inside it."""
+    """The object on a background: the image, and the share of the object's box that is inside it."""
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
     if not 0 < area <= 4:
@@ -110,7 +110,7 @@ def vary(
     side: int = 224,
     area: float = AREA,
 ) -> list[Synthetic]:
-    """One picture for each value of the factor, all of one object on one background, which is drawn by (seed,
+    """One image for each value of the factor, all of one object on one background, which is drawn by (seed,
     index, factor).
 
     values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its
@@ -119,7 +119,7 @@ def vary(
     if factor not in FACTORS:
         raise UnknownName("factor", str(factor), FACTORS)
     if not len(backgrounds):
-        raise BadInput("backgrounds: expected at least one picture (H, W, 3), got none")
+        raise BadInput("backgrounds: expected at least one image (H, W, 3), got none")
     cut = cut_out(image, mask)
     chosen = int(generator(seed, index, factor, 0).integers(len(backgrounds)))
     behind = square(backgrounds[chosen], side)
@@ -151,7 +151,7 @@ def remove_background(image: Pixels, mask: np.ndarray, *, colour: Sequence[int] 
 
 
 def square(picture: Pixels, side: int) -> Pixels:
-    """The middle square of a picture, resized to `side`."""
+    """The middle square of an image, resized to `side`."""
     return _fitted(picture, side, side)
 
 
@@ -202,7 +202,7 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
             f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}"
         )
     if not (alpha == 255).any():
-        raise BadInput("mask: no pixel is marked as object; leave such a picture out")
+        raise BadInput("mask: no pixel is marked as object; leave such an image out")
     border = alpha == 128
     if not border.any():
         return alpha.astype(np.uint8)

@@ -1,6 +1,6 @@
 """Corruptions that move or smear pixels: defocus, glass, motion, zoom, Gaussian blur, elastic transform.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+Each function takes a uint8 image (H, W, 3), its settings for one severity, and a random generator, and
 gives uint8.
 """
 
@@ -64,7 +64,7 @@ def _disk(
 
 
 def _mirror(image: np.ndarray, margin: int) -> np.ndarray:
-    """Grown by `margin`, mirrored about the border pixels' centres, however small the picture."""
+    """Grown by `margin`, mirrored about the border pixels' centres, however small the image."""
     return np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="reflect")
 
 
@@ -132,7 +132,7 @@ def glass_blur(image: np.ndarray, sigma: float, reach: int, times: int, rng: Rng
 def zoom_blur(
     image: np.ndarray, start: float, stop: float, step: float, centred: bool, rng: Rng
 ) -> np.ndarray:
-    """Mean of the picture (twice) and its enlargements by arange(start, stop, step)."""
+    """Mean of the image (twice) and its enlargements by arange(start, stop, step)."""
     x = to_float(image)
     factors = np.arange(start, stop, step)
     total = (x * 2).transpose(0, 1).contiguous().transpose(0, 1)  # in memory as `zoom` gives it

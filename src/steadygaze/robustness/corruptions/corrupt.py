@@ -5,7 +5,7 @@ ICLR 2019, arXiv:1903.12261. Definitions and settings agree with the package ima
 "imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that
 package).
 
-Same picture, name, severity, settings and seed: same bytes, in any process and order. No global random state
+Same image, name, severity, settings and seed: same bytes, in any process and order. No global random state
 is used.
 """
 
@@ -38,7 +38,7 @@ COMMON = (
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 CORRUPTIONS = COMMON + EXTRA
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 8  # pixels; below, a block of JPEG is larger than the picture
+SMALLEST = 8  # pixels; below, a block of JPEG is larger than the image
 CIFAR_UP_TO = 64  # pixels of the shorter side
 
 Levels = tuple[tuple[Any, ...], ...]
@@ -159,7 +159,7 @@ SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
 
 
 def generator(seed: int, index: int, name: str, severity: int) -> np.random.Generator:
-    """The random numbers of one picture: a stream of its own for each (seed, index, name, severity)."""
+    """The random numbers of one image: a stream of its own for each (seed, index, name, severity)."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise BadInput(f"expected a seed that is an integer >= 0, got {seed!r}")
     key = (index, zlib.crc32(name.encode()), severity)
@@ -175,7 +175,7 @@ def check_image(image: np.ndarray, *, batch: bool = True) -> None:
             f"expected {wanted}, got {type(image).__name__}; use np.asarray(picture.convert('RGB'))"
         )
     if image.ndim not in ((3, 4) if batch else (3,)) or image.shape[-1] != 3:
-        hint = "convert grey and RGBA pictures to RGB, and put channels last"
+        hint = "convert grey and RGBA images to RGB, and put channels last"
         raise BadInput(f"expected {wanted}, got shape {image.shape}; {hint}")
     if image.dtype != np.uint8:
         hint = (
@@ -208,21 +208,21 @@ def corrupt(
     settings: str | None = None,
     frost_folder: str | None = None,
 ) -> np.ndarray:
-    """A corrupted copy of one picture (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
+    """A corrupted copy of one image (H, W, 3) or a batch (B, H, W, 3), uint8 in and out.
 
     name: one of CORRUPTIONS (15 of COMMON, 4 of EXTRA); severity: 1 (weak) .. 5 (strong).
-    seed: an integer, for a batch combined with each picture's place; or one integer for each picture, and
-    then picture i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are
+    seed: an integer, for a batch combined with each image's index; or one integer for each image, and
+    then image i of the batch is what `corrupt(batch[i], ..., seed=seed[i])` gives, however the data are
     split.
-    settings: "imagenet" (for pictures of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
+    settings: "imagenet" (for images of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
         pixels.
-    frost_folder: folder with the six published frost pictures, to use instead of our textures.
+    frost_folder: folder with the six published frost images, to use instead of our textures.
     """
     if name not in IMAGENET:
         raise UnknownName("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")
     if isinstance(severity, bool) or not isinstance(severity, int | np.integer) or not 1 <= severity <= 5:
         raise BadInput(
-            f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean picture itself"
+            f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean image itself"
         )
     check_image(image)
     function, levels = SETTINGS[check_settings(settings, *image.shape[-3:-1])][name]
@@ -235,7 +235,7 @@ def corrupt(
             raise BadInput(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
         seeds = list(seed)
         if len(seeds) != len(pictures):
-            raise BadInput(f"expected one seed for each of {len(pictures)} pictures, got {len(seeds)} seeds")
+            raise BadInput(f"expected one seed for each of {len(pictures)} images, got {len(seeds)} seeds")
         streams = [generator(one, 0, name, int(severity)) for one in seeds]
     if image.ndim == 3:
         return function(np.ascontiguousarray(image), *level, streams[0])

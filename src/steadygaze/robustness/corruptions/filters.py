@@ -1,7 +1,7 @@
 """Filters and random draws that the corruptions share: quick on one thread, no state, no global random
 numbers.
 
-Pictures are float32 tensors (H, W, C), channels last, so that one shift of a whole picture is one strided
+Images are float32 tensors (H, W, C), channels last, so that one shift of a whole image is one strided
 view and a filter is a sum of such views.
 """
 
@@ -134,11 +134,11 @@ def _stretch_rows(x: Tensor, factor: float, centred: bool) -> Tensor:
     part = math.ceil(length / factor)
     size = round(part * factor)
     skip = (size - length) // 2 if centred else 0
-    place = (torch.arange(length, dtype=torch.float64) + skip) * ((part - 1) / (size - 1))
-    below = place.floor().clamp_(max=part - 2)
+    position = (torch.arange(length, dtype=torch.float64) + skip) * ((part - 1) / (size - 1))
+    below = position.floor().clamp_(max=part - 2)
     row = below.long() + (length - part) // 2
     flat = x.flatten(1)
-    share = (place - below).float()[:, None]
+    share = (position - below).float()[:, None]
     return flat.index_select(0, row).lerp_(flat.index_select(0, row + 1), share).view(x.shape)
 
 

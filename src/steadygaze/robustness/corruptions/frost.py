@@ -1,9 +1,9 @@
 """Frost textures, made once in memory: ice crystals drawn from a fixed seed.
 
-The six pictures published with ImageNet-C come from the web and carry no licence of their own, so none is
+The six images published with ImageNet-C come from the web and carry no licence of their own, so none is
 shipped. Each texture here stands for one of them: it has its mean colour, its quantiles of grey, and its
-power in each octave of frequency, so that the corrupted pictures agree in mean, variance and structural
-similarity. A folder with the published pictures (frost1.png .. frost6.jpg) can be given instead.
+power in each octave of frequency, so that the corrupted images agree in mean, variance and structural
+similarity. A folder with the published images (frost1.png .. frost6.jpg) can be given instead.
 """
 
 import math
@@ -24,7 +24,7 @@ OCTAVES = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 88.0)  # cycles in 224 pixels
 
 @dataclass(frozen=True)
 class Ice:
-    """What a texture shares with random parts, 224 pixels wide, of its published picture at 1.1 of its size
+    """What a texture shares with random parts, 224 pixels wide, of its published image at 1.1 of its size
     (as it is used)."""
 
     colour: tuple[float, float, float]  # mean of red, green, blue
@@ -91,7 +91,7 @@ def _slow_noise(rng: np.random.Generator) -> np.ndarray:
 
 
 def _shaped(grey: np.ndarray, ice: Ice) -> np.ndarray:
-    """The same picture with the power of `ice` in each octave, then with its quantiles of grey."""
+    """The same image with the power of `ice` in each octave, then with its quantiles of grey."""
     fy, fx = np.fft.fftfreq(HEIGHT)[:, None] * 224, np.fft.rfftfreq(WIDTH) * 224
     radius = np.hypot(fy, fx)
     spectrum = np.fft.rfft2(grey - grey.mean())
@@ -130,7 +130,7 @@ def texture(index: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
-    """One texture or published picture at `scale` of the published size, uint8."""
+    """One texture or published image at `scale` of the published size, uint8."""
     if folder is None:
         picture, scale = Image.fromarray(texture(index)), scale / 1.1
     else:
@@ -151,7 +151,7 @@ def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
 def frost_layer(
     shape: tuple[int, int], scale: float, count: int, folder: str | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """A random part, uint8 (H, W, 3), of one of the first `count` textures, enlarged where the picture is
+    """A random part, uint8 (H, W, 3), of one of the first `count` textures, enlarged where the image is
     larger."""
     index = int(rng.integers(count))
     whole = _picture(index, folder, scale)

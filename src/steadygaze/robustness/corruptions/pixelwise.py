@@ -1,6 +1,6 @@
 """Corruptions of each pixel alone, of blocks of pixels, or of their coding: noise, colour, pixelate, JPEG.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+Each function takes a uint8 image (H, W, 3), its settings for one severity, and a random generator, and
 gives uint8. A grey level has only 256 values, so whatever depends on one or two of them is a table, made
 once.
 """

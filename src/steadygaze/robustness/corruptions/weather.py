@@ -1,6 +1,6 @@
 """Corruptions by weather: snow, fog, frost, spatter.
 
-Each function takes a uint8 picture (H, W, 3), its settings for one severity, and a random generator, and
+Each function takes a uint8 image (H, W, 3), its settings for one severity, and a random generator, and
 gives uint8.
 """
 
@@ -34,7 +34,7 @@ def flakes(
 
 
 def fallen(image: np.ndarray, layer: Tensor, keep: float) -> np.ndarray:
-    """The picture whitened (`keep` of it stays) under a snow layer in 0..1 and the same layer turned by 180
+    """The image whitened (`keep` of it stays) under a snow layer in 0..1 and the same layer turned by 180
     degrees."""
     x = to_float(image)
     layer = layer.mul(255).round_()
@@ -129,13 +129,13 @@ def edges(grey: np.ndarray, low: int, high: int) -> np.ndarray:
     ridge = (
         (strength > before) & np.where(flat | steep, strength >= after, strength > after) & (strength > low)
     )
-    found = ridge & (strength > high)
+    edges = ridge & (strength > high)
     count = -1
-    while count != (count := int(np.count_nonzero(found))):
-        rows = np.pad(found, 1)
+    while count != (count := int(np.count_nonzero(edges))):
+        rows = np.pad(edges, 1)
         rows = rows[:, :-2] | rows[:, 1:-1] | rows[:, 2:]
-        found = (rows[:-2] | rows[1:-1] | rows[2:]) & ridge
-    return found
+        edges = (rows[:-2] | rows[1:-1] | rows[2:]) & ridge
+    return edges
 
 
 def distance(mask: np.ndarray, most: int) -> np.ndarray:
