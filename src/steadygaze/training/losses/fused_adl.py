@@ -134,7 +134,7 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
     torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
-def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"]:
+def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "_ b q k"]:
     """Memory for the maps of all heads and one more, reused by every slice and layer: allocating costs as
     much as computing."""
     shape = (q.shape[1] + 1, _batch_slices(q, k)[0].stop, q.shape[2], k.shape[2])
