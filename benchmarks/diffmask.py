@@ -1,8 +1,10 @@
-"""Vision DiffMask measured: python -m benchmarks.diffmask speed | counting [--out FOLDER --steps N]
+"""Cost and faithfulness of DiffMask: python -m benchmarks.diffmask speed | counting [--out FOLDER --steps N]
 
-speed      a training step against plain forward and backward passes of the same model on the same batch (at most 2.5 are allowed)
-counting   the counting-patches task of the paper: a ViT trained to 100 %, DiffMask trained on it, every white-box method beside it.
-           Prints the table of docs/evidence/diffmask.md and writes counting.png; model and mask stay in --out and are taken up again
+speed      cost of a training step relative to plain forward and backward passes of the same model on the same
+           batch (at most 2.5)
+counting   the paper's counting-patches task: a ViT trained to 100 %, DiffMask trained on it, compared with
+           every white-box method. Prints the table of docs/evidence/diffmask.md and writes counting.png; model and
+           mask are kept in --out and reused
 """
 
 import argparse
@@ -39,7 +41,8 @@ TESTED = 300
 def speed(rounds: int) -> None:
     """The price of one training step, in plain forward and backward passes."""
     print(
-        "| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n| --- | ---: | ---: | ---: | ---: |"
+        "| model | batch | forward and backward, ms of CPU | DiffMask step, ms of CPU | ratio |\n"
+        "| --- | ---: | ---: | ---: | ---: |"
     )
     cases = {
         "embedded (32x32, d 128, 6 blocks)": (sg.load_model("embedded").model, 16, 32),
@@ -87,7 +90,9 @@ def counted(out: Path, steps: int, seed: int) -> None:
     data = task.draw(TESTED, torch.Generator().manual_seed(seed + 99))
     assert data.masks is not None
     vit = sg.adapt(model)
-    names = [m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)]
+    names = [
+        m.name for m in sg.list_methods() if m.family in WHITE and not unavailable(sg.method(m.name), vit)
+    ]
     methods = [
         sg.method("diffmask", file=str(file)),
         sg.method("diffmask", file=str(file), read="probability"),
@@ -109,9 +114,8 @@ def counted(out: Path, steps: int, seed: int) -> None:
         zip(maps, means["truth_auroc"], means["truth_precision"], strict=True), key=lambda line: -line[1]
     )
     for name, area, top in lines:
-        print(
-            f"| {name} | {area:.3f} | {top:.1f} | {'yes' if area > 0.95 else 'partly' if area > 0.75 else 'no'} |"
-        )
+        faithful = "yes" if area > 0.95 else "partly" if area > 0.75 else "no"
+        print(f"| {name} | {area:.3f} | {top:.1f} | {faithful} |")
     _picture(data, maps, out / "counting.png")
 
 

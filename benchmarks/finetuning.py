@@ -1,19 +1,22 @@
-"""Does relevance finetuning add anything? python -m benchmarks.finetuning run | table (docs/evidence/training.md)
+"""Effect of the relevance loss: python -m benchmarks.finetuning run | table | masks | perturbation
 
-    run --checkpoint FILE --pets FOLDER --imagenet FOLDER --out DIR     trains and tests what is not in DIR yet
-    table DIR                                                           prints the tables from the rows alone
-    masks --checkpoint FILE --pets FOLDER                               how well TokenCut's masks agree with human ones
-    perturbation BEFORE AFTER...                                        two runs of `steadygaze verify` or more: what changed
+    run --checkpoint FILE --pets FOLDER --imagenet FOLDER --out DIR     train and test what is not in DIR yet
+    table DIR                                                           print the tables from the rows
+    masks --checkpoint FILE --pets FOLDER                               agreement of TokenCut with human masks
+    perturbation BEFORE AFTER...                                        changes between runs of `verify`
 
-DeiT-Tiny is finetuned on 6 pictures of each of 12 breeds by the shipped recipe `relevance-deit-tiny-small`, 6 epochs, and tested on
-pictures of the same breeds that it was not trained on ("seen", 4 of each) and of 12 other breeds ("unseen", 8 of each): as they are, with
-their background swapped for an ImageNet picture or removed, and as objects that are moved, turned and resized; and on ImageNet. Every
-control is trained in the same way; its learning rate is the one that tells the 24 breeds apart best on the varied "seen" pictures, random
-seed 0 (accuracy over 1,000 classes would choose the rate that names the trained breeds most often). Then two more seeds. A row: one
-picture in one setting, right of 1,000 classes and right of the 24 breeds.
+The tables are in docs/evidence/training.md. DeiT-Tiny is fine-tuned on 6 images of each of 12 breeds by the
+shipped recipe `relevance-deit-tiny-small`, 6 epochs, and tested on held-out images of the same breeds
+("seen", 4 of each) and of 12 other breeds ("unseen", 8 of each): unchanged, with the background removed or
+replaced by an ImageNet image, and as objects that are moved, rotated and resized; and on ImageNet. Every
+control is trained in the same way. Its learning rate is the one with the best accuracy among the 24 breeds on
+the varied "seen" images, with random seed 0 (accuracy over 1,000 classes would select the rate that predicts
+the trained breeds most often). Two more seeds follow. A row is one image in one setting: correct among 1,000
+classes, and correct among the 24 breeds.
 
-`run --again` asks the same of pictures that chose nothing: the halves of the breeds change places, and no picture of pets or of ImageNet,
-to train or to test with, is one of the first time. Nothing is chosen there: what stood out and its controls, each at 1e-5.
+`run --again` is a replication on images that no choice was based on: the halves of the breeds are exchanged,
+and no image of pets or of ImageNet, for training or testing, was used before. Nothing is selected there: the
+best variants and their controls, each with a learning rate of 1e-5.
 """
 
 import argparse
@@ -77,8 +80,14 @@ SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "4 breeds": {"data.classes": [0, 4], "epochs": 3 * EPOCHS},
 }
 OFTEN = 4  # so many of these with every seed, the others with the first
-AGAIN = ("confidence only", "relevance only", "relevance and confidence (paper)", "map by rollout", "map by rollout, relevance only",
-         "map by raw attention")  # fmt: skip
+AGAIN = (
+    "confidence only",
+    "relevance only",
+    "relevance and confidence (paper)",
+    "map by rollout",
+    "map by rollout, relevance only",
+    "map by raw attention",
+)
 KINDS = {
     "location": {"values": [(0.1, 0.1), (0.9, 0.3), (0.3, 0.9)]},
     "rotation": {"values": [81, 161, 241]},
@@ -90,7 +99,8 @@ COLUMNS = ("variant", "rate", "seed", "set", "kind", "picture", "right", "right_
 
 @dataclass(frozen=True)
 class Split:
-    """Which breeds, in the order of their classes, are trained on; and which pictures of a breed, or of an ImageNet class, are whose."""
+    """Which breeds, in the order of their classes, are trained on; and which pictures of a breed, or of an
+    ImageNet class, are whose."""
 
     breeds: tuple[int, int]
     train: tuple[int, int]
@@ -181,8 +191,17 @@ def judge(
             )
             share = f"{float(seen[test.mask].sum() / seen.sum()):.4f}"
         of_24 = breeds[int(logits[breeds].argmax())] == test.label if test.label in breeds else ""
-        rows.append({**head, "set": test.set, "kind": test.kind, "picture": test.picture, "right": int(logits.argmax() == test.label),
-                     "right_of_24": int(of_24) if of_24 != "" else "", "share": share})  # fmt: skip
+        rows.append(
+            {
+                **head,
+                "set": test.set,
+                "kind": test.kind,
+                "picture": test.picture,
+                "right": int(logits.argmax() == test.label),
+                "right_of_24": int(of_24) if of_24 != "" else "",
+                "share": share,
+            }
+        )
     return rows
 
 
@@ -260,7 +279,7 @@ def read(file: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(text)
 
 
-# -- tables ---------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 MEASURES = [  # title, set, kinds, column
     ("unseen breeds, varied: of 1,000", "unseen", VARIED, "right"),
@@ -288,7 +307,8 @@ def table(options: argparse.Namespace) -> None:
             chosen.setdefault(name, {})[rows[0]["rate"]] = " / ".join(f"{value:.1f}" for value in means_of)
     if chosen:
         print(
-            "Accuracy on the varied seen pictures (validation) by learning rate, %: of the 24 breeds / of 1,000 classes\n"
+            "Accuracy on the varied seen pictures (validation) by learning rate, %: "
+            "of the 24 breeds / of 1,000 classes\n"
         )
         print("| variant | " + " | ".join(f"{r:g}" for r in RATES) + " |\n| --- |" + " ---: |" * len(RATES))
     for name in [n for n in VARIANTS if n in chosen]:
@@ -331,7 +351,7 @@ def change(
     return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
 
 
-# -- masks ----------------------------------------------------------------------------------------------------------------
+# -- masks -----------------------------------------------------------------------------------------
 
 
 def masks(options: argparse.Namespace) -> None:
@@ -342,7 +362,8 @@ def masks(options: argparse.Namespace) -> None:
     found = find_labelled_images(options.pets, options.pets, classes, limit=options.count)
     preprocess = ready.preprocess.override(interpolation="bicubic", crop_pct=1.0)
     print(
-        f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n| keys | edges | IoU, % |\n| --- | --- | ---: |"
+        f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n"
+        "| keys | edges | IoU, % |\n| --- | --- | ---: |"
     )
     for keys, edges in product(("as they are", "centred"), ("patches", "bilateral")):
         made = tokencut_masks(
@@ -365,11 +386,12 @@ def masks(options: argparse.Namespace) -> None:
         print(f"| {keys} | {edges} | {mean:.1f} [{low:.1f}, {high:.1f}] |")
 
 
-# -- perturbation -----------------------------------------------------------------------------------------------------------
+# -- perturbation ----------------------------------------------------------------------------------
 
 
 def perturbation(options: argparse.Namespace) -> None:
-    """The means of the first run, and what changed in the others: picture by picture, 95 % intervals over pictures."""
+    """The means of the first run, and what changed in the others: picture by picture, 95 % intervals over
+    pictures."""
     runs = [
         sg.Rows.read(run).to_pandas().set_index(["method", "metric", "image"]).value.sort_index()
         for run in options.runs

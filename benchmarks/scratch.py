@@ -1,12 +1,13 @@
-"""What CB, TAP and ADL do to a small ViT trained from scratch: python -m benchmarks.scratch rows | table (docs/evidence/training.md)
+"""Effect of CB, TAP and ADL on a small ViT trained from scratch: python -m benchmarks.scratch rows | table
 
-    rows STRESS RUNS --out FILE.csv.gz     from runs of `steadygaze stress` and of `steadygaze train`, one folder for each model in both,
-                                           named VARIANT-SEED (baseline-0, ...)
-    table FILE.csv.gz                      prints the table from the rows alone
+    rows STRESS RUNS --out FILE.csv.gz     from runs of `steadygaze stress` and of `steadygaze train`, one
+                                           folder for each model in both, named VARIANT-SEED (baseline-0, ...)
+    table FILE.csv.gz                      print the table of docs/evidence/training.md from the rows
 
-A row: one picture of one model, and its measures; where a measure has several settings (75 corruptions), their mean. The first is the
-model's accuracy on all test pictures at the end of its training. The table's first line is the baseline, the others are what changed, with
-95 % intervals: pictures and seeds are drawn anew, and a picture is compared with itself.
+A row is one image of one model with its measurements; a measurement with several settings (75 corruptions) is
+their mean. The first one is the model's accuracy on all test images at the end of training. The first line of
+the table is the baseline, the others are differences, with 95 % bootstrap intervals over images and seeds,
+paired by image.
 """
 
 import argparse

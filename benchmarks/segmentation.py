@@ -1,13 +1,16 @@
-"""Do TAP and ADL help segmentation under corruption? python -m benchmarks.segmentation run | rows | table (docs/evidence/segmentation.md)
+"""Do TAP and ADL help segmentation under corruption? python -m benchmarks.segmentation run | rows | table
+(docs/evidence/segmentation.md)
 
     run --checkpoint FILE --pets FOLDER --out DIR     trains and stresses what is not in DIR yet
     rows DIR --out FILE.csv.gz                        gathers the counts of every picture
     table FILE.csv.gz                                 prints the tables from the rows alone
 
-DeiT-Tiny with a linear decoder is finetuned on 240 pictures of pets by the shipped recipe `segmentation-deit-tiny`, as it is, with TAP,
-with ADL, with both, and tested on others: clean, and under 15 corruptions at some severities. A row: one picture under one setting by one
-model, and for background and animal the pixels that are right, that are said to be of it and that are. The tables' first line is the plain
-segmenter, the others are what changed, with 95 % intervals: pictures and seeds are drawn anew, the same for both sides.
+DeiT-Tiny with a linear decoder is finetuned on 240 pictures of pets by the shipped recipe
+`segmentation-deit-tiny`, as it is, with TAP, with ADL, with both, and tested on others: clean, and under 15
+corruptions at some severities. A row: one picture under one setting by one model, and for background and
+animal the pixels that are right, that are said to be of it and that are. The tables' first line is the plain
+segmenter, the others are what changed, with 95 % intervals: pictures and seeds are drawn anew, the same for
+both sides.
 """
 
 import argparse
@@ -55,8 +58,15 @@ def run(options: argparse.Namespace) -> None:
                 sg.train(read_recipe(RECIPE, given | VARIANTS[name][1] | {"seed": seed}), folder)
                 (folder / "done").touch()
             loaded = sg.load_model(str(folder))
-            sg.stress(loaded, test, "segmentation", severities=options.severities, limit=options.pictures, batch=8,
-                      out=out / "stress" / folder.name)  # fmt: skip
+            sg.stress(
+                loaded,
+                test,
+                "segmentation",
+                severities=options.severities,
+                limit=options.pictures,
+                batch=8,
+                out=out / "stress" / folder.name,
+            )
 
 
 def other_half(pets: Path, folder: Path) -> Path:
@@ -88,7 +98,7 @@ def gather(options: argparse.Namespace) -> None:
     print(f"{len(found)} rows -> {options.out}")
 
 
-# -- tables ---------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def measures(counts: np.ndarray, settings: list[str]) -> dict[str, np.ndarray]:
@@ -104,8 +114,13 @@ def measures(counts: np.ndarray, settings: list[str]) -> dict[str, np.ndarray]:
         f"severity {s}": mean_miou({c: {s: v[s]} for c, v in corrupted.items()})
         for s in sorted(next(iter(corrupted.values())))
     }
-    found = {"clean mIoU": by_setting["clean"], "mean mIoU": mean, "retention": retention(mean, by_setting["clean"]),
-             "mean mIoU, Cityscapes-C": mean_miou(corrupted, "cityscapes-c"), **kinds}  # fmt: skip
+    found = {
+        "clean mIoU": by_setting["clean"],
+        "mean mIoU": mean,
+        "retention": retention(mean, by_setting["clean"]),
+        "mean mIoU, Cityscapes-C": mean_miou(corrupted, "cityscapes-c"),
+        **kinds,
+    }
     return {title: 100 * values for title, values in found.items()} | {
         c: 100 * mean_miou({c: v}) for c, v in corrupted.items()
     }
@@ -133,7 +148,8 @@ def table(options: argparse.Namespace) -> None:
         for n in names
     }
     print(
-        f"{len(pictures)} pictures, {len(settings)} settings; first in %, then what changed in points, with 95 % intervals\n"
+        f"{len(pictures)} pictures, {len(settings)} settings; "
+        "first in %, then what changed in points, with 95 % intervals\n"
     )
     titles = list(next(iter(found["plain"].values())))
     for some in (titles[:7], titles[7:]):

@@ -1,9 +1,10 @@
-"""What a step costs against the plain one: python -m benchmarks.train [--model NAME] [--batch N] [--rounds N] [--memory]
+"""What a step costs against the plain one: python -m benchmarks.train [--model NAME] [--batch N] [--rounds N]
+[--memory]
 
-Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round after round, so that a
-busy machine slows both alike; the median ratio counts. --cpu counts the processor's seconds instead of the clock's: on a machine that is
-shared with much else. Random weights and pictures: they do not change the cost. Memory is what a step adds at its peak, each in a process
-of its own (Linux).
+Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round
+after round, so that a busy machine slows both alike; the median ratio counts. --cpu counts the processor's
+seconds instead of the clock's: on a machine that is shared with much else. Random weights and pictures: they
+do not change the cost. Memory is what a step adds at its peak, each in a process of its own (Linux).
 """
 
 import argparse

@@ -45,7 +45,7 @@ EXCEPTIONS = {("vit", "trace.intercept")}  # part, module that it may import tho
 
 MODEL_ROOMS = ("vit.adapters", "models", "loading")  # the only rooms that know the model code of libraries
 ALLOWED = {
-    "timm": (*MODEL_ROOMS, "training.build", "training.model"),
+    "timm": MODEL_ROOMS,
     "transformers": MODEL_ROOMS,
     "torchvision": MODEL_ROOMS,
     "open_clip": MODEL_ROOMS,

@@ -38,9 +38,17 @@ def squares(folder: Path, count: int = 8, seed: int = 0) -> Path:
 
 
 def recipe(folder: Path, **more):
-    return make_recipe({
-        "task": "segmentation", "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL},
-        "data": {"train": str(folder), "test": str(folder)},
-        "augment": {"crop": "pad", "pad": 4}, "optimiser": {"lr": 0.01}, "epochs": 2, "batch": 4, "log_every": 1, "tensorboard": False,
-        **more,
-    })  # fmt: skip
+    return make_recipe(
+        {
+            "task": "segmentation",
+            "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL},
+            "data": {"train": str(folder), "test": str(folder)},
+            "augment": {"crop": "pad", "pad": 4},
+            "optimiser": {"lr": 0.01},
+            "epochs": 2,
+            "batch": 4,
+            "log_every": 1,
+            "tensorboard": False,
+            **more,
+        }
+    )

@@ -38,10 +38,17 @@ def masks_of(folder: Path) -> str:
 
 def content(data: Path, **more) -> dict:
     return {
-        "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL}, "data": {"train": str(data), "test": str(data)},
-        "augment": {"crop": "pad", "pad": 2}, "optimiser": {"lr": 0.01}, "epochs": 2, "batch": 4, "log_every": 1, "save_every": 2,
-        "tensorboard": False, **more,
-    }  # fmt: skip
+        "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL},
+        "data": {"train": str(data), "test": str(data)},
+        "augment": {"crop": "pad", "pad": 2},
+        "optimiser": {"lr": 0.01},
+        "epochs": 2,
+        "batch": 4,
+        "log_every": 1,
+        "save_every": 2,
+        "tensorboard": False,
+        **more,
+    }
 
 
 def recipe(data: Path, **more):

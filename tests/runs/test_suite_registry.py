@@ -96,3 +96,8 @@ def test_resumes_after_a_kill(toy, data, tmp_path):
 def test_a_name_is_registered_once(toy):
     with pytest.raises(sg.BadInput, match="registered already"):
         sg.register_suite(Mirror)
+
+
+def test_suites_come_in_the_order_of_runs_and_tables():
+    names = [info.name for info in sg.list_suites()]
+    assert names[:5] == ["corruptions", "sequences", "attacks", "occlusion", "attention"]

@@ -296,8 +296,21 @@ def test_wrong_words(data, tmp_path) -> None:
 
 def test_one_class(data, tmp_path) -> None:
     out = tmp_path / "cat.safetensors"
-    cli("diffmask", "train", *WORDS, "--data", data, "--out", out, "--target", "cat", "--preset", "imagenet,reference",
-        "--gate-rate", "1e-5")  # fmt: skip
+    cli(
+        "diffmask",
+        "train",
+        *WORDS,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--target",
+        "cat",
+        "--preset",
+        "imagenet,reference",
+        "--gate-rate",
+        "1e-5",
+    )
     kept = read_file(out)[1]["settings"]
     assert (kept["kl"], kept["target"], kept["stretch"], kept["dual"], kept["batch"]) == (
         "class",

@@ -63,12 +63,24 @@ def asked(data: Path):
     from helpers.training import MODEL
     from steadygaze.training.recipe_files import make_recipe
 
-    return make_recipe({
-        "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1}},
-        "data": {"train": str(data), "test": str(data)}, "augment": {"crop": "pad", "mixup": 0.8, "cutmix": 1.0, "erase": 0.3},
-        "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {"form": "paper"}}, "ema": {"decay": 0.9}, "accumulate": 2,
-        "epochs": 4, "batch": 4, "log_every": 2, "save_every": 1, "tensorboard": False,
-    })  # fmt: skip
+    return make_recipe(
+        {
+            "model": {
+                "name": "vit_tiny_patch16_224",
+                "arguments": MODEL | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1},
+            },
+            "data": {"train": str(data), "test": str(data)},
+            "augment": {"crop": "pad", "mixup": 0.8, "cutmix": 1.0, "erase": 0.3},
+            "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {"form": "paper"}},
+            "ema": {"decay": 0.9},
+            "accumulate": 2,
+            "epochs": 4,
+            "batch": 4,
+            "log_every": 2,
+            "save_every": 1,
+            "tensorboard": False,
+        }
+    )
 
 
 def result(out: Path) -> tuple[bytes, list[dict[str, str]]]:

@@ -93,7 +93,7 @@ def test_tensorboard_has_the_curves_of_the_log(data, tmp_path):
         {"gradmask": {"preset": "DeiT-S"}, "rrr": {"form": "code"}},
     ],
     ids=["adl", "relevance", "second order gaze and adl", "rollout and adl", "gradmask and rrr"],
-)  # fmt: skip
+)
 def test_every_loss_trains(masked, tmp_path, losses):
     given = content(masked, losses=losses, epochs=1)
     given["data"] |= {"masks": masks_of(masked), "test_masks": masks_of(masked)}
@@ -368,10 +368,19 @@ def test_some_classes_and_some_pictures(data):
     [
         ({"optimiser": {"learning_rate": 1.0}}, r"unknown key 'optimiser.learning_rate'"),
         ({"epoch": 3}, r"unknown key 'epoch'. Did you mean 'epochs'"),
-        ({"losses": {"adl": {"weight": -0.5}}}, r"losses.adl.weight: expected a number of at least 0, got -0.5"),
-        ({"losses": {"relevance": {"background": -1}}, "data": {"masks": "m"}}, r"losses.relevance.background: .* got -1"),
+        (
+            {"losses": {"adl": {"weight": -0.5}}},
+            r"losses.adl.weight: expected a number of at least 0, got -0.5",
+        ),
+        (
+            {"losses": {"relevance": {"background": -1}}, "data": {"masks": "m"}},
+            r"losses.relevance.background: .* got -1",
+        ),
         ({"losses": {"relevance": {}}, "data": {"train": "d"}}, r"losses.relevance: expected masks"),
-        ({"losses": {"relevance": {}}, "data": {"masks": "m"}, "augment": {"mixup": 0.8}}, r"masks cannot follow augment.mixup"),
+        (
+            {"losses": {"relevance": {}}, "data": {"masks": "m"}, "augment": {"mixup": 0.8}},
+            r"masks cannot follow augment.mixup",
+        ),
         ({"batch": "many"}, r"batch: expected an integer, got 'many'"),
         ({"batch": 4, "accumulate": 3}, r"cannot be divided into accumulate = 3"),
         ({"schedule": {"name": "cosin"}}, r"unknown schedule.name 'cosin'. Did you mean 'cosine'"),
@@ -379,7 +388,7 @@ def test_some_classes_and_some_pictures(data):
         ({"model": {}}, r"model.name: missing"),
         ({"ema": {"decay": 1.5}}, r"ema.decay: expected a share"),
     ],
-)  # fmt: skip
+)
 def test_recipes_are_checked(change, message):
     with pytest.raises(sg.SteadygazeError, match=message):
         make_recipe({"model": {"name": "vit_tiny_patch16_224"}} | change)
@@ -394,22 +403,43 @@ def test_recipes_are_checked(change, message):
         ({"data": {"size": -8}}, r"data.size: expected a number above 0"),
         ({"data": {"size": SIDE + 1}}, r"data.size: the model does not accept images of 17x17"),
         ({"data": {"interpolation": "bicubi"}}, r"bicubic"),
-        ({"augment": {"rand_augment": "strong"}}, r"augment.rand_augment: expected timm's notation, .* got 'strong'"),
-        ({"modules": {"tap": {"branch": 3}}}, r"unknown option of modules.tap 'branch'. Did you mean 'branches'"),
+        (
+            {"augment": {"rand_augment": "strong"}},
+            r"augment.rand_augment: expected timm's notation, .* got 'strong'",
+        ),
+        (
+            {"modules": {"tap": {"branch": 3}}},
+            r"unknown option of modules.tap 'branch'. Did you mean 'branches'",
+        ),
         ({"data": {"crop": 2.0}}, r"data.crop: expected a share between 0 and 1, got 2.0"),
-        ({"data": {"mean": [0.5]}}, r"data.mean: expected three numbers, of red, green and blue, got \[0.5\]"),
+        (
+            {"data": {"mean": [0.5]}},
+            r"data.mean: expected three numbers, of red, green and blue, got \[0.5\]",
+        ),
         ({"data": {"std": [0.2, 0.0, 0.2]}}, r"data.std\[1\]: expected a number above 0, got 0.0"),
         ({"augment": {"pad": -3}}, r"augment.pad: expected a number of at least 0, got -3"),
-        ({"augment": {"crop": "resize", "resize": SIDE - 1}}, r"augment.resize: expected at least the size of the images, 16, got 15"),
-        ({"augment": {"scale": [1.0, 0.5]}}, r"augment.scale: expected \[least, most\], both above 0, got \[1.0, 0.5\]"),
+        (
+            {"augment": {"crop": "resize", "resize": SIDE - 1}},
+            r"augment.resize: expected at least the size of the images, 16, got 15",
+        ),
+        (
+            {"augment": {"scale": [1.0, 0.5]}},
+            r"augment.scale: expected \[least, most\], both above 0, got \[1.0, 0.5\]",
+        ),
         ({"augment": {"mix_probability": 3.0}}, r"augment.mix_probability: expected a share"),
         ({"schedule": {"name": "step", "every": 0}}, r"schedule.every: expected a number above 0"),
         ({"model": {"num_classes": 0}}, r"model.num_classes: expected a number above 0"),
         ({"model": {"num_classes": 5}}, r"got 'bright': the 5 classes of this model have no names"),
-        ({"model": {"arguments": MODEL | {"depth": -1}}}, r"model.arguments: vit_tiny_patch16_224 cannot be built with .*-1"),
-        ({"model": {"name": "vit_tiny_patch16_22"}}, r"is not a timm model \(did you mean 'vit_tiny_patch16_224'\?\)"),
+        (
+            {"model": {"arguments": MODEL | {"depth": -1}}},
+            r"model.arguments: vit_tiny_patch16_224 cannot be built with .*-1",
+        ),
+        (
+            {"model": {"name": "vit_tiny_patch16_22"}},
+            r"is not a timm model \(did you mean 'vit_tiny_patch16_224'\?\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_values_that_only_fail_later_are_refused_by_name(change, message, data, tmp_path):
     given = content(data)
     for key, value in change.items():

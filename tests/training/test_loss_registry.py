@@ -101,9 +101,9 @@ def test_its_options_are_checked(logit_norm, data):
 def test_what_it_needs_is_respected(data):
     sg.register_loss("spread", options=SpreadOptions)(Spread)
     try:
-        with pytest.raises(sg.BadInput, match="losses.spread: expected masks"):
+        with pytest.raises(sg.BadInput, match=r"losses.spread: expected masks"):
             make_recipe(content(data, losses={"spread": {}}))
-        with pytest.raises(sg.BadInput, match="losses.spread: it is defined for classifiers"):
+        with pytest.raises(sg.BadInput, match=r"losses.spread: it is defined for classifiers"):
             make_recipe(content(data, losses={"spread": {}}, task="segmentation"))
         with pytest.raises(sg.BadInput, match="registered already"):
             sg.register_loss("spread", options=SpreadOptions)(Spread)

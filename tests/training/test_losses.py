@@ -190,8 +190,11 @@ def test_labels_that_do_not_fit_are_refused(loss, labels, message):
 def test_label_or_own_prediction():
     model, (images, masks, _) = tiny(), batch()
     labels = (model(images).argmax(-1) + 1) % 5
-    by = {(e, c): losses.relevance.relevance_terms(model, images, masks, labels, explained=e, confidence=c)
-          for e in ("label", "predicted") for c in ("label", "predicted")}  # fmt: skip
+    by = {
+        (e, c): losses.relevance.relevance_terms(model, images, masks, labels, explained=e, confidence=c)
+        for e in ("label", "predicted")
+        for c in ("label", "predicted")
+    }
     assert by["label", "label"]["background"] != by["predicted", "label"]["background"]
     assert by["label", "label"]["confidence"].item() == pytest.approx(
         F.cross_entropy(model(images), labels).item()
@@ -336,8 +339,11 @@ def test_adl_of_uniform_and_of_random_attention():
     assert losses.adl.adl([one_column]).item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("given", [None, [], [[1.0]], torch.ones(1, 1, 3, 3), [torch.ones(1, 3, 3)], iter(())],
-                         ids=["none", "empty", "numbers", "bare tensor", "no heads", "empty iterator"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [None, [], [[1.0]], torch.ones(1, 1, 3, 3), [torch.ones(1, 3, 3)], iter(())],
+    ids=["none", "empty", "numbers", "bare tensor", "no heads", "empty iterator"],
+)
 def test_adl_of_something_else(given):
     with pytest.raises(sg.BadInput, match="adl: expected"):
         losses.adl.adl(given)

@@ -18,9 +18,19 @@ from steadygaze.training.losses.adl import AdlOptions
 from steadygaze.training.objective import Objective
 
 MAKES = {  # attentions between tokens; class attention, pooling and FAN's attention over channels are none
-    "rvt_tiny": 3, "rvt_tiny_plus": 3, "rvt_base_plus": 2, "fan_tiny_12_p16_224": 2, "fan_tiny_8_p4_hybrid": 2, "pvt_tiny": 5,
-    "localvit_tiny_mlp4_act3_r192": 2, "CaiT": 3, "PVT v2": 6, "Swin": 6, "transformers ViT, eager": 3, "transformers SigLIP": 3,
-}  # fmt: skip
+    "rvt_tiny": 3,
+    "rvt_tiny_plus": 3,
+    "rvt_base_plus": 2,
+    "fan_tiny_12_p16_224": 2,
+    "fan_tiny_8_p4_hybrid": 2,
+    "pvt_tiny": 5,
+    "localvit_tiny_mlp4_act3_r192": 2,
+    "CaiT": 3,
+    "PVT v2": 6,
+    "Swin": 6,
+    "transformers ViT, eager": 3,
+    "transformers SigLIP": 3,
+}
 
 
 @cache

@@ -207,8 +207,11 @@ def dense(target: np.ndarray, picture: np.ndarray) -> np.ndarray:
     yuv = np.einsum("kc,chw->khw", colours, picture * 255)
     yuv[1:] += 128
     height, width = target.shape
-    cell = {(y, x): (y // 16, x // 16, int(yuv[0, y, x] // 16), int(yuv[1, y, x] // 8), int(yuv[2, y, x] // 8))
-            for y in range(height) for x in range(width)}  # fmt: skip
+    cell = {
+        (y, x): (y // 16, x // 16, int(yuv[0, y, x] // 16), int(yuv[1, y, x] // 8), int(yuv[2, y, x] // 8))
+        for y in range(height)
+        for x in range(width)
+    }
     number = {c: i for i, c in enumerate(sorted(set(cell.values())))}
     blur = np.eye(len(number)) * 10
     for c, i in number.items():

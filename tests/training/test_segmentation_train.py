@@ -38,9 +38,18 @@ def test_it_learns_to_segment_and_can_be_used(data, tmp_path):
     assert (said[truth == 255] == 1).float().mean() > 0.8 and (said[truth == 0] == 0).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("more", [
-    {"modules": {"tap": {}}}, {"modules": {"cb": {}}, "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {}}, "ema": {"decay": 0.5}},
-], ids=["tap", "cb, adl, average"])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"modules": {"tap": {}}},
+        {
+            "modules": {"cb": {}},
+            "losses": {"cross_entropy": {"smoothing": 0.1}, "adl": {}},
+            "ema": {"decay": 0.5},
+        },
+    ],
+    ids=["tap", "cb, adl, average"],
+)
 def test_modules_and_losses_go_along(data, tmp_path, more):
     got = sg.train(recipe(data, epochs=1, **more), tmp_path / "run")
     loaded = sg.load_model(str(tmp_path / "run")).model

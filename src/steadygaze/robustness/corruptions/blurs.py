@@ -149,14 +149,6 @@ def _noise_field(
     return gaussian(noise, sigma, truncate=3.0, border="reflect")
 
 
-def elastic_transform(image: np.ndarray, alpha: float, rng: Rng) -> np.ndarray:
-    """Each pixel is read at a place moved by a smooth random field; its grain is a hundredth of the
-    picture."""
-    height, width = image.shape[:2]
-    field = _noise_field((height, width), (height * 0.01, width * 0.01), height * 0.005 * alpha, rng)
-    return to_bytes(_displaced(to_float(image), field).add_(1e-3))
-
-
 def _displaced(x: Tensor, field: Tensor) -> Tensor:
     rows = torch.arange(x.shape[0], dtype=torch.float32)[:, None] + field[..., 1]
     columns = torch.arange(x.shape[1], dtype=torch.float32) + field[..., 0]
@@ -164,8 +156,10 @@ def _displaced(x: Tensor, field: Tensor) -> Tensor:
 
 
 def elastic_affine(image: np.ndarray, alpha: float, sigma: float, corner: float, rng: Rng) -> np.ndarray:
-    """The script for CIFAR-10-C: a random affine map of three corners, then a smooth field; lengths in
-    widths."""
+    """A random affine map of three corners, then a smooth random displacement; all lengths in image widths.
+
+    The definition of Hendrycks & Dietterich for ImageNet-C and CIFAR-10-C.
+    """
     height, width = image.shape[:2]
     size = min(height, width)
     centre, reach = np.array([height // 2, width // 2], dtype=np.float64), size // 3

@@ -30,6 +30,17 @@ CIFAR_UP_TO = 64  # pixels of the shorter side
 
 Levels = tuple[tuple[Any, ...], ...]
 
+ELASTIC = tuple(  # published in pixels of images of 224, here in widths: amplitude, smoothness, corner shift
+    (amplitude / 224, smoothness / 224, corner / 224)
+    for amplitude, smoothness, corner in (
+        (488, 170.8, 24.4),
+        (488, 19.52, 48.8),
+        (12.2, 2.44, 4.88),
+        (17.08, 2.44, 4.88),
+        (29.28, 2.44, 4.88),
+    )
+)
+
 IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "gaussian_noise": (pixelwise.gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
     "shot_noise": (pixelwise.shot_noise, ((60,), (25,), (12,), (5,), (3,))),
@@ -64,7 +75,7 @@ IMAGENET: dict[str, tuple[Callable[..., np.ndarray], Levels]] = {
     "fog": (weather.fog, ((1.5, 2), (2.0, 2), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
     "brightness": (pixelwise.brightness, ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))),
     "contrast": (pixelwise.contrast, ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,))),
-    "elastic_transform": (blurs.elastic_transform, ((12.5,), (16.25,), (21.25,), (25.0,), (30.0,))),
+    "elastic_transform": (blurs.elastic_affine, ELASTIC),
     "pixelate": (pixelwise.pixelate, ((0.6, False), (0.5, False), (0.4, False), (0.3, False), (0.25, False))),
     "jpeg_compression": (pixelwise.jpeg_compression, ((25,), (18,), (15,), (10,), (7,))),
     "speckle_noise": (pixelwise.speckle_noise, ((0.15,), (0.2,), (0.35,), (0.45,), (0.6,))),

@@ -1,13 +1,12 @@
-"""One file for each suite; importing this package registers them all."""
+"""One file for each suite; importing this package registers them in the order of runs and tables."""
 
-from steadygaze.runs.stress.suites import (
-    attacks,  # noqa: F401
-    attention,  # noqa: F401
-    corruptions,  # noqa: F401
-    neighbours,  # noqa: F401
-    occlusion,  # noqa: F401
-    segmentation,  # noqa: F401
-    sequences,  # noqa: F401
-    shift,  # noqa: F401
-    synthetic,  # noqa: F401
-)  # isort: skip
+# ruff: noqa: F401, I001
+from steadygaze.runs.stress.suites import corruptions
+from steadygaze.runs.stress.suites import sequences
+from steadygaze.runs.stress.suites import attacks
+from steadygaze.runs.stress.suites import occlusion
+from steadygaze.runs.stress.suites import attention
+from steadygaze.runs.stress.suites import shift
+from steadygaze.runs.stress.suites import synthetic
+from steadygaze.runs.stress.suites import neighbours
+from steadygaze.runs.stress.suites import segmentation
