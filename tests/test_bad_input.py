@@ -153,8 +153,15 @@ def test_methods(method: Any, error: type, message: str) -> None:
 @pytest.mark.parametrize("score", ["logits", "probs", 3])
 def test_scores(method: str, score: Any) -> None:
     """Also for methods that need no score: a typing error must not go unseen."""
-    refuse(sg.UnknownName, f"unknown score '{score}'.*contrast, log_odds, log_prob, logit", sg.explain, MODEL, IMAGES,
-           method=method, score=score)  # fmt: skip
+    refuse(
+        sg.UnknownName,
+        f"unknown score '{score}'.*contrast, log_odds, log_prob, logit",
+        sg.explain,
+        MODEL,
+        IMAGES,
+        method=method,
+        score=score,
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,8 +198,23 @@ def test_a_view_that_does_not_give_the_models_logits() -> None:
     refuse(sg.UnsupportedModel, "its own logits and those of the view.*differ", sg.adapt, odd)
 
 
-ATTENTION = ["raw_attention", "rollout", "attn_grad", "attcam", "genatt", "gae", "gradsam", "attixg", "attcat", "attin",
-             "globenc", "alti", "transatt", "gaze_twice", "atman"]  # fmt: skip
+ATTENTION = [
+    "raw_attention",
+    "rollout",
+    "attn_grad",
+    "attcam",
+    "genatt",
+    "gae",
+    "gradsam",
+    "attixg",
+    "attcat",
+    "attin",
+    "globenc",
+    "alti",
+    "transatt",
+    "gaze_twice",
+    "atman",
+]
 
 
 @pytest.mark.parametrize("name", tiny_models.HIERARCHICAL)
@@ -200,8 +222,14 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     model = tiny_models.ALL[name]()
     images = tiny_models.images_of(model)
     for method in ATTENTION:
-        refuse(sg.MethodUnavailable, f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
-               sg.explain, model, images, method=method)  # fmt: skip
+        refuse(
+            sg.MethodUnavailable,
+            f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
+            sg.explain,
+            model,
+            images,
+            method=method,
+        )
     assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
         "diffmask",
@@ -221,8 +249,8 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         ("EVA-02 tiny (rotary, SwiGLU)", "transatt", "without rotary positions.*Use attnlrp"),
         ("attention pool (SigLIP)", "transatt", "a class or mean head"),
         ("average", "decompx:bias=cls", "class token"),
-        ("CaiT", "fullgrad:implicit=true", "mixes attention after its softmax"),
-        ("CaiT", "decompx:bias=absdot", "do not add up to the logits"),
+        ("CaiT", "fullgrad:implicit=true", "mixes attention after softmax"),
+        ("CaiT", "decompx:bias=absdot", "do not sum to the logits"),
         ("CaiT", "attin", "pre-norm"),
         ("Swin", "gradcam:at=norm1", "does not begin with a norm"),
     ],
@@ -243,9 +271,7 @@ def test_selection_of_patches() -> None:
         (torch.tensor([[0]]), r"shape \(2, k\)"),
     ):
         refuse(sg.BadInput, message, vit.select, tokens, keep)
-    refuse(
-        sg.BadInput, "have forgotten where they lie", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64)
-    )
+    refuse(sg.BadInput, "have lost their layout", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
 
 
 def test_broken_and_empty_maps() -> None:

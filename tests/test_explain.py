@@ -1,4 +1,6 @@
-"""How `explain` is called: names as they were asked for, aliases with aggregators, wrapped models, callable targets."""
+"""How `explain` is called: names as they were asked for, aliases with aggregators, wrapped models,
+callable targets.
+"""
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def test_save_without_pictures_and_with_several_targets(tmp_path):
 
 
 def test_save_refuses_other_counts(tmp_path, maps, picture):
-    with pytest.raises(BadInput, match="expected 2 pictures"):
+    with pytest.raises(BadInput, match="expected 2 images"):
         maps.save(tmp_path, [picture])
     with pytest.raises(BadInput, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
@@ -257,7 +257,7 @@ def test_grid_picture_survives_long_words(maps, picture):
 def test_grid_picture_refuses_what_does_not_match(maps, picture):
     with pytest.raises(BadInput, match="at least one"):
         grid_picture([picture], {})
-    with pytest.raises(BadInput, match="2 pictures"):
+    with pytest.raises(BadInput, match="2 images"):
         grid_picture([picture], {"gaze": maps})
     with pytest.raises(BadInput, match="same images"):
         grid_picture([picture] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})

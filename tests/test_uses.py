@@ -1,4 +1,6 @@
-"""Models as people have them: compiled, wrapped, with adapters, quantised, without a classifier, in other precisions, in threads."""
+"""Models as people have them: compiled, wrapped, with adapters, quantised, without a classifier, in other
+precisions, in threads.
+"""
 
 import copy
 import pickle
@@ -56,14 +58,17 @@ def test_wrappers_in_any_order() -> None:
 
 def test_a_model_that_holds_a_vit_says_where() -> None:
     inner = tiny("class")
-    with pytest.raises(sg.UnsupportedModel, match=r"It holds one: give model\.get_submodule\('1'\)"):
+    with pytest.raises(sg.UnsupportedModel, match=r"It contains one: use model\.get_submodule\('1'\)"):
         sg.adapt(nn.Sequential(nn.Identity(), inner))
     with pytest.raises(sg.UnsupportedModel, match=r"docs/models.md"):
         sg.adapt(nn.Sequential(nn.Identity()))
 
 
 class Adapted(nn.Module):
-    """LoRA: a linear map, and a change of low rank beside it. It has the weights of neither in its own name."""
+    """LoRA: a linear map, and a change of low rank beside it.
+
+    It has the weights of neither in its own name.
+    """
 
     def __init__(self, base: nn.Linear, product: bool) -> None:
         super().__init__()
@@ -95,7 +100,9 @@ def adapted(product: bool = False) -> tuple[nn.Module, nn.Module]:
 
 
 def test_adapters_count_as_what_they_do() -> None:
-    """The decomposition methods read the weights of attention: with LoRA beside them, not those of the base alone."""
+    """The decomposition methods read the weights of attention: with LoRA beside them, not those of the
+    base alone.
+    """
     agree(*adapted(), ["alti", "alti:against=block", "globenc", "attin", "gradcam:at=norm1", "gaze_removal"])
 
 
@@ -159,7 +166,7 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
 
     attn.forward = forward  # type: ignore[method-assign]
     for method in ("gae", "rollout", "decompx", "gaze_removal"):
-        with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be seen into"):
+        with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be inspected"):
             sg.explain(model, random_images(model), method=method)
     assert sg.explain(model, random_images(model), method="cat").scores.any()
 
@@ -258,8 +265,15 @@ def test_a_model_without_a_classifier_has_no_class_but_a_quantity() -> None:
 
 def test_clip_of_transformers_for_images_and_text() -> None:
     transformers = pytest.importorskip("transformers")
-    vision: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-                              "image_size": 12, "patch_size": 3, "projection_dim": 6}  # fmt: skip
+    vision: dict[str, Any] = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 12,
+        "patch_size": 3,
+        "projection_dim": 6,
+    }
     model = zoo.randomise(transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**vision)))
     images = zoo.image_of(model, (3, 12, 12), batch=2)
     text = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -302,7 +316,14 @@ def test_one_logit_says_yes_or_no() -> None:
 
 def test_outputs_without_logits() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=12,
-                                    patch_size=3, encoder_stride=3)  # fmt: skip
+    config = transformers.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=12,
+        patch_size=3,
+        encoder_stride=3,
+    )
     with pytest.raises(sg.UnsupportedModel, match="MaskedImageModelingOutput without them"):
         sg.adapt(transformers.ViTForMaskedImageModeling(config))

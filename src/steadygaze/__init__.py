@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.loading.load import load_model as load_model
     from steadygaze.loading.loaded import LoadedModel as LoadedModel
     from steadygaze.loading.model_names import list_models as list_models
-    from steadygaze.method_registry import register_method as register_method
     from steadygaze.methods import list_methods as list_methods
     from steadygaze.methods import method as method
+    from steadygaze.methods import register_method as register_method
     from steadygaze.progress import Progress as Progress
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import list_suites as list_suites
@@ -67,7 +67,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "register_loss": "steadygaze.training.losses",
     "list_losses": "steadygaze.training.losses",
     "Progress": "steadygaze.progress",
-    "register_method": "steadygaze.method_registry",
+    "register_method": "steadygaze.methods",  # with all methods registered, so that no name is taken twice
     "register_adapter": "steadygaze.vit.adapter_registry",
     "list_methods": "steadygaze.methods",
     "list_models": "steadygaze.loading.model_names",

@@ -1,9 +1,10 @@
-"""From numbers to pictures: colour ramps, overlays and comparison grids, with numpy and PIL only.
+"""From numbers to images: colour ramps, overlays and comparison grids, with numpy and PIL only.
 
-Evidence for a class is warm (plum, red, orange, pale yellow), evidence against it is cool (navy, blue, pale mint).
-Both ramps are straight lines between a few anchors of OKLab (Ottosson 2020), whose distances follow the eye's, with
-lightness rising evenly, so equal steps of score look like equal steps of colour, also in grey print. Colour grows
-from transparent: where there is no evidence, the picture itself is seen, a little muted.
+Evidence for a class is warm (plum, red, orange, pale yellow), evidence against it is cool (navy, blue, pale
+mint). Both ramps are straight lines between a few anchors of OKLab (Ottosson 2020), whose distances follow
+the eye's, with lightness rising evenly, so equal steps of score look like equal steps of colour, also in
+grey print. Colour grows from transparent: where there is no evidence, the picture itself is seen, a little
+muted.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def ramp(anchors: tuple[str, ...]) -> Float[np.ndarray, "256 3"]:
 
 
 def as_picture(image: Any) -> Image.Image:
-    """An RGB picture from PIL, from a uint8 array (H, W, 3) or (H, W), or from a float tensor or array (3, H, W) in
-    [0, 1]. The size is left as it is."""
+    """An RGB image of unchanged size.
+
+    image: PIL, a uint8 array (H, W, 3) or (H, W), or a float tensor or array (3, H, W) in [0, 1]
+    """
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     array = np.asarray(image.detach().cpu().float() if _is_float_tensor(image) else image)
@@ -60,13 +63,15 @@ def as_picture(image: Any) -> Image.Image:
     elif array.ndim == 3 and array.shape[0] == 3 and np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
             raise BadInput(
-                f"a float picture must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]: give the picture "
-                "before the model's normalisation, or undo it (image * std + mean)"
+                f"a float image must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]. Give the "
+                f"image "
+                "before the model's normalisation, or undo that (image * std + mean)."
             )
         return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
     raise BadInput(
-        f"expected one PIL picture, a uint8 array (H, W, 3) or a float tensor (3, H, W) in [0, 1], got "
-        f"{type(image).__name__} of shape {tuple(array.shape)} and type {array.dtype}: of a batch, give images[i]"
+        f"expected one PIL image, a uint8 array (H, W, 3) or a float tensor (3, H, W) in [0, 1], got "
+        f"{type(image).__name__} of shape {tuple(array.shape)} and type {array.dtype}. For a batch, give "
+        f"images[i]."
     )
 
 
@@ -75,8 +80,10 @@ def _is_float_tensor(image: Any) -> bool:
 
 
 def robust_scale(values: np.ndarray, percentile: float = 99.0) -> float:
-    """The percentile of the magnitudes, rounded down to a patch, so that a single outlier never sets the scale; the
-    largest magnitude where fewer patches than that carry anything. Zero for an empty map."""
+    """The percentile of the magnitudes, rounded down to a patch, so that one outlier never sets the scale.
+
+    The largest magnitude if that percentile is zero; zero for an empty map.
+    """
     magnitudes = np.abs(values).ravel()
     scale = np.percentile(magnitudes, percentile, method="lower") if magnitudes.size else 0.0
     return float(scale if scale > 0 else magnitudes.max(initial=0.0))
@@ -89,7 +96,7 @@ def paint(
     signed: bool = False,
     opacity: float = 0.78,
 ) -> Image.Image:
-    """Colour values in [-1, 1] over a picture of the same size, or over black without one.
+    """Colour values in [-1, 1] over an image of the same size, or over black without one.
 
     Negative values stay uncoloured unless `signed`.
     """
@@ -107,7 +114,7 @@ def paint(
 
 
 def struck_out(picture: Image.Image, cells: Bool[np.ndarray, "rows columns"]) -> Image.Image:
-    """A picture with some cells of a grid struck out: paper, a breath of what was there, and fine slanting lines."""
+    """An image with some cells of a grid crossed out: almost white, with fine diagonal lines."""
     seen = np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
     height, width, _ = seen.shape
     y, x = np.mgrid[:height, :width]
@@ -129,7 +136,7 @@ def _to_image(array: np.ndarray) -> Image.Image:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a comparison grid: its pictures from left to right, a title and a quieter note beside it."""
+    """One row of a comparison grid: images from left to right, a title, and a note in grey beside it."""
 
     pictures: Sequence[Image.Image]
     title: str = ""
@@ -140,13 +147,13 @@ INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
 
 
 def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
-    """A grid with one heading over each column and each row's title above it; cells are square, `cell` pixels wide.
+    """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a bar that names the colours.
+    legend: "", "positive" or "signed": a labelled colour bar.
     """
     if not rows or any(len(row.pictures) != len(headings) for row in rows):
         raise BadInput(
-            f"expected at least one row with {len(headings)} pictures each, one below each heading, "
+            f"expected at least one row with {len(headings)} images each, one below each heading, "
             f"got {[len(row.pictures) for row in rows]}"
         )
     gap, margin = max(4, cell // 28), max(10, cell // 10)
@@ -188,7 +195,7 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
 
 
 def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length: int, font: Any) -> None:
-    """A colour bar that ends at `right`, with words on both sides."""
+    """A colour bar that ends at `right`, labelled on both sides."""
     signed, height = kind == "signed", max(6, length // 24)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
@@ -205,7 +212,7 @@ def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length:
 
 
 def _square(picture: Image.Image, cell: int) -> Image.Image:
-    """The whole picture, fitted into a square cell of paper; small pictures grow without blur."""
+    """The whole image, fitted into a white square cell; small images are enlarged without blur."""
     scale = cell / max(picture.size)
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
     grown = picture.resize(size, Image.Resampling.NEAREST if scale >= 4 else Image.Resampling.LANCZOS)

@@ -1,16 +1,16 @@
-"""Every error that steadygaze raises on purpose. Each message says what was expected, what came, and what to do.
+"""All errors of steadygaze. A message states what was expected, what was given, and what to do.
 
 SteadygazeError
 ├── UnsupportedModel (TypeError)        adapt() cannot view this model
-├── MethodUnavailable (ValueError)      this model cannot serve this method
-├── UnknownName (ValueError)            a method, aggregator, score, model or class nobody knows
-├── BadInput (ValueError)               images, targets or options of the wrong kind
-├── BadImage (ValueError)               a picture file that does not decode
-├── BadCheckpoint (ValueError)          weights that do not fit the model, or that would run code
+├── MethodUnavailable (ValueError)      the method cannot explain this model
+├── UnknownName (ValueError)            an unknown method, aggregator, score, model, class, ...
+├── BadInput (ValueError)               invalid images, targets or options
+├── BadImage (ValueError)               an image file that cannot be decoded
+├── BadCheckpoint (ValueError)          weights that do not fit the model, or that contain code
 ├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
-└── RowsNotWritten (OSError)            a run or a report that the disk does not take
+└── RowsNotWritten (OSError)            a run or report that cannot be written
 DegenerateMap (UserWarning)             a map that is zero everywhere
-PartialMap (UserWarning)                a search that was stopped: the map is of what was done until then
+PartialMap (UserWarning)                an interrupted search: the map uses the runs that were done
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,15 +31,18 @@ class SteadygazeError(Exception):
 
 
 class UnsupportedModel(SteadygazeError, TypeError):
-    """The model is no vision transformer that an adapter knows, or its view does not give the model's own logits."""
+    """No adapter knows the model, or its view does not reproduce the model's logits."""
 
 
 class MethodUnavailable(SteadygazeError, ValueError):
-    """The method is defined, but not for this model."""
+    """The method exists, but cannot explain this model."""
 
 
 class UnknownName(SteadygazeError, ValueError):
-    """A name that nobody knows; the message offers the nearest one. elsewhere: names that others use -> the known ones."""
+    """An unknown name; the message suggests the nearest known one.
+
+    elsewhere: names that other packages use, each with the name it has here
+    """
 
     def __init__(
         self,
@@ -60,15 +63,15 @@ class UnknownName(SteadygazeError, ValueError):
 
 
 class BadInput(SteadygazeError, ValueError):
-    """Images, targets or options that cannot be meant."""
+    """Invalid images, targets or options."""
 
 
 class BadImage(SteadygazeError, ValueError):
-    """A picture file that cannot be read."""
+    """An image file that cannot be read."""
 
 
 class BadCheckpoint(SteadygazeError, ValueError):
-    """A checkpoint that does not fit, or that would have to execute code to be read."""
+    """A checkpoint that does not fit the model, or that contains code."""
 
 
 class BrokenMap(SteadygazeError, ArithmeticError):
@@ -76,7 +79,7 @@ class BrokenMap(SteadygazeError, ArithmeticError):
 
 
 class RowsNotWritten(SteadygazeError, OSError):
-    """The disk is full, or cannot be written; every row that was reported is still there."""
+    """The disk is full or read-only; all rows that were reported as written are kept."""
 
 
 class DegenerateMap(UserWarning):
@@ -84,4 +87,4 @@ class DegenerateMap(UserWarning):
 
 
 class PartialMap(UserWarning):
-    """A search was stopped (Ctrl-C, the stop button of a notebook): the map is of the runs that were done until then."""
+    """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done."""

@@ -1,7 +1,7 @@
 """`explain`: from a model and images to attribution maps.
 
-Methods share passes: one forward pass for each setting of rules, one backward pass for each score and class; a method
-that only reads attention uses a forward pass that runs anyway.
+Methods share passes: one forward pass for each setting of rules, one backward pass for each score and
+class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
 from collections.abc import Iterable
@@ -84,18 +84,18 @@ def explain(
     """Attribution maps: how much evidence each patch of an image is for a class.
 
     model: a vision transformer of timm, transformers or torchvision, the result of `load_model`, or a `ViT`
-    images: (B, 3, H, W), floating point, preprocessed for the model
-    target: the class to explain: None (the predicted one), an index, one index per image, (B, K) for several per
+    images: (B, 3, H, W), floating point, preprocessed for the model target: the class to explain: None (the
+    predicted one), an index, one index per image, (B, K) for several per
         image, or a callable logits -> (B,) that returns the quantity itself
-    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them
-    methods: the same; give one of the two
-    score: the quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob"; None is the
+    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them methods: the
+    same; give one of the two score: the quantity of the class to explain: "logit", "log_prob", "log_odds",
+    "contrast" or "prob"; None is the
         method's own
     on_progress: called with a `Progress` during long searches
     allow_partial: whether an interrupted search returns a map of the runs that were done, with a warning
 
-    Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the class. For
-    a list of methods, a dict of them by name.
+    Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
+    class. For a list of methods, a dict of them by name.
     """
     vit = adapt(model)
     given = _given_methods(method, methods)
@@ -107,8 +107,10 @@ def explain(
         raise BadInput(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
     if not vit.plan.classes and not callable(target):
         raise BadInput(
-            f"target: this {vit.plan.kind} has no classifier, so there is no class to explain. Use a model with one, "
-            f"or a callable target: features (B, D) -> (B,), such as their similarity to a text embedding."
+            f"target: this {vit.plan.kind} has no classifier, so there is no class to explain. Use a model "
+            f"with "
+            f"one, or a callable target: features (B, D) -> (B,), such as their similarity to a text "
+            f"embedding."
         )
     for m in chosen:
         reason = unavailable(m, vit)
@@ -323,13 +325,11 @@ def _check_map(m: Method, scores: Tensor) -> None:
     """Raise an error for a map with NaN, and warn of a map that is zero everywhere."""
     if not torch.isfinite(scores).all():
         raise BrokenMap(
-            f"{m.name}: the map has NaN or infinite values. Use the model in float32, or check its weights for NaN."
+            f"{m.name}: the map has NaN or infinite values. Use the model in float32, "
+            f"or check its weights for NaN."
         )
     empty = (scores.flatten(-2) == 0).all(-1)
     if empty.any():
         which = empty.nonzero()[:, 0].unique().tolist()
         message = f"{m.name}: the map is zero everywhere for image(s) {which}: there is no evidence in it."
         warn(message, DegenerateMap, stacklevel=5)
-
-
-value_of = target_value

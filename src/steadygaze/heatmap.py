@@ -1,4 +1,4 @@
-"""Attribution: what an explanation is, and how it becomes pixels, files and a picture in a notebook."""
+"""Attribution: the result of an explanation, which draws, saves, and shows itself in a notebook."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SHOWN_IN_NOTEBOOK = 12  # maps
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """One signed score for each patch: above zero speaks for the class, below zero against it; not normalised.
+    """One signed score per patch, not normalised: positive is evidence for the class, negative against it.
 
     scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
     target: (B,) or (B, K), the class explained; None where the target was a callable
-    logits: (B, C), the model's answer           method, score: the names this was made with
+    logits: (B, C), the model's output           method, score: the names this was made with
     pictures, classes: only for display; `with_pictures` sets them
     """
 
@@ -81,7 +81,7 @@ class Attribution:
         return replace(self, scores=self.scores.to(device), target=target, logits=self.logits.to(device))
 
     def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
-        """The same attribution, with the pictures (and class names) that notebooks, `save` and titles show it on.
+        """The same attribution with the images (and class names) that notebooks, `save` and titles show.
 
         images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
         """
@@ -89,13 +89,13 @@ class Attribution:
             as_picture(image) for image in ([images] if isinstance(images, Image.Image) else images)
         )
         if len(pictures) != len(self):
-            raise BadInput(f"expected {len(self)} pictures, one for each map, got {len(pictures)}")
+            raise BadInput(f"expected {len(self)} images, one per map, got {len(pictures)}")
         if classes is not None and len(classes) != self.logits.shape[1]:
             raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
         return replace(self, pictures=pictures, classes=None if classes is None else tuple(classes))
 
     def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
-        """Scores at each pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
+        """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
         return resized(self.scores.detach(), (size, size) if isinstance(size, int) else size, mode)
 
     def normalised(self) -> Tensor:
@@ -115,10 +115,11 @@ class Attribution:
     ) -> Image.Image:
         """The map drawn over its picture, as large as the picture that was given.
 
-        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and crop, so that
+        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and
+        crop, so that
             patches meet their pixels
-        index: which image, or (image, target) where there are several targets
-        signed: draw negative scores too, in cool colours; they are left out otherwise; a map that is above zero
+        index: which image, or (image, target) where there are several targets signed: draw negative scores
+        too, in cool colours; they are left out otherwise; a map that is above zero
             everywhere is drawn from its smallest score up
         percentile: the magnitude that gets the strongest colour; 100 lets an outlier dim all the rest
         """
@@ -137,7 +138,7 @@ class Attribution:
     def _display(
         self, index: Index | SupportsIndex, size: tuple[int, int], mode: str, signed: bool, percentile: float
     ) -> Float[np.ndarray, "h w"]:
-        """Values for drawing, in [-1, 1]: scaled on the patches, where a percentile is honest, then brought to size."""
+        """Values for drawing, in [-1, 1]: scaled by a percentile over patches, then resized."""
         place = self._place(index)
         one = self.scores[place].detach().to("cpu", torch.float64)
         if one.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
@@ -179,7 +180,7 @@ class Attribution:
         return [(image, k) for image in range(len(self)) for k in range(self.scores.shape[1])]
 
     def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
-        """Write one PNG for each map, scores.npz and manifest.json; gives the files written.
+        """Write one PNG per map, scores.npz and manifest.json; returns the paths.
 
         images: as for `with_pictures`; without them, and without pictures of its own, bare maps are drawn.
         """
@@ -236,21 +237,23 @@ class Attribution:
 
     def _repr_html_(self) -> str:
         figures = "".join(
-            f'<figure style="margin:0 8px 8px 0"><img width="{BARE_PIXELS}" alt="{escape(title or self.method)}" '
+            f'<figure style="margin:0 8px 8px 0">'
+            f'<img width="{BARE_PIXELS}" alt="{escape(title or self.method)}" '
             f'src="data:image/png;base64,{base64.b64encode(_png(picture)).decode()}">'
             f"<figcaption>{escape(title)}</figcaption></figure>"
             for title, picture in self._shown()
         )
         rest = len(self.places()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
-        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {self.grid[0]} x {self.grid[1]} patches"
+        rows, columns = self.grid
+        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
         return f'<div>{head}</div><div style="display:flex;flex-wrap:wrap">{figures}</div>{more}'
 
 
 def resized(
     scores: Float[Tensor, "*lead gh gw"], size: tuple[int, int], mode: str
 ) -> Float[Tensor, "*lead h w"]:
-    """Maps brought to another size, in their own dtype; computed in at least float32."""
+    """Resized maps, in their own dtype; computed in at least float32."""
     if mode not in ("bilinear", "bicubic", "nearest"):
         raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
     flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
@@ -270,9 +273,10 @@ def grid_picture(
     signed: bool = False,
     cell: int = 224,
 ) -> Image.Image:
-    """Compare methods: one row for each picture (and target), the picture first and then one column a method.
+    """Compare methods: one row per image (and target), the image first and then one column per method.
 
-    images: as for `overlay`, one for each map        notes: small print beside a row's title, such as its file name
+    images: as for `overlay`, one for each map        notes: small print beside a row's title, such as its
+    file name
     """
     if not attributions:
         raise BadInput("expected at least one attribution to draw, got none")
@@ -281,7 +285,7 @@ def grid_picture(
         raise BadInput("expected attributions of the same images and targets in every column")
     pictures = [as_picture(image) for image in images]
     if len(pictures) != len(first):
-        raise BadInput(f"expected {len(first)} pictures, one for each map, got {len(pictures)}")
+        raise BadInput(f"expected {len(first)} images, one per map, got {len(pictures)}")
     # small pictures are drawn on an enlarged copy, so that the map is smooth over their visible pixels
     pictures = [p.resize(_enlarged(p, cell), Image.Resampling.NEAREST) for p in pictures]
     rows = []
@@ -299,7 +303,7 @@ def _enlarged(picture: Image.Image, cell: int) -> tuple[int, int]:
 
 
 def percent(probability: float | None) -> str:
-    """A probability for people: "62 %", "99.7 %", "0.3 %"."""
+    """A probability as text: "62 %", "99.7 %", "0.3 %"."""
     if probability is None:
         return ""
     share = 100 * probability
@@ -307,7 +311,7 @@ def percent(probability: float | None) -> str:
 
 
 def overlay_name(image: str, method: str, index: Index = 0) -> str:
-    """File name of an overlay: image, method, and the target's place where there are several."""
+    """File name of an overlay: image, method, and the index of the target if there are several."""
     slug = re.sub(r"[^A-Za-z0-9.+_=-]+", "-", method)
     return f"{image}.{slug}.png" if isinstance(index, int) else f"{image}.{slug}.{index[1]}.png"
 

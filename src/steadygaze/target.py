@@ -1,4 +1,4 @@
-"""What is explained: which class (`target`) and which quantity of it (`score`). See docs/equations.md#target-score.
+"""What is explained: a class (`target`) and a quantity of it (`score`); docs/equations.md#target-score.
 
 | score    | quantity T of class c, from logits y                    |
 | logit    | y_c                                                     |
@@ -7,7 +7,8 @@
 | contrast | y_c − max_{k≠c} y_k: against the runner-up              |
 | prob     | p_c = exp(log_prob): what the black-box methods explain |
 
-A classifier with a single logit y is binary: p = sigmoid(y), and y is the log-odds (the other class has logit 0).
+A classifier with a single logit y is binary: p = sigmoid(y), and y is the log-odds (the other class has
+logit 0).
 """
 
 from collections.abc import Callable, Sequence
@@ -107,4 +108,4 @@ def class_probabilities(logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     return logits.softmax(-1) if logits.shape[-1] > 1 else logits.sigmoid()
 
 
-resolve, quantity, chances = resolve_target, class_score, class_probabilities
+resolve = resolve_target

@@ -1,4 +1,7 @@
-"""Vision DiffMask: hard concrete, gates and map against slow formulas; one training step; what a model is left as."""
+"""Vision DiffMask: hard concrete, gates and map against slow formulas; one training step.
+
+What a model is left as.
+"""
 
 import copy
 from dataclasses import replace
@@ -51,7 +54,7 @@ def saved(path, model, seed=0, **facts):
     return str(path)
 
 
-# -- hard concrete -----------------------------------------------------------------------------------------------------
+# -- hard concrete ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("u", [-3.0, -0.5, 0.0, 0.7, 2.0])
@@ -90,7 +93,7 @@ def test_hard_concrete_in_closed_form() -> None:
     assert float((draws == 1).double().mean()) > 0.1, "stretched past 1 it is exactly one, too"
 
 
-# -- the map -------------------------------------------------------------------------------------------------------------
+# -- the map ---------------------------------------------------------------------------------------
 
 
 def naive(model, images: Tensor, mask: DiffMask, read: str) -> Tensor:
@@ -145,8 +148,22 @@ def test_one_forward_pass(tmp_path) -> None:
     assert torch.equal(double[:, 0], alone) and torch.equal(double[:, 1], alone)
 
 
-MAKES = ("registers", "average", "distilled DeiT", "attention pool (SigLIP)", "EVA-02 tiny (rotary, SwiGLU)", "BEiT", "CaiT",
-         "relative positions", "torchvision", "transformers ViT", "transformers DINOv3", "Swin", "PVT v2", "Hiera")  # fmt: skip
+MAKES = (
+    "registers",
+    "average",
+    "distilled DeiT",
+    "attention pool (SigLIP)",
+    "EVA-02 tiny (rotary, SwiGLU)",
+    "BEiT",
+    "CaiT",
+    "relative positions",
+    "torchvision",
+    "transformers ViT",
+    "transformers DINOv3",
+    "Swin",
+    "PVT v2",
+    "Hiera",
+)
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -174,7 +191,7 @@ def test_any_vit(name: str, tmp_path) -> None:
     assert scores.shape == (len(images), *vit.grid) and scores.min() >= 0 and scores.max() <= 1
 
 
-# -- the objective -------------------------------------------------------------------------------------------------------
+# -- the objective ---------------------------------------------------------------------------------
 
 
 def test_divergence() -> None:
@@ -268,7 +285,10 @@ def test_lookahead_and_warmup() -> None:
 
 
 def test_gates_may_begin_open() -> None:
-    """u = β for every patch, so the answer is untouched; drawn weights close patches by chance where hidden states are large."""
+    """u = β for every patch, so the answer is untouched.
+
+    Drawn weights close patches by chance where hidden states are large.
+    """
     model, ends = tiny(), {}
     with torch.no_grad():
         model.patch_embed.proj.weight.mul_(8)
@@ -317,7 +337,10 @@ def test_the_model_comes_back_unchanged() -> None:
 
 
 def test_it_learns_what_is_not_needed() -> None:
-    """Gates close for a model that does not look at the picture; for one that does, they learn to keep its answer."""
+    """Gates close for a model that does not look at the picture.
+
+    For one that does, they learn to keep its answer.
+    """
     ends = {}
     for blind in (True, False):
         model = tiny()
@@ -336,7 +359,7 @@ def test_it_learns_what_is_not_needed() -> None:
     assert seen.l0 > 3 * ended.l0 and seen.kl < 0.5 * blurred.kl
 
 
-# -- settings, watch, files ----------------------------------------------------------------------------------------------
+# -- settings, watch, files ------------------------------------------------------------------------
 
 
 def test_settings() -> None:
@@ -421,8 +444,12 @@ def test_files(tmp_path, monkeypatch) -> None:
     torch.save({"mask": torch.zeros(1)}, tmp_path / "pickle.pt")
     (tmp_path / "short.safetensors").write_bytes(whole[:100])
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    for name, message in (("none", "no such file"), ("pickle.pt", "not a readable"), ("short.safetensors", "not a readable"),
-                          ("other.safetensors", "holds no gates")):  # fmt: skip
+    for name, message in (
+        ("none", "no such file"),
+        ("pickle.pt", "not a readable"),
+        ("short.safetensors", "not a readable"),
+        ("other.safetensors", "holds no gates"),
+    ):
         with pytest.raises(sg.BadCheckpoint, match=message):
             sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 
@@ -452,7 +479,9 @@ def test_what_a_mask_cannot_explain(tmp_path) -> None:
 
 
 def test_with_gates() -> None:
-    """--diffmask FILE: the method keeps its short name, reads the file, and is added where it was not named."""
+    """--diffmask FILE: the method keeps its short name, reads the file, and is added where it was not
+    named.
+    """
     assert with_gates(["gaze", "diffmask"], None) == ["gaze", "diffmask"]
     gaze, gated = with_gates(["gaze"], "f")
     assert gaze == "gaze" and gated.name == "diffmask" and gated.option("file") == "f"

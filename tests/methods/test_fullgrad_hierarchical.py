@@ -70,7 +70,10 @@ def class_token_share(model: nn.Module, trace: Trace) -> Tensor | float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_and_offsets_add_up_to_the_logit(name: str) -> None:
-    """From every layer: with implicit terms always; without, where everything is frozen, and not under the ordinary gradient."""
+    """From every layer: with implicit terms always.
+
+    without, where everything is frozen, and not under the ordinary gradient.
+    """
     model, images = make(name)
     for rules, implicit in ((PLAIN, True), (frozen(1.0), False), (frozen(0.5, "tangent"), True))[
         : 3 if name in ("PiT", "XCiT") else 2
@@ -167,7 +170,9 @@ def test_on_a_plain_vit_it_is_the_plain_way(name: str) -> None:
 
 
 def test_norms_of_queries_and_keys_stand_at_the_query() -> None:
-    """The one difference on a plain ViT: a bias between the projection and A is no longer at its key, but where it arrives."""
+    """The one difference on a plain ViT: a bias between the projection and A is no longer at its key, but
+    where it arrives.
+    """
     model = tiny_models._changed(qk_norm=True)
     vit, images = sg.adapt(model), tiny_models.images_of(model)
     moved = ViT(model, replace(vit.plan, global_attention=False))
@@ -183,8 +188,19 @@ def test_each_bias_counts_once_under_every_aggregator(name: str) -> None:
     model, images = make(name)
     depth = len(sg.adapt(model).blocks)
     half = -(-depth // 2)
-    names = ["cat", "fullgrad_plus", "ixg", "fullgrad", "ixg+skipplus", "fullgrad+skipplus", f"ixg:start={half}", f"fullgrad:start={half}",
-             "ixg+last", "fullgrad+last", f"fullgrad:start={depth - 1}"]  # fmt: skip
+    names = [
+        "cat",
+        "fullgrad_plus",
+        "ixg",
+        "fullgrad",
+        "ixg+skipplus",
+        "fullgrad+skipplus",
+        f"ixg:start={half}",
+        f"fullgrad:start={half}",
+        "ixg+last",
+        "fullgrad+last",
+        f"fullgrad:start={depth - 1}",
+    ]
     m = {k: a.scores for k, a in sg.explain(model, images, method=names).items()}
     assert (m["fullgrad_plus"] - m["cat"] - (m["fullgrad"] - m["ixg"])).abs().max() < 1e-12
     wanted = m[f"fullgrad:start={half}"] - m[f"ixg:start={half}"]

@@ -1,7 +1,7 @@
 """Every method, aggregator, option and score against the oracles, to 1e-10 of the map's size, in float64.
 
-`layers_of` and `expected` put the oracles' per-layer maps together as aggregate.py promises; a base method or option
-that has no oracle here fails `test_nothing_is_left_out`.
+`layers_of` and `expected` put the oracles' per-layer maps together as aggregate.py promises; a base method
+or option that has no oracle here fails `test_nothing_is_left_out`.
 """
 
 import copy
@@ -31,7 +31,9 @@ def case(kind: str) -> Case:
 
 
 def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-10) -> None:
-    """To 1e-10 of the map's size; 1e-13 absolute, for maps that vanish (tests/test_oracles.py::expected_to_vanish)."""
+    """To 1e-10 of the map's size; 1e-13 absolute, for maps that vanish
+    (tests/test_oracles.py::expected_to_vanish).
+    """
     got = got.flatten(1)
     assert got.shape == wanted.shape and got.dtype == wanted.dtype, what
     error, size = float((got - wanted).abs().max()), float(wanted.abs().max())
@@ -43,7 +45,7 @@ def explained(kind: str, method: Any, score: str | None = None, target: Any = TA
     return sg.explain(model, images, target=target, method=method, score=score).scores
 
 
-# -- the oracles, put together ---------------------------------------------------------------------------------------
+# -- the oracles, put together ---------------------------------------------------------------------
 
 MATRIX = ("raw_attention", "rollout", "attn_grad", "attcam", "genatt", "transatt", "attin", "globenc", "alti")
 
@@ -97,8 +99,9 @@ def layers_of(name: str, kind: str, **options: Any) -> list[Tensor]:
     return maps + [torch.zeros_like(maps[0])] * (DEPTH - len(maps))
 
 
-def cam_layers(name: str, model: Any, images: Tensor, tokens: str = "patches", normalise: bool = False,
-               **options: Any) -> list[Tensor]:  # fmt: skip
+def cam_layers(
+    name: str, model: Any, images: Tensor, tokens: str = "patches", normalise: bool = False, **options: Any
+) -> list[Tensor]:
     """As the oracle; tokens="all" takes the sums over p with the prefix tokens in."""
     if tokens == "patches":
         maps = cam.cam_layers(name, model, images, TARGET, **options)
@@ -132,7 +135,7 @@ def expected(
     return maps[first] if aggregator in ("first", "last") else torch.stack(maps[first:]).sum(0)
 
 
-# -- tests -----------------------------------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------
 
 
 BASES = {base.name: base for base in base_methods()}
@@ -276,7 +279,9 @@ def test_scores(kind: str, score: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_scores(kind: str) -> None:
-    """gaze and its kin have log-odds of their own, searches the probability, every other name the logit; a score given wins."""
+    """gaze and its kin have log-odds of their own, searches the probability, every other name the logit; a
+    score given wins.
+    """
     for info in list_methods():
         searched = info.name in SEARCHED and info.name != "atman"
         assert info.score == ("prob" if searched else "log_odds" if info.name.startswith("gaze") else "logit")
@@ -320,7 +325,10 @@ def test_integrated_gradients(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_smoothgrad(kind: str) -> None:
-    """|mean gradient| at noisy images, summed over the pixels of a patch; one draw of noise serves a whole batch."""
+    """|mean gradient| at noisy images, summed over the pixels of a patch.
+
+    One draw of noise serves a whole batch.
+    """
     model, images = case(kind)
     for samples, noise, seed in ((20, 0.1, 0), (3, 0.5, 7)):
         generator, total = torch.Generator().manual_seed(seed), torch.zeros_like(images)

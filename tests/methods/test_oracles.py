@@ -288,11 +288,11 @@ def test_batch_equals_singles_and_maps_differ(case: tuple[vit.Model, Tensor]) ->
 
 
 def expected_to_vanish(model: vit.Model) -> set[str]:
-    """LayerNorm sees neither the mean nor the scale of its input, so ordinary gradients along them are 0 or O(eps).
+    """LayerNorm ignores the mean and the scale of its input, so gradients along them are 0 or O(eps).
 
-    The mean of a token reaches nothing but norms: the channel sum of the gradient is zero in every layer. The patches
-    of the last block reach a class-token head through norm1 alone: x . gradient is O(eps) there. With norm_pre, also at
-    x^0.
+    The mean of a token reaches nothing but norms: the channel sum of the gradient is zero in every layer.
+    The patches of the last block reach a class-token head through norm1 alone: x . gradient is O(eps)
+    there. With norm_pre, also at x^0.
     """
     return (
         {"vanilla_grad"}

@@ -1,4 +1,6 @@
-"""What must hold for any model: completeness, batches, permutations, fused and eager attention, shared passes, no mix-ups."""
+"""What must hold for any model: completeness, batches, permutations, fused and eager attention, shared
+passes, no mix-ups.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +26,17 @@ COMPLETE = [
     name for name in tiny_models.PLAIN if name != "CaiT"
 ]  # CaiT adds a class token behind the blocks: it has a share
 EXTRA = (
-    "ixg+plus:freeze=0.75", "decompx+plus:slope=tangent", "decompx:bias=absdot", "decompx:bias=norm,slope=tangent",
-    "fullgrad:implicit=true", "fullgrad+plus:freeze=0.5,implicit=true,slope=tangent", "attixg+plus:pairing=next",
-    "gradcam+plus:at=norm1", "genatt+skipplus:freeze=0.5", "alti+plus:against=block",
-)  # fmt: skip
+    "ixg+plus:freeze=0.75",
+    "decompx+plus:slope=tangent",
+    "decompx:bias=absdot",
+    "decompx:bias=norm,slope=tangent",
+    "fullgrad:implicit=true",
+    "fullgrad+plus:freeze=0.5,implicit=true,slope=tangent",
+    "attixg+plus:pairing=next",
+    "gradcam+plus:at=norm1",
+    "genatt+skipplus:freeze=0.5",
+    "alti+plus:against=block",
+)
 
 
 @lru_cache
@@ -62,11 +71,13 @@ def same(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> Non
     assert error <= tolerance * size + 1e-12, f"{what}: differs by {error:.1e}, size {size:.1e}"
 
 
-# -- completeness ----------------------------------------------------------------------------------------------------
+# -- completeness ----------------------------------------------------------------------------------
 
 
 def totals(trace: Trace, implicit: bool = True) -> list[Tensor]:
-    """For each layer l: what all tokens of x^l (prefix too) and all offsets at or after block l give together, (B,)."""
+    """For each layer l: what all tokens of x^l (prefix too) and all offsets at or after block l give
+    together, (B,).
+    """
     offsets = [trace.bias_terms(layer, implicit=implicit).sum(1) for layer in range(trace.depth + 1)]
     sums = [(x * g).sum((1, 2)) for x, g in (trace.tokens(layer) for layer in range(trace.depth))]
     return [torch.stack([s, *offsets[layer:]]).sum(0) for layer, s in enumerate(sums)]
@@ -129,7 +140,7 @@ def test_biases_that_are_shared_out_leave_nothing_over(name: str, slope: str) ->
         )
 
 
-# -- batches, patches, kernels -----------------------------------------------------------------------------------------
+# -- batches, patches, kernels ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tiny_models.ALL)
@@ -167,7 +178,9 @@ def test_both_attentions_of_transformers_agree(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permuted_patches_permute_the_map(kind: str) -> None:
-    """A ViT does not know the order of its tokens beside their positions: permute patches and positions alike."""
+    """A ViT does not know the order of its tokens beside their positions: permute patches and positions
+    alike.
+    """
     model = tiny(kind)
     images = random_images(model)
     (rows, columns), side = model.patch_embed.grid_size, model.patch_embed.patch_size[0]
@@ -195,7 +208,7 @@ def test_permuted_patches_permute_the_map(kind: str) -> None:
         same(after[key].flatten(1), before[key].flatten(1)[:, order], f"{kind}, {key}", 1e-8)
 
 
-# -- gradients and readout ---------------------------------------------------------------------------------------------
+# -- gradients and readout -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -242,7 +255,9 @@ def test_hidden_states_and_gradients_are_autograds(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefix_tokens_never_enter(kind: str) -> None:
-    """One score a patch, in raster order: the map of a model whose picture is blank but for one patch moves there."""
+    """One score a patch, in raster order: the map of a model whose picture is blank but for one patch
+    moves there.
+    """
     model = tiny(kind)
     vit, images = sg.adapt(model), random_images(model)
     for key, scores in maps_of(model, images).items():
@@ -269,7 +284,7 @@ def test_averaged_heads_read_the_mean_of_patch_rows() -> None:
             assert (got - rows[:, 0, prefix:]).abs().max() > 1e-3
 
 
-# -- targets and lists -------------------------------------------------------------------------------------------------
+# -- targets and lists -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["class", "average", "attention pool (SigLIP)", "torchvision", "Swin"])
@@ -339,7 +354,10 @@ def counted(model: nn.Module) -> Iterator[dict[str, int]]:
 
 
 def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
-    """One forward for each freezing, one backward for each freezing and score; a reader of attention costs none."""
+    """One forward for each freezing, one backward for each freezing and score.
+
+    A reader of attention costs none.
+    """
     model = tiny("registers")
     images = random_images(model)
     names = [
@@ -384,7 +402,7 @@ def test_skipplus_takes_no_gradient_below_the_middle() -> None:
     assert seen == [False, False, True, True]
 
 
-# -- no mix-ups --------------------------------------------------------------------------------------------------------
+# -- no mix-ups ------------------------------------------------------------------------------------
 
 SAME = {
     frozenset({"genatt", "gae"}): "one name and its alias",
@@ -394,7 +412,9 @@ SAME = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_two_names_give_one_map(kind: str) -> None:
-    """Maps are compared up to scale. Names that vanish under LayerNorm (see test_oracles) are compared by their layers' sum."""
+    """Maps are compared up to scale. Names that vanish under LayerNorm (see test_oracles) are compared by
+    their layers' sum.
+    """
     model = tiny(kind)
     found = maps_of(model, random_images(model))
     vanishing = (
@@ -412,18 +432,27 @@ def test_no_two_names_give_one_map(kind: str) -> None:
 
 
 def test_what_mathematics_makes_equal() -> None:
-    """hirescam at the input of a block is input x gradient; biases as a token of their own draw the same patches."""
+    """hirescam at the input of a block is input x gradient.
+
+    Biases as a token of their own draw the same patches.
+    """
     model, images = make("average")
     pairs = {
-        "hirescam+plus": "ixg+plus", "decompx:bias=token": "decompx", "ixg:freeze=1": "decompx", "rollout+last": "raw_attention",
-        "genatt+plus": "gradsam", "decompx:start=2": "decompx+last", "ixg+skipplus:start=0": "cat", "raw_attention+rollout": "rollout",
-    }  # fmt: skip
+        "hirescam+plus": "ixg+plus",
+        "decompx:bias=token": "decompx",
+        "ixg:freeze=1": "decompx",
+        "rollout+last": "raw_attention",
+        "genatt+plus": "gradsam",
+        "decompx:start=2": "decompx+last",
+        "ixg+skipplus:start=0": "cat",
+        "raw_attention+rollout": "rollout",
+    }
     found = sg.explain(model, images, target=TARGET, method=[*pairs.keys(), *pairs.values()])
     for a, b in pairs.items():
         same(found[a].scores, found[b].scores, f"{a} and {b}")
 
 
-# -- many random models ------------------------------------------------------------------------------------------------
+# -- many random models ----------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -1,4 +1,7 @@
-"""Searched methods against naive loops and captum; sufficient subsets; budgets, stopping, progress, hiding, bad input."""
+"""Searched methods against naive loops and captum; sufficient subsets.
+
+budgets, stopping, progress, hiding, bad input.
+"""
 
 import json
 import warnings
@@ -65,7 +68,7 @@ def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> No
     )
 
 
-# -- each name against its oracle --------------------------------------------------------------------------------------
+# -- each name against its oracle ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,9 +90,12 @@ def test_presence_methods(kind: str, name: str) -> None:
 def test_soft_methods(kind: str) -> None:
     model, images = case(kind)
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("scorecam", {}), ("scorecam", {"softmax": False}), ("scorecam", {"budget": 5}),
-        ("atman", {}), ("atman", {"suppress": 0.5, "similar": 0.1}),
-    ]  # fmt: skip
+        ("scorecam", {}),
+        ("scorecam", {"softmax": False}),
+        ("scorecam", {"budget": 5}),
+        ("atman", {}),
+        ("atman", {"suppress": 0.5, "similar": 0.1}),
+    ]
     for name, options in cases:
         wanted = [getattr(search, name)(model, images[b], int(TARGET[b]), **options) for b in range(2)]
         with warnings.catch_warnings():
@@ -136,7 +142,10 @@ def test_clusters_are_scipys_and_the_largest_comes_first() -> None:
 
 
 def test_other_scores_and_callables() -> None:
-    """Occlusion of the logit is the drop of the logit; a callable is the whole quantity; K classes are K calls."""
+    """Occlusion of the logit is the drop of the logit; a callable is the whole quantity.
+
+    K classes are K calls.
+    """
     model, images = case("class")
     whole, everything = model(images).detach(), list(range(16))
     rows = []
@@ -165,7 +174,7 @@ def test_shapley_values_add_up_and_are_near_the_exact_ones() -> None:
     assert (got - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-# -- captum ------------------------------------------------------------------------------------------------------------
+# -- captum ----------------------------------------------------------------------------------------
 
 
 def captum_parts(kind: str) -> tuple[Any, Tensor, Tensor]:
@@ -187,7 +196,7 @@ def per_patch(kind: str, attribution: Tensor) -> Tensor:
 
 
 def test_captum_agrees() -> None:
-    """Painting patches in mean grey is what captum does. Occlusion: equal. KernelSHAP draws other samples: near the exact
+    """captum fills patches with mean grey. Occlusion: equal. KernelSHAP draws other samples: near the exact
     values as ours are. LIME: equal on our samples."""
     from captum._utils.models.linear_model import SkLearnRidge
     from captum.attr import FeatureAblation, KernelShap, LimeBase
@@ -216,13 +225,20 @@ def test_captum_agrees() -> None:
     def similarity(original: Tensor, perturbed: Tensor, z: Tensor, **kwargs: Any) -> Tensor:
         return (-((1 - z.mean().sqrt()) ** 2) / 0.25**2).exp()
 
-    peer_lime = LimeBase(forward, SkLearnRidge(alpha=1.0), similarity, samples, True,
-                         lambda z, x, **_: x * z[0][mask], lambda *_, **__: None)  # fmt: skip
+    peer_lime = LimeBase(
+        forward,
+        SkLearnRidge(alpha=1.0),
+        similarity,
+        samples,
+        True,
+        lambda z, x, **_: x * z[0][mask],
+        lambda *_, **__: None,
+    )
     found = peer_lime.attribute(images[:1], target=1, n_samples=40)
     close(explained(kind, "lime:hide=fill,budget=40")[:1], found.double().view(1, -1), "LimeBase", 1e-5)
 
 
-# -- sufficient subsets ------------------------------------------------------------------------------------------------
+# -- sufficient subsets ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["class", "registers", "average", "average_with_class"])
@@ -313,7 +329,7 @@ def test_sufficient_patches_by_gradients_added_up() -> None:
             )
 
 
-# -- budgets, stopping, progress ---------------------------------------------------------------------------------------
+# -- budgets, stopping, progress -------------------------------------------------------------------
 
 
 def interrupt_after(calls: int) -> OnProgress:
@@ -369,7 +385,10 @@ def test_a_stopped_search_is_the_map_of_a_smaller_budget(name: str, monkeypatch:
     "method", ["rise:budget=2", "pami:budget=1", "vit_cx:budget=1", "occlusion:budget=2"]
 )
 def test_a_patch_that_no_run_has_held_yet_is_neither_for_nor_against(method: str) -> None:
-    """It has what the runs say on average, so a small budget does not rank it last; and a batch is still its images."""
+    """It has what the runs say on average, so a small budget does not rank it last.
+
+    And a batch is still its images.
+    """
     model, images = case("class")
     got = explained("class", method)
     assert got.shape == (2, 16) and (method.startswith("occlusion") or got.min() > 0)
@@ -402,7 +421,7 @@ def test_seeds_belong_to_the_picture() -> None:
     assert (a - b).abs().max() > 1e-6
 
 
-# -- other models, bad input -------------------------------------------------------------------------------------------
+# -- other models, bad input -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tiny_models.HIERARCHICAL)
@@ -454,13 +473,15 @@ def test_sufficient_needs_a_class() -> None:
         subsets(model, images, lambda y: y[:, 0])
 
 
-# -- command line ------------------------------------------------------------------------------------------------------
+# -- command line ----------------------------------------------------------------------------------
 
 
 def test_the_command_line_writes_what_was_done_when_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a search: the map of what was done, the picture's name and the runs in the output and the manifest; no further batch."""
+    """Ctrl-C in a search: the map of what was done, the picture's name and the runs in the output and the
+    manifest; no further batch.
+    """
     from typer.testing import CliRunner
 
     import steadygaze.cli.explain as command

@@ -1,4 +1,7 @@
-"""What is said of the searched methods is true: class, cost, layers; names differ; float16; what `all` and `quick` mean and cost."""
+"""What is said of the searched methods is true: class, cost, layers; names differ; float16.
+
+What `all` and `quick` mean and cost.
+"""
 
 import copy
 import itertools
@@ -73,7 +76,10 @@ class _Enough(Exception):
     "name", [name for name in SEARCHED if name not in ("vit_cx", "sufficient")]
 )  # they depend on the picture
 def test_the_cost_that_is_listed(name: str) -> None:
-    """For 14 x 14 patches and 192 channels; the pass that gives the logits, or the channels, may be counted too."""
+    """For 14 x 14 patches and 192 channels.
+
+    The pass that gives the logits, or the channels, may be counted too.
+    """
     torch.manual_seed(0)
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=28, patch_size=2, depth=2, num_classes=3

@@ -1,4 +1,6 @@
-"""What a call made is gone when it returns: no reference cycle keeps a graph alive until the collector comes round."""
+"""What a call made is gone when it returns: no reference cycle keeps a graph alive until the collector
+comes round.
+"""
 
 import gc
 import warnings
@@ -18,8 +20,16 @@ def tensors() -> int:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_nothing_stays_alive(attention: str) -> None:
-    config = ViTConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8,
-                       num_labels=3, attn_implementation=attention)  # fmt: skip
+    config = ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        image_size=16,
+        patch_size=8,
+        num_labels=3,
+        attn_implementation=attention,
+    )
     vit = sg.adapt(ViTForImageClassification(config).eval())
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     names = [

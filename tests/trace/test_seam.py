@@ -1,4 +1,6 @@
-"""Nothing is left behind: the model, the random state and torch's modes are what they were, also after an error midway."""
+"""Nothing is left behind: the model, the random state and torch's modes are what they were, also after an
+error midway.
+"""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -15,14 +17,41 @@ from helpers import tiny_models
 from oracles.models import random_images, tiny
 from steadygaze.trace import PLAIN, Seam, Want, frozen
 
-METHODS = ["gaze", "gae", "transatt", "alti", "fullgrad:implicit=true", "decompx:bias=absdot", "smoothgrad:samples=2", "random",
-           "integrated_gradients:steps=2", "gradcam:at=norm1", "attnlrp", "gaze_twice"]  # fmt: skip
-NAMES = ["class", "registers", "torchvision", "transformers ViT", "transformers ViT, eager", "transformers DINOv3",
-         "EVA-02 tiny (rotary, SwiGLU)", "BEiT", "CaiT", "relative positions", "attention pool (SigLIP)", "Swin"]  # fmt: skip
+METHODS = [
+    "gaze",
+    "gae",
+    "transatt",
+    "alti",
+    "fullgrad:implicit=true",
+    "decompx:bias=absdot",
+    "smoothgrad:samples=2",
+    "random",
+    "integrated_gradients:steps=2",
+    "gradcam:at=norm1",
+    "attnlrp",
+    "gaze_twice",
+]
+NAMES = [
+    "class",
+    "registers",
+    "torchvision",
+    "transformers ViT",
+    "transformers ViT, eager",
+    "transformers DINOv3",
+    "EVA-02 tiny (rotary, SwiGLU)",
+    "BEiT",
+    "CaiT",
+    "relative positions",
+    "attention pool (SigLIP)",
+    "Swin",
+]
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """Everything that hangs on a module beside parameters, buffers and children; containers by their length."""
+    """Everything that hangs on a module beside parameters, buffers and children.
+
+    Containers by their length.
+    """
     plain = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
     return {
         k: (type(v), len(v)) if hasattr(v, "__len__") and not isinstance(v, str) else v
@@ -141,7 +170,9 @@ def test_nothing_is_left_after_an_error(name: str, where: str) -> None:
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)]
 )
 def test_callers_modes(name: str, context: Callable[[], Any]) -> None:
-    """Under no_grad and inference_mode the maps are the same, and what the model caches then still serves gradients."""
+    """Under no_grad and inference_mode the maps are the same, and what the model caches then still serves
+    gradients.
+    """
     model = tiny_models.ALL[name]()
     with context():
         images = tiny_models.images_of(model)
@@ -205,7 +236,7 @@ def test_images_are_taken_in_the_models_precision() -> None:
     assert a.scores.dtype == torch.float32 and b.scores.dtype == torch.float64
 
 
-# -- the seam itself ---------------------------------------------------------------------------------------------------
+# -- the seam itself -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rules", [PLAIN, frozen(1.0), frozen(0.5, "tangent")])
@@ -258,8 +289,16 @@ def test_every_activation_is_held(act: str) -> None:
 
     from steadygaze.trace import Want, forward, frozen
 
-    config = ViTConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8,
-                       num_labels=3, hidden_act=act)  # fmt: skip
+    config = ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        image_size=16,
+        patch_size=8,
+        num_labels=3,
+        hidden_act=act,
+    )
     model = ViTForImageClassification(config).double().eval()
     generator = torch.Generator().manual_seed(0)
     for p in model.parameters():

@@ -1,5 +1,9 @@
-"""One model of each kind, tiny and random in float64: the view gives its logits, removal is key masking, DecompX in one pass
-is the N-vector decomposition, and nothing is left behind. `python -m benchmarks.coverage` asks the same of every name."""
+"""One tiny random float64 model of each kind.
+
+The view reproduces its logits, removal equals key masking, DecompX in one pass equals the N-vector
+decomposition, and nothing is left behind. `python -m benchmarks.coverage` checks the same for every model
+name.
+"""
 
 from functools import cache, partial
 from typing import Any
@@ -108,7 +112,9 @@ def test_the_masking_oracle_tells_other_patches_apart() -> None:
 
 @pytest.mark.parametrize("kind", PLAIN_KINDS)
 def test_removing_one_patch_few_patches_or_none(kind: str) -> None:
-    """Sizes where a table over patches is as large as one over the tokens that are left must not be mixed up."""
+    """Sizes where a table over patches is as large as one over the tokens that are left must not be mixed
+    up.
+    """
     vit = view_of(kind)
     count = vit.grid[0] * vit.grid[1]
     images = zoo.image_of(vit.model, vit.plan.input_size)
@@ -125,9 +131,18 @@ def test_removing_one_patch_few_patches_or_none(kind: str) -> None:
         assert checks.relative(vit.logits(everything), vit.logits(tokens)) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", ["DINOv3", "grouped queries", "BeitForImageClassification (sdpa)", "BeitForImageClassification (eager)",
-                                  "Dinov2WithRegistersForImageClassification (sdpa)", "DINOv3ViTModel and a head (sdpa)",
-                                  "pvt_v2_b0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "DINOv3",
+        "grouped queries",
+        "BeitForImageClassification (sdpa)",
+        "BeitForImageClassification (eager)",
+        "Dinov2WithRegistersForImageClassification (sdpa)",
+        "DINOv3ViTModel and a head (sdpa)",
+        "pvt_v2_b0",
+    ],
+)
 def test_models_of_any_image_size(kind: str) -> None:
     vit = view_of(kind)
     channels, height, width = vit.plan.input_size
@@ -217,8 +232,14 @@ def test_parts_are_the_attention_branch(kind: str) -> None:
                 checks.relative(value, parts.value_offset) <= 1e-12
                 or float(parts.value_offset.abs().max()) == 0
             )
-    other_make = {"qk-norm, parallel scaling", "parallel things", "residual post-norm", "differential attention", "post-norm EVA",
-                  "talking heads, class attention"}  # fmt: skip
+    other_make = {
+        "qk-norm, parallel scaling",
+        "parallel things",
+        "residual post-norm",
+        "differential attention",
+        "post-norm EVA",
+        "talking heads, class attention",
+    }
     assert served == (0 if kind in other_make else len(vit.blocks))
 
 
@@ -283,8 +304,18 @@ def test_hierarchical_models_serve_gradient_methods_and_refuse_attention_methods
         sg.explain(vit, images, method="rollout")
 
 
-@pytest.mark.parametrize("kind", ["class token", "hybrid", "pvt_v2_b0", "xcit_nano_12_p16_224", "torchvision",
-                                  "DINOv3ViTModel and a head (sdpa)", "BeitForImageClassification (eager)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "class token",
+        "hybrid",
+        "pvt_v2_b0",
+        "xcit_nano_12_p16_224",
+        "torchvision",
+        "DINOv3ViTModel and a head (sdpa)",
+        "BeitForImageClassification (eager)",
+    ],
+)
 def test_nothing_is_left_on_the_model_also_after_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = BUILDERS[kind]()[0]
     model.train()
@@ -367,11 +398,16 @@ def _plain_vit(**options: Any) -> nn.Module:
         (lambda: nn.Linear(3, 2), "Linear is no vision transformer"),
         (lambda: "vit_tiny_patch16_224", "expected a torch.nn.Module .* got str"),
         (lambda: _plain_vit(num_classes=0, global_pool=""), "global_pool='': no pooled head"),
-        (lambda: timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), num_classes=0, global_pool=""), "no pooled head"),
+        (
+            lambda: timm.create_model(
+                "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), num_classes=0, global_pool=""
+            ),
+            "no pooled head",
+        ),
         (lambda: model_of("ViTForImageClassification (sdpa)").vit, "ViTModel has no classifier"),
         (lambda: _with_something_between_the_blocks(), "its own logits and those of the view .* differ"),
     ],
-)  # fmt: skip
+)
 def test_models_that_cannot_be_viewed(make: Any, says: str) -> None:
     with pytest.raises(UnsupportedModel, match=says):
         sg.adapt(make())
@@ -387,8 +423,12 @@ def _with_something_between_the_blocks() -> nn.Module:
 
 def test_timm_models_wrapped_by_transformers_are_viewed() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, pretrained=False,
-                                            model_args={"depth": 1, "img_size": 32, "embed_dim": 24, "num_heads": 2})  # fmt: skip
+    config = transformers.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224",
+        num_labels=3,
+        pretrained=False,
+        model_args={"depth": 1, "img_size": 32, "embed_dim": 24, "num_heads": 2},
+    )
     model = zoo.randomise(transformers.TimmWrapperForImageClassification(config))
     assert checks.check(model)["decompx"] <= 1e-10
 

@@ -29,7 +29,7 @@ from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
-from steadygaze.target import chances
+from steadygaze.target import class_probabilities
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
@@ -98,7 +98,7 @@ class Viewer:
         """Class -> probability, without some patches (numbers in raster order)."""
         tensor = self._tensor(image)
         logits = self._logits_without(tensor, without) if without else self._logits(tensor)
-        return dict(zip(self.classes, chances(logits[0].double()).tolist(), strict=True))
+        return dict(zip(self.classes, class_probabilities(logits[0].double()).tolist(), strict=True))
 
     def maps(
         self,

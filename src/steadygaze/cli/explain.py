@@ -30,7 +30,7 @@ from steadygaze.heatmap import Attribution
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
-from steadygaze.methods import parse
+from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, Progress
 from steadygaze.vit import ViT, adapt
@@ -53,7 +53,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             "give only one of the two"
         )
     for method in request.methods:
-        parse(method)  # a wrong name is reported before anything is loaded
+        parse_method(method)  # a wrong name is reported before anything is loaded
     methods = with_gates(request.methods, request.diffmask)
     image_files = find_images(request.images)
     device = request.device

@@ -113,5 +113,4 @@ class _CallableUntilNextVersion(ModuleType):
         return list_methods()
 
 
-listed = list_methods
 sys.modules[__name__].__class__ = _CallableUntilNextVersion

@@ -41,7 +41,8 @@ class SuppressedAttention(Seam):
         }
         if keys not in known:
             raise BadInput(
-                f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in one attention of this model"
+                f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in an attention of "
+                f"the model"
             )
         return known[keys]
 

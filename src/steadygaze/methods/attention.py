@@ -1,15 +1,15 @@
-"""Methods that read attention, and its gradient: a matrix for each layer, how much token i takes from token j.
+"""Methods that read attention and its gradient: a matrix per layer, how much token i takes from token j.
 
-| name          | T^l (mean over heads h)                          | bare name             | source                         |
-| raw_attention | A_h                                              | last block            |                                |
-| rollout       | A_h                                              | Π (½ A + ½ I)         | Abnar & Zuidema 2020           |
-| attn_grad     | ∂y/∂A_h                                          | block 0               | docs/equations.md#attn-grad    |
-| attcam        | w_hi A_hij, w_hi = mean_j over patches ∂y/∂A_hij | last block            | Chefer et al. 2021 ("GradCAM") |
-| genatt (gae)  | (A_h ⊙ ∂y/∂A_h)⁺                                 | R ← R + T R           | Chefer et al. 2021, GAE        |
-| gradsam       | the same                                         | Σ_l T^l               | = genatt+plus                  |
+| name          | T^l (mean over heads h)                       | bare name     | source                  |
+| raw_attention | A_h                                           | last block    |                         |
+| rollout       | A_h                                           | Π (½ A + ½ I) | Abnar & Zuidema 2020    |
+| attn_grad     | ∂y/∂A_h                                       | block 0       | equations.md#attn-grad  |
+| attcam        | w_hi A_hij, w_hi = mean_j (patches) ∂y/∂A_hij | last block    | Chefer 2021 "GradCAM"   |
+| genatt (gae)  | (A_h ⊙ ∂y/∂A_h)⁺                              | R ← R + T R   | Chefer et al. 2021, GAE |
+| gradsam       | the same                                      | Σ_l T^l       | = genatt+plus           |
 
-A is (B, heads, queries, keys) after softmax; the row that feeds the head is read: the class row, the mean of the patch rows for
-average-pooled heads, or the pooling's own attention as one more layer.
+A is (B, heads, queries, keys) after softmax; the row that feeds the head is read: the class row, the mean
+of the patch rows for average-pooled heads, or the pooling's own attention as one more layer.
 
 Formulas: docs/equations.md#raw-attention, docs/equations.md#rollout, docs/equations.md#attcam,
 docs/equations.md#gae.
@@ -31,7 +31,10 @@ def global_attention(vit: Any) -> str:
     """Why a model has no attention matrix over all tokens; empty if it has."""
     if vit.plan.global_attention:
         return ""
-    return f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys). Use a gradient or CAM method."
+    return (
+        f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys). "
+        f"Use a gradient or CAM method."
+    )
 
 
 def identity_like(m: Float[Tensor, "b n n"]) -> Float[Tensor, "n n"]:
@@ -118,7 +121,7 @@ def _positive(m: Tensor, *, relu: bool = False) -> Tensor:
     fuse_heads=_attcam,
 )
 def attcam(trace: Trace, layer: int, *, relu: bool = False) -> Float[Tensor, "b n n"]:
-    """Attention of the last block, heads weighted by their mean gradient (relu=True: as Chefer et al. draw it)."""
+    """Attention of the last block, heads weighted by their mean gradient (relu=True: as Chefer et al. do)."""
     return _attcam(*trace.attention(layer), prefix=trace.vit.prefix)
 
 

@@ -1,4 +1,4 @@
-"""The CAM family on a ViT: activations a and gradients g of the patches (P x channels) at the input of a block.
+"""The CAM family: activations a and gradients g of the patches (P x channels) at the input of a block.
 
 | name                | map_p                                                                              |
 | gradcam             | Σ_k w_k a_pk, w_k = mean_p g_pk                                                    |
@@ -9,9 +9,10 @@
 | elementwise_gradcam | Σ_k (g_pk a_pk)⁺                                                                   |
 | layercam            | Σ_k g⁺_pk a_pk                                                                     |
 
-The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm, as pytorch-grad-cam does;
-`normalise=True` divides each layer's map by its maximum (LayerCAM over layers); `tokens="all"` lets prefix tokens into the sums over p,
-as SkipPLUS' code does; `relu=True` drops negative scores. No min-max here.
+The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm,
+as pytorch-grad-cam does; `normalise=True` divides each layer's map by its maximum (LayerCAM over layers);
+`tokens="all"` lets prefix tokens into the sums over p, as SkipPLUS' code does; `relu=True` drops negative
+scores. No min-max here.
 
 Formulas: docs/equations.md#gradcam-family.
 """
@@ -86,8 +87,15 @@ def _activations(trace: Trace, layer: int, at: str) -> tuple[Tensor, Tensor]:
 
 
 def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    def cam(trace: Trace, layer: int, *, at: str = "input", tokens: str = "patches", relu: bool = False,
-            normalise: bool = False) -> Float[Tensor, "b h w"]:  # fmt: skip
+    def cam(
+        trace: Trace,
+        layer: int,
+        *,
+        at: str = "input",
+        tokens: str = "patches",
+        relu: bool = False,
+        normalise: bool = False,
+    ) -> Float[Tensor, "b h w"]:
         block, layout = trace.vit.blocks[layer], trace.run.layout
         a, g = _activations(trace, layer, at)
         if tokens == "all" and block.spatial is None:

@@ -1,16 +1,18 @@
 """Black-box methods that use the model's own channels as soft masks over the tokens: Score-CAM and ViT-CX.
 
-A_k ∈ R^{h×w} is channel k of the patch tokens at the input of the last block, Ā_k the same scaled to 0..1; x_j are the
-token embeddings (docs/equations.md#scorecam, docs/equations.md#vit-cx).
+A_k ∈ R^{h×w} is channel k of the patch tokens at the input of the last block, Ā_k the same scaled to 0..1;
+x_j are the token embeddings (docs/equations.md#scorecam, docs/equations.md#vit-cx).
 
-| name     | run                                                                    | s_j                                    |
-| scorecam | x_j Ā_kj for each channel k (Wang et al. 2020)                         | relu Σ_k softmax_k(f_k − f(none)) A_kj |
-| vit_cx   | m_j x_j + (1 − m_j) ε_j, m the mean Ā_k of a cluster (Xie et al. 2023) | Σ_m f_m m_j / Σ_m m_j                  |
+| name     | run                                                  | s_j                                    |
+| scorecam | x_j Ā_kj for each channel k                          | relu Σ_k softmax_k(f_k − f(none)) A_kj |
+| vit_cx   | m_j x_j + (1 − m_j) ε_j, m the mean Ā_k of a cluster | Σ_m f_m m_j / Σ_m m_j                  |
 
-f(none) cancels in the softmax. `softmax=False` weights by f_k itself, as the authors' code of Score-CAM does. Channels
-run in order of decreasing standard deviation, so that a small budget uses the most informative ones. ε is noise with
-standard deviation `noise` x that of the tokens. Clusters: agglomerative, complete linkage, cosine distance up to 0.1,
-largest first.
+Wang et al. 2020 (Score-CAM), Xie et al. 2023 (ViT-CX).
+
+f(none) cancels in the softmax. `softmax=False` weights by f_k itself, as the authors' code of Score-CAM
+does. Channels run in order of decreasing standard deviation, so that a small budget uses the most
+informative ones. ε is noise with standard deviation `noise` x that of the tokens. Clusters: agglomerative,
+complete linkage, cosine distance up to 0.1, largest first.
 """
 
 import numpy as np
@@ -70,7 +72,7 @@ def evaluate_soft_masks(
     total: int,
     replacement: Float[Tensor, "b n d"] | None = None,
 ) -> Float[Tensor, "b done"]:
-    """f with the tokens weighted by each mask, the remaining share taken from `replacement` (default: zero)."""
+    """f with the tokens weighted by each mask, the rest taken from `replacement` (default: zero)."""
     layout = query.vit.layout(query.tokens)
 
     def run(part: slice) -> Tensor:
@@ -88,7 +90,7 @@ def evaluate_soft_masks(
 
 @register_method("scorecam", "model", cost=CHANNELS + 1.0, **BLACK_BOX)
 def scorecam(query: Query, *, budget: int | None = None, softmax: bool = True) -> Float[Tensor, "b h w"]:
-    """Channels weighted by the model's output with each as a mask (Score-CAM; budget: none is every channel)."""
+    """Channels weighted by the output with each as mask (Score-CAM; budget: none is every channel)."""
     a = channels(query)
     order = a.flatten(2).std(2).argsort(dim=1, descending=True, stable=True)
     a = a.gather(1, order[:, :, None, None].expand_as(a))

@@ -5,15 +5,15 @@ Equations: docs/equations.md#pre-norm-mixing and docs/equations.md#decompx.
     T_ij = δ_ij x_i + s_i Σ_h A_hij f_hj,   f_hj = LayerScale · W_o^h (v_hj − offset): free of biases
     v_ij = T_ij + LayerScale₂ γ₂ ⊙ (T_ij − mean T_ij) / σ₂_i   (the second norm decomposed, the MLP passed by)
 
-| name    | matrix of a layer                                   | bare name                               | source               |
-| attin   | ‖T_ij − δ_ij x_i‖₂ ("n"), ‖T_ij‖₂ ("n_res")         | Π (½ rows to 1 + ½ I); "n_res": Π       | Kobayashi 2020, 2021 |
-| globenc | ‖v_ij‖₂                                             | Π                                       | Modarressi 2022      |
-| alti    | (‖y_i‖₁ − ‖y_i − T_ij‖₁)⁺, rows sum to 1            | Π                                       | Ferrando 2022        |
-| decompx | input x gradient with A, σ and slopes frozen        | from block 0                            | Modarressi 2023      |
-| gaze    | the same, A frozen by 3/4, score log-odds           | Σ_l                                     | docs/equations.md#gaze |
+| name    | matrix of a layer                            | bare name                | source                 |
+| attin   | ‖T_ij − δ_ij x_i‖₂ ("n"), ‖T_ij‖₂ ("n_res")  | Π (½ rows to 1 + ½ I), Π | Kobayashi 2020, 2021   |
+| globenc | ‖v_ij‖₂                                      | Π                        | Modarressi 2022        |
+| alti    | (‖y_i‖₁ − ‖y_i − T_ij‖₁)⁺, rows sum to 1     | Π                        | Ferrando 2022          |
+| decompx | input x gradient with A, σ and slopes frozen | from block 0             | Modarressi 2023        |
+| gaze    | the same, A frozen by 3/4, score log-odds    | Σ_l                      | docs/equations.md#gaze |
 
-No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads x heads numbers a token.
-ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.
+No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads
+x heads numbers a token. ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.
 
 Formulas: docs/equations.md#attin, docs/equations.md#globenc, docs/equations.md#alti.
 """
@@ -40,7 +40,7 @@ def _has_parts(vit: Any) -> str:
     if why:
         return why
     if any(b.parts is None for b in vit.blocks):
-        return f"it is defined for pre-norm blocks with one attention each, and a {vit.plan.kind} has blocks of another make."
+        return f"it is defined for pre-norm blocks with one attention; a {vit.plan.kind} has other blocks."
     return ""
 
 
@@ -160,7 +160,7 @@ def globenc(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     needs={"attention": True, "value": True},
 )
 def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b n n"]:
-    """How near each token's part is to the whole, in L1 (against: the attention branch "attn", or the whole "block")."""
+    """L1 proximity of each token's contribution to the output (against: "attn" branch, or whole "block")."""
     if against not in ("attn", "block"):
         raise UnknownName("against", against, ("attn", "block"))
     mixed = _mix(trace, layer)
@@ -196,7 +196,10 @@ def _check_bias(name: str, options: Options) -> None:
     "decompx", "map", family="decomposition", aggregator="first", freeze=1.0, check_options=_check_bias
 )
 def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b h w"]:
-    """DecompX in one backward pass (bias "none" or "token"); biases shared out by "absdot", "norm", "equal", "cls": full decomposition."""
+    """DecompX in one backward pass (bias "none" or "token").
+
+    bias "absdot", "norm", "equal" or "cls" shares biases among tokens, which takes the full decomposition.
+    """
     if bias not in BIAS_RULES:
         raise UnknownName("bias", bias, BIAS_RULES)
     if bias in ("none", "token"):

@@ -1,4 +1,4 @@
-"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates on every hidden state learn which patches to mask.
+"""Vision DiffMask (Nalmpantis et al. 2023, arXiv 2304.06391): gates that learn which patches to mask.
 
 Equations: docs/equations.md#diffmask and docs/equations.md#hard-concrete.
 
@@ -13,9 +13,9 @@ Equations: docs/equations.md#diffmask and docs/equations.md#hard-concrete.
 | α      | stretch  | 15, ImageNet 20 |   | τ      | temperature | 0.2     |
 | β      | shift    | 8, learnt       |   | ℓ, r   | left, right | -0.2, 1 |
 
-The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`, its code),
-in 0..1, from one forward pass. `steadygaze.training.diffmask` trains the gates. In hierarchical models the gates lie on
-the map's grid.
+The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`,
+its code), in 0..1, from one forward pass. `steadygaze.training.diffmask` trains the gates. In hierarchical
+models the gates lie on the map's grid.
 """
 
 import json
@@ -285,7 +285,7 @@ def trained(vit: ViT, file: Any = None) -> str:
     reads_hidden=True,
 )
 def diffmask(query: Query, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
-    """Vision DiffMask: what learnt gates keep of each patch (file: the gates; read: "expected", or "probability")."""
+    """Vision DiffMask: what learnt gates keep of each patch (read: "expected", or "probability")."""
     mask, facts = load(file, query.vit)
     if facts.get("diverged"):
         how = "is not trained yet" if facts.get("early") else "diverged in training"

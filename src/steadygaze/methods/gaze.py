@@ -2,7 +2,7 @@
 
 Equations: docs/equations.md#gaze-removal and docs/equations.md#gaze-twice.
 
-    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             what patch j sends on from layer l; `gaze` is Σ_l s^l_j
+    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             what patch j sends on from layer l; gaze: Σ_l s^l_j
     q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                        what other tokens take from it; S: attention logits
           = Σ_h Σ_{i≠j} A_hij (G_hij − Σ_k A_hik G_hik)    G = ∂T/∂A
     p_j   = ⟨x^L_j − mean over patches of x^L, ∂T/∂x^L_j⟩  the same for a head that reads the patches, else 0
@@ -13,10 +13,12 @@ With w_j the weight of key j before the rows of A are normalised, q^l_j is ∂T/
 | gaze_removal | Σ_l (s^l / L + q^l) + p                                                           | 2      |
 | gaze_twice   | F + 0.35 · F with the best 70 % of patches alone, and with the other patches alone | 5      |
 
-F = z(z(s̃) + 0.4 z(Σ_l q^l)), where s̃ is Σ_l s^l with the mean patch subtracted from x^l, and z is the z-score.
+F = z(z(s̃) + 0.4 z(Σ_l q^l)), where s̃ is Σ_l s^l with the mean patch subtracted from x^l, and z is the
+z-score.
 
-Σ_l s^l / L and Σ_l q^l + p are two first-order estimates of the loss in T when patch j is removed: the mean over layers
-of setting its state to zero, and removing it as a key of every layer at once. Both are in units of T, so they are added.
+Σ_l s^l / L and Σ_l q^l + p are two first-order estimates of the loss in T when patch j is removed: the mean
+over layers of setting its state to zero, and removing it as a key of every layer at once. Both are in units
+of T, so they are added.
 """
 
 import torch
@@ -111,7 +113,7 @@ def _removable(vit: ViT) -> str:
     cost=5.0,
 )
 def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
-    """What patches send and what others take from them: in the whole image, and in its best and other patches alone."""
+    """What patches send and others take, in the whole image and in its best and other patches alone."""
     whole = _evidence(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])

@@ -1,20 +1,21 @@
 """Gradient methods on the hidden states: one score per patch at the input x^l of each block.
 
-| name              | map at layer l                                            | source                          |
-| vanilla_grad      | ‖∂y/∂x^l‖₁ over channels                                  |                                 |
-| vanilla_grad_norm | ‖∂y/∂x^l‖₂ over channels                                  |                                 |
-| ixg               | Σ_channels x^l ⊙ ∂y/∂x^l                                  | input x gradient                |
-| cat               | Σ_l ixg^l                                                 | = ixg+plus                      |
-| attixg            | AttnFrom_j · ixg_j, AttnFrom_j = mean over h, i of A_hij  | AttCAT (Qiang et al. 2022)      |
-| attcat            | Σ_l attixg^l                                              | = attixg+plus                   |
-| fullgrad          | ixg^l + Σ of bias terms at or after l                     | Srinivas & Fleuret 2019, for ViT |
-| fullgrad_plus     | Σ_l ixg^l + every bias term once                          | = fullgrad+plus                 |
+| name              | map at layer l                                           | source                  |
+| vanilla_grad      | ‖∂y/∂x^l‖₁ over channels                                 |                         |
+| vanilla_grad_norm | ‖∂y/∂x^l‖₂ over channels                                 |                         |
+| ixg               | Σ_channels x^l ⊙ ∂y/∂x^l                                 | input x gradient        |
+| cat               | Σ_l ixg^l                                                | = ixg+plus              |
+| attixg            | AttnFrom_j · ixg_j, AttnFrom_j = mean over h, i of A_hij | Qiang et al. 2022       |
+| attcat            | Σ_l attixg^l                                             | = attixg+plus           |
+| fullgrad          | ixg^l + Σ of bias terms at or after l                    | Srinivas & Fleuret 2019 |
+| fullgrad_plus     | Σ_l ixg^l + every bias term once                         | = fullgrad+plus         |
 
-Equations: docs/equations.md#vanilla-grad, docs/equations.md#ixg, docs/equations.md#cat-attcat, docs/equations.md#fullgrad,
-docs/equations.md#integrated-gradients, docs/equations.md#smoothgrad.
+Equations: docs/equations.md#vanilla-grad, docs/equations.md#ixg, docs/equations.md#cat-attcat,
+docs/equations.md#fullgrad, docs/equations.md#integrated-gradients, docs/equations.md#smoothgrad.
 
-Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the last grid,
-keeping their sum. All can be run under frozen-linear rules: `freeze` (0..1) is the share of attention held constant.
+Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the
+last grid, keeping their sum. All can be run under frozen-linear rules: `freeze` (0..1) is the share of
+attention held constant.
 """
 
 import torch
@@ -79,7 +80,8 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     """Bias terms of all blocks from `first` on, and of the head, each on its own grid."""
     if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
         raise MethodUnavailable(
-            f"implicit=True: a {trace.vit.plan.kind} mixes attention after its softmax, whose offset is not known. "
+            f"implicit=True: a {trace.vit.plan.kind} mixes attention after softmax, whose offset is not "
+            f"known. "
             f"Use implicit=False with freeze=1: then there are no such terms."
         )
     return [m for l in range(first, trace.depth + 1) for m in trace.bias_maps(l, implicit=implicit)]
@@ -94,7 +96,7 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))},
 )
 def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
-    """Input x gradient plus bias x gradient (implicit=True: also offsets of nonlinear maps, which makes it complete)."""
+    """Input x gradient plus bias x gradient (implicit=True: also offsets of nonlinear maps; complete)."""
     return ixg(trace, layer)
 
 
@@ -143,7 +145,7 @@ def smoothgrad(
 
 @register_method("random", "model", family="baseline", gradient=False, class_specific=False, cost=0.0)
 def random(query: Query, *, seed: int = 0) -> Float[Tensor, "b h w"]:
-    """Uniform random scores: the baseline that every method must beat. Depends on the image and the seed only."""
+    """Uniform random scores, the baseline for every method; depends on the image and the seed only."""
     generators = image_generators(query.images, seed)
     draws = [torch.rand(query.grid, generator=g, dtype=torch.float64) for g in generators]
     return torch.stack(draws).to(query.images)

@@ -1,22 +1,27 @@
-"""Black-box methods on subsets of patches. A presence vector z ∈ {0,1}^P says which patches are kept; f(z) is the
-explained quantity with only those (docs/equations.md#presence-vectors).
+"""Black-box methods on subsets of patches.
 
-| name        | runs                                                       | s_j                                             |
-| occlusion   | all, and all without j (Zeiler & Fergus 2014)              | f(all) − f(all∖j)                               |
-| rise        | each patch kept with probability 1/2 (Petsiuk et al. 2018) | Σ_m f(z^m) z^m_j / Σ_m z^m_j                    |
-| lime        | all, and as rise (Ribeiro et al. 2016)                     | coefficient j of a weighted ridge, λ = 1        |
-| kernel_shap | all, none, pairs (z, 1 − z) (Lundberg & Lee 2017)          | least squares with Σ_j s_j = f(all) − f(none)   |
-| pami        | one cell of a grid, several grids (Shi et al. 2023)        | mean f over the cells that hold j               |
-| hsic        | as rise (Novello et al. 2022)                              | tr(K_j H L H) / (M − 1)²                        |
+A presence vector z ∈ {0,1}^P says which patches are kept; f(z) is the explained quantity with only those
+(docs/equations.md#presence-vectors).
 
-lime weights runs by exp(−d²/σ²), d = 1 − cos(z, 1) = 1 − √(|z|/P), σ = 0.25. The Shapley kernel's mass at size s, over
-all sets of that size, is ∝ 1/(s (P − s)): sizes are drawn by it, so that samples have equal weights. In hsic K_j is the
-Dirac kernel of z_j and L the RBF kernel of f, its width the median distance.
+| name        | runs                                 | s_j                                           |
+| occlusion   | all, and all without j               | f(all) − f(all∖j)                             |
+| rise        | each patch kept with probability 1/2 | Σ_m f(z^m) z^m_j / Σ_m z^m_j                  |
+| lime        | all, and as rise                     | coefficient j of a weighted ridge, λ = 1      |
+| kernel_shap | all, none, pairs (z, 1 − z)          | least squares with Σ_j s_j = f(all) − f(none) |
+| pami        | one cell of a grid, several grids    | mean f over the cells that hold j             |
+| hsic        | as rise                              | tr(K_j H L H) / (M − 1)²                      |
 
-f is the probability of the class (score="prob") unless another score is requested. Hidden patches are removed (see
-`vit.subsets`), which makes these methods fast: a run with half of the patches costs half. `budget` counts runs. The list
-of runs starts the same whatever its length, so that a smaller budget, or an interrupted search, is a prefix of a longer
-one.
+Zeiler & Fergus 2014 (occlusion), Petsiuk et al. 2018 (RISE), Ribeiro et al. 2016 (LIME), Lundberg & Lee 2017
+(KernelSHAP), Shi et al. 2023 (PAMI), Novello et al. 2022 (HSIC).
+
+lime weights runs by exp(−d²/σ²), d = 1 − cos(z, 1) = 1 − √(|z|/P), σ = 0.25. The Shapley kernel's mass at
+size s, over all sets of that size, is ∝ 1/(s (P − s)): sizes are drawn by it, so that samples have equal
+weights. In hsic K_j is the Dirac kernel of z_j and L the RBF kernel of f, its width the median distance.
+
+f is the probability of the class (score="prob") unless another score is requested. Hidden patches are
+removed (see `vit.subsets`), which makes these methods fast: a run with half of the patches costs half.
+`budget` counts runs. The list of runs starts the same whatever its length, so that a smaller budget, or an
+interrupted search, is a prefix of a longer one.
 """
 
 from collections.abc import Iterator
@@ -65,7 +70,8 @@ def fill_missing(values: Float[Tensor, "b r"], order: list[int], n: int) -> Floa
 def mean_where_kept(f: Float[Tensor, "b m"], z: Float[Tensor, "b m p"]) -> Float[Tensor, "b p"]:
     """Σ_m f_m z_mj / Σ_m z_mj.
 
-    A patch that no run has kept yet gets the mean of the runs that kept any: zero would be evidence against it.
+    A patch that no run has kept yet gets the mean of the runs that kept any: zero would be evidence against
+    it.
     """
     weight, some = z.sum(1), (z > 0).any(2).to(f)
     scores = torch.einsum("bm,bmp->bp", f, z) / weight.clamp_min(torch.finfo(f.dtype).tiny)
@@ -129,7 +135,7 @@ def kernel_shap(
 
 
 def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]:
-    """All, none, and pairs (z, 1 − z) whose size is drawn by the Shapley kernel; from uniform draws, a row per pair."""
+    """All, none, and pairs (z, 1 − z) of sizes drawn by the Shapley kernel; from a row of draws per pair."""
     p = draws.shape[2] - 1
     sizes = torch.arange(1, p, dtype=torch.float64)
     mass = 1 / (sizes * (p - sizes))
@@ -142,7 +148,7 @@ def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]
 
 @register_method("pami", "model", cost=251.0, **BLACK_BOX)
 def pami(query: Query, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
-    """Mean output for one region alone, over regions that contain the patch (PAMI; budget: none is every region)."""
+    """Mean output of one region alone, over regions with the patch (PAMI; budget: none is every region)."""
     height, width = query.grid
     all_cells = [cell for side in sides(height, width) for cell in cells(height, width, side)]
     regions = torch.stack(all_cells).flatten(1)
@@ -157,7 +163,7 @@ def sides(height: int, width: int) -> list[int]:
 
 
 def cells(height: int, width: int, side: int) -> Iterator[Bool[Tensor, "h w"]]:
-    """The cells of a grid of squares, and of the same grid shifted by half a cell both ways; cut at the border."""
+    """The cells of a grid of squares, and of the grid shifted by half a cell both ways; cut at the border."""
     for shift in dict.fromkeys((0, side // 2)):
         for top in range(-shift, height, side):
             for left in range(-shift, width, side):
@@ -176,7 +182,7 @@ def cells(height: int, width: int, side: int) -> Iterator[Bool[Tensor, "h w"]]:
 def hsic(
     query: Query, *, budget: int = 1000, seed: int = 0, output: str = "distribution", hide: str = "auto"
 ) -> Float[Tensor, "b h w"]:
-    """How much the output depends on the patch, by HSIC; never negative (output: "distribution", or the "class")."""
+    """How much the output depends on the patch, by HSIC; never negative (output: "distribution", "class")."""
     if output not in ("distribution", "class"):
         raise UnknownName("output", str(output), ("distribution", "class"))
     keep = uniform_draws(query, seed, check_budget("hsic", budget, 2), query.patches) < 0.5

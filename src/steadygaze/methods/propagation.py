@@ -1,16 +1,19 @@
 """Relevance propagation: TransAtt (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
 
-TransAtt sends relevance R, one-hot at the class, back through the network by these rules (docs/equations.md#transatt); a ⊘ b is a / (b + 1e-9):
+TransAtt sends relevance R, one-hot at the class, back through the network by these rules
+(docs/equations.md#transatt); a ⊘ b is a / (b + 1e-9):
 
-| operation              | rule                                                                                        |
-| linear (bias ignored)  | R_in = x⁺ ⊙ (S W⁺) + x⁻ ⊙ (S W⁻), S = R ⊘ (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ)                                  |
-| matmul A·V, Q·Kᵀ, gate | each operand X ⊙ ∂Z/∂X (R ⊘ Z), then halved                                                  |
-| residual a + b         | a' = a (R ⊘ Z), b' = b (R ⊘ Z); then a' |Σa'| / (|Σa'| + |Σb'|) · ΣR ⊘ Σa', and so for b' (sums for each image) |
-| norm, softmax, activation, LayerScale, scale of q·k | R passes                                                       |
-| pooling                | x ⊙ ∂Z/∂x (R ⊘ Z)                                                                            |
+| operation              | rule                                                                           |
+| linear (bias ignored)  | R_in = x⁺ ⊙ (S W⁺) + x⁻ ⊙ (S W⁻), S = R ⊘ (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ)                    |
+| matmul A·V, Q·Kᵀ, gate | each operand X ⊙ ∂Z/∂X (R ⊘ Z), then halved                                    |
+| residual a + b         | a' = a (R ⊘ Z), b' = b (R ⊘ Z); then a' |Σa'| / (|Σa'| + |Σb'|) · ΣR ⊘ Σa',    |
+|                        | and the same for b' (sums over each image)                                     |
+| norm, softmax, scale   | R passes; also through activations and LayerScale                              |
+| pooling                | x ⊙ ∂Z/∂x (R ⊘ Z)                                                              |
 
-The layer's matrix is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R. In code, autograd carries relevance in place of a gradient.
-AttnLRP is input x gradient under its own rules (trace/rules.py): both operands of a product get half, softmax its own gradient.
+The layer's matrix is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R. In code, autograd carries
+relevance in place of a gradient. AttnLRP is input x gradient under its own rules (trace/rules.py): both
+operands of a product get half, softmax its own gradient.
 
 Formulas: docs/equations.md#attnlrp.
 """
@@ -224,8 +227,8 @@ def _plain_blocks(vit: Any) -> str:
         return why
     if vit.plan.rotary or vit.plan.mixed or any(b.parts is None for b in vit.blocks) or vit.readout == "pool":
         return (
-            f"its relevance rules are written for pre-norm blocks without rotary positions and a class or mean head; a "
-            f"{vit.plan.kind} has others. Use attnlrp."
+            f"its relevance rules are for pre-norm blocks without rotary positions and a class or mean head; "
+            f"a {vit.plan.kind} is different. Use attnlrp."
         )
     return ""
 
@@ -263,7 +266,7 @@ def _transatt(a: Tensor, g: Tensor) -> Tensor:
     cost=5.0,
 )
 def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
-    """LRP relevance of attention x its gradient, R + T R over all blocks (start=1: as the authors' evaluation)."""
+    """LRP relevance of attention x gradient, R + T R over all blocks (start=1: as in the authors' code)."""
     return _transatt(relevances(trace)[layer - trace.run.start], trace.attention(layer)[1])
 
 

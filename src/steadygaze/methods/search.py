@@ -1,9 +1,10 @@
 """Running a search: many forward passes with some patches hidden, counted, reported and interruptible.
 
-A search is a list of runs in a fixed order, and a formula over those that were done. `budget` is the number of runs for
-one image and one class; the whole image counts as a run where a formula needs it. Interrupted by Ctrl-C (or the stop
-button of a notebook), `run_search` returns what was done, with a `PartialMap` warning: the map is the one of that
-smaller budget. Where the query does not allow partial maps, or the warning is made an error, the interrupt is raised.
+A search is a list of runs in a fixed order, and a formula over those that were done. `budget` is the number
+of runs for one image and one class; the whole image counts as a run where a formula needs it. Interrupted
+by Ctrl-C (or the stop button of a notebook), `run_search` returns what was done, with a `PartialMap`
+warning: the map is the one of that smaller budget. Where the query does not allow partial maps, or the
+warning is made an error, the interrupt is raised.
 """
 
 import warnings
@@ -32,8 +33,8 @@ def run_search(
 ) -> Float[Tensor, "*any"]:
     """run(0:size), run(size:2·size), ... side by side along axis 1, (b, done, ...).
 
-    `run` may return None, which ends the search early. Interrupted, the runs that were done are returned if they are
-    at least `least`.
+    `run` may return None, which ends the search early. Interrupted, the runs that were done are returned if
+    they are at least `least`.
     """
     done = 0
     parts: list[Tensor] = []
@@ -75,7 +76,7 @@ def check_budget(name: str, budget: int | None, least: int = 1, default: int | N
 
 
 def hiding_mode(query: Query, name: str, hide: str) -> HidingMode:
-    """How patches are hidden: as requested, or the best that the model allows, with a warning if not by removal."""
+    """How patches are hidden: as requested, or the best that the model allows; warns if not by removal."""
     if hide not in HIDE:
         raise UnknownName("hide", str(hide), HIDE)
     plan = query.vit.plan
@@ -116,7 +117,7 @@ def evaluate_subsets(
     least: int = 1,
     read: Callable[[Query, Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "b done *more"]:
-    """f(z) of every presence vector: the explained quantity, or what `read` makes of the logits (b, runs, classes)."""
+    """f(z) of every presence vector: the explained quantity, or `read` of the logits (b, runs, classes)."""
     mode, batch = hiding_mode(query, name, hide), len(query.images)
     value_of = read or explained_values
 

@@ -4,28 +4,30 @@
             hide the k with the largest g: those with the least evidence for c
     then    walk back from the end: the first remaining set with p_c ≥ threshold is the sufficient subset
 
-| space   | hidden means                                  | g_j, with T = log p_c                                  |
-| patches | the token is removed: later steps are cheaper | −Σ_l Σ_h Σ_{i≠j} ∂T/∂S^l_hij − ⟨y_j − mean y, ∂T/∂y_j⟩ |
-| pixels  | all channels zero in the normalised image     | −⟨x_j, ∂T/∂x_j⟩ over the pixel's channels, as published |
+| space   | hidden means                           | g_j, with T = log p_c                                  |
+| patches | token removed: later steps are cheaper | −Σ_l Σ_h Σ_{i≠j} ∂T/∂S^l_hij − ⟨y_j − mean y, ∂T/∂y_j⟩ |
+| pixels  | all channels zero                      | −⟨x_j, ∂T/∂x_j⟩ over the pixel's channels              |
 
-S are the attention logits, y what an averaging head takes the mean of. Removing a token is closing its gate in every
-layer's attention, and in the mean: g is the first-order effect of that. It finds far smaller subsets than
-−⟨x_j, ∂T/∂x_j⟩ of the embedding (docs/evidence/search.md).
+S are the attention logits, y what an averaging head takes the mean of. Removing a token is closing its gate
+in every layer's attention, and in the mean: g is the first-order effect of that. It finds far smaller
+subsets than −⟨x_j, ∂T/∂x_j⟩ of the embedding (docs/evidence/search.md).
 
-`summed=True` (not in the paper): each step adds g/|g| to the sum of the earlier steps, and hides the largest sums; the
-number of remaining places decreases by a constant factor, from all to one in a hundred. A single g holds for small
-changes only; summed over many sets it finds far smaller subsets of pixels (docs/evidence/search.md).
+`summed=True` (not in the paper): each step adds g/|g| to the sum of the earlier steps, and hides the
+largest sums; the number of remaining places decreases by a constant factor, from all to one in a hundred. A
+single g holds for small changes only; summed over many sets it finds far smaller subsets of pixels
+(docs/evidence/search.md).
 
-∂ log p and ∂ p rank places equally; the logarithm does not underflow for an improbable class. Ties are broken in raster
-order. For models whose patches cannot be removed (Swin), the pixels of patches are set to zero and g is summed over
-them, with a warning.
+∂ log p and ∂ p rank places equally; the logarithm does not underflow for an improbable class. Ties are
+broken in raster order. For models whose patches cannot be removed (Swin), the pixels of patches are set to
+zero and g is summed over them, with a warning.
 
-Such a subset is sufficient, not minimal. `minimal=True` prunes it: each patch is left out alone, and those whose absence
-costs least are removed, as many (1, 2, 4, ...) as keep p_c ≥ threshold; repeated until no patch can be spared. These
-runs have few patches and come on top of the walk's; a given `budget` holds for them too.
+Such a subset is sufficient, not minimal. `minimal=True` prunes it: each patch is left out alone, and those
+whose absence costs least are removed, as many (1, 2, 4, ...) as keep p_c ≥ threshold; repeated until no
+patch can be spared. These runs have few patches and come on top of the walk's; a given `budget` holds for
+them too.
 
-As a map: how late a patch was hidden, positive for the subset, negative for the rest. Where no set reaches the
-threshold, the one with the highest p_c is taken, and `reached` is False.
+As a map: how late a patch was hidden, positive for the subset, negative for the rest. Where no set reaches
+the threshold, the one with the highest p_c is taken, and `reached` is False.
 """
 
 import warnings
@@ -118,7 +120,7 @@ def subsets(
     summed: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> SufficientSubsets:
-    """Sufficient subsets of every image for its predicted class, or for any class; with the confidence at every step."""
+    """Sufficient subsets of every image for its predicted class or another."""
     vit = adapt(model)
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
     with torch.inference_mode(False), evaluation_mode(vit.model):
@@ -127,7 +129,8 @@ def subsets(
             classes = resolve_target(target, vit.logits(tokens))
         if classes is None or classes.dim() != 1:
             raise BadInput(
-                "sufficient: expected a class, or one per image; a callable or several classes have no confidence"
+                "sufficient: expected a class, or one per image, got a callable or several per image, "
+                "which have no single confidence"
             )
         query = Query(vit, images, tokens, classes, on_progress=on_progress)
         return _search(query, Settings(threshold, space, budget, minimal, summed))
@@ -187,7 +190,7 @@ def _search(query: Query, settings: Settings) -> SufficientSubsets:
 
 
 def step_sizes(places: int, steps: int, summed: bool) -> list[int]:
-    """Number of remaining places before each step: decreasing by a constant, or (summed) by a constant factor."""
+    """Number of remaining places before each step: decreasing by a constant, or (summed) by a factor."""
     if summed:
         shares = (SUMMED_SHARE ** (i / steps) for i in range(steps))
         return sorted({max(1, round(places * share)) for share in shares}, reverse=True)
@@ -201,14 +204,15 @@ def _removal(vit: ViT, space: str) -> Removal:
     if vit.plan.removable and vit.plan.global_attention:
         return "remove"
     warnings.warn(
-        f"sufficient: patches of a {vit.plan.kind} cannot be removed, so they are filled with the mean colour.",
+        f"sufficient: patches of a {vit.plan.kind} cannot be removed, "
+        f"so they are filled with the mean colour.",
         stacklevel=5,
     )
     return "fill"
 
 
 class _Walk:
-    """One step after the other: p_c of the remaining places, then those with the largest g (or sum) are hidden."""
+    """Step by step: p_c of the remaining places, then those with the largest g (or sum) are hidden."""
 
     def __init__(
         self, query: Query, grid: tuple[int, int], sizes: list[int], removal: Removal, summed: bool
@@ -282,7 +286,7 @@ def _prune(
     threshold: Float[Tensor, " b"],
     limit: float,
 ) -> Float[Tensor, " b"]:
-    """Prune `subset` in place until no patch can be spared or `limit` runs are spent; returns p_c of what is left."""
+    """Prune `subset` in place until no patch can be spared or `limit` runs are spent; returns its p_c."""
     query, confidence, spent = walk.query, confidence.clone(), 0
 
     def confidence_with(b: int, keep: Bool[Tensor, "r p"]) -> Float[Tensor, " r"]:

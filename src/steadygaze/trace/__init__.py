@@ -1,4 +1,4 @@
-"""Looking inside a model: recorded forward passes, gradients with rules, and queries for methods that run the model.
+"""Looking inside a model: recorded forward passes, rules for gradients, queries for methods that run it.
 
 Names are imported on first use: `steadygaze.vit` uses `trace.intercept`, and must not import all of this.
 """

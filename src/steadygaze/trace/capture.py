@@ -1,10 +1,10 @@
 """One forward and one backward pass give hidden states, attentions and their gradients at every layer.
 
-    run = forward(vit, images, rules=..., want=..., start=...)      # the forward pass, under the seam
-    trace = run.trace(quantity)                                     # one backward pass for one scalar per image
+    run = forward(vit, tokens, rules=..., want=..., start=...)    # the forward pass, under the seam
+    trace = run.trace(quantity)                                   # one backward pass, one scalar per image
 
-Methods are pure functions of a `Trace`. Layers are numbered 0..L−1; x^l is the input of block l. Blocks below `start` run
-without a graph: SkipPLUS needs no gradient there.
+Methods are pure functions of a `Trace`. Layers are numbered 0..L−1; x^l is the input of block l. Blocks
+below `start` run without a graph: SkipPLUS needs no gradient there.
 
 Formulas: docs/equations.md#notation, docs/equations.md#fullgrad.
 """
@@ -40,9 +40,14 @@ class Forward:
     records: tuple[Record, ...]  # one for each block, and one for the head
     logits: Float[Tensor, "b classes"]
 
-    def trace(self, quantity: Float[Tensor, " b"] | None, target: Int[Tensor, " b"] | None = None, *,
-              retain: bool = False) -> "Trace":  # fmt: skip
-        """Gradients of `quantity` (one scalar for each image) at everything that was recorded; None: no backward pass."""
+    def trace(
+        self,
+        quantity: Float[Tensor, " b"] | None,
+        target: Int[Tensor, " b"] | None = None,
+        *,
+        retain: bool = False,
+    ) -> "Trace":
+        """Gradients of `quantity`, one scalar per image, at all recorded tensors; None: no backward pass."""
         if quantity is None:
             return Trace(self)
         inputs = list(self.hidden[self.start :]) if self.want.hidden else []
@@ -117,11 +122,14 @@ class Trace:
         return self.run.records[layer].norms
 
     def bias_terms(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b n"]:
-        """Σ offset·∂T/∂output per token over the biased (`implicit`: also the nonlinear) maps of block l, or of the head (l = L)."""
+        """Σ offset·∂T/∂output per token over the biased maps of block l, or of the head (l = L).
+
+        implicit: also over the nonlinear maps
+        """
         return self._terms(self.run.records[layer].terms, self.run.hidden[layer].shape[1], implicit)
 
     def bias_rest(self, layer: int, *, implicit: bool = False) -> Float[Tensor, "b m"]:
-        """What `bias_terms` leaves out where tokens are moved inside a block (`offsets`), per token of what block l gives."""
+        """What `bias_terms` omits if block l rearranges tokens (see `offsets`), per token of its output."""
         return self._terms(
             self.run.records[layer].rest, self.run.hidden[min(layer + 1, self.depth)].shape[1], implicit
         )
@@ -167,16 +175,27 @@ class Trace:
         return row / row.sum()
 
 
-def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, want: Want | None = None, start: int = 0,
-            watch: int = 0, grad: bool = True, cut: bool = True) -> Forward:  # fmt: skip
-    """Run the blocks and the head on `tokens` under the seam. Gradients reach x^start and everything above it.
+def forward(
+    vit: ViT,
+    tokens: Float[Tensor, "b n d"],
+    *,
+    rules: Rules = PLAIN,
+    want: Want | None = None,
+    start: int = 0,
+    watch: int = 0,
+    grad: bool = True,
+    cut: bool = True,
+) -> Forward:
+    """Run the blocks and the head on `tokens`, recording what is wanted.
 
-    watch: the first block whose attention and the like are kept; below it the fused kernel may run.
-    cut=False keeps `tokens` in the graph that they come from, for gradients with respect to what made them.
+    start: the first block with gradients: they reach x^start and everything above it
+    watch: the first block whose attention and so on are recorded; below it the fused kernel may run
+    grad: whether there are gradients at all
+    cut: whether x^start is cut from the graph; False allows gradients with respect to what made the tokens
     """
     want = want or Want()
     head, unseen = Seam(rules, want), Seam(rules)
-    # where tokens are moved inside blocks, only some terms have their place
+    # if blocks rearrange tokens, only some terms can be attributed to a token of the input
     moves = want.bias and (vit.plan.mixed or not vit.plan.global_attention)
     seam = Placed(rules, want) if moves else head
     below, unseen_below = Seam(PLAIN, want), Seam(PLAIN)  # without a graph there is nothing to hold constant
@@ -205,16 +224,19 @@ def forward(vit: ViT, tokens: Float[Tensor, "b n d"], *, rules: Rules = PLAIN, w
 
 
 def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
-    """A block whose attention the seam did not meet: an error where it would be read or held, since the map would be another."""
+    """Raise an error if the attention of a block was not seen, but is read or held constant."""
     read, empty = want.attention or want.value, next(vit.blocks[layer].module.parameters(), None) is None
     if not vit.plan.global_attention or not (read or rules.attention != 1 or want.implicit):
         return
     if read and empty:
         raise MethodUnavailable(
-            f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, take it out of the model."
+            f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, remove it from "
+            f"the model."
         )
     if not empty:
         raise MethodUnavailable(
-            f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be seen into. Let it use "
-            f"F.scaled_dot_product_attention; of transformers: model.set_attn_implementation('sdpa')."
+            f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be "
+            f"inspected. "
+            f"Let it use F.scaled_dot_product_attention; in transformers, "
+            f"model.set_attn_implementation('sdpa')."
         )

@@ -13,8 +13,8 @@ A mode sees the torch functions that a model calls while it is active, and may a
     with Doubled():
         model(images)
 
-Subclasses: the recording `Seam` and its kin, relevance propagation, bias sharing, masking, packing, and positions
-of removed patches. This module imports torch only, so that `steadygaze.vit` can use it too.
+Subclasses: the recording `Seam` and its kin, relevance propagation, bias sharing, masking, packing, and
+positions of removed patches. This module imports torch only, so that `steadygaze.vit` can use it too.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""FullGrad's terms for models whose tokens are moved inside a block (windows, reduced keys, merging): hierarchical ones.
+"""Bias terms of FullGrad for hierarchical models, whose blocks rearrange tokens (windows, merging).
 
-A block is J·x + offset, J its Jacobian at x under the rules. A bias, or the offset of a nonlinear map, stands at the token
-it is added to as long as the tokens lie as the block was given them (`Placed`: norms, MLP, mostly the projections; as in
-any other ViT). Of all others only what arrives matters: the rest of the offset stands at the tokens that the block gives.
+A block is J·x + offset, J its Jacobian at x under the rules. A bias, or the offset of a nonlinear map,
+stands at the token it is added to as long as the tokens lie as the block was given them (`Placed`: norms,
+MLP, mostly the projections; as in any other ViT). Of all others only what arrives matters: the rest of the
+offset stands at the tokens that the block gives.
 
-| rest     | what                                                        | by one derivative in forward mode                    |
-| explicit | Σ_b ∂block/∂b · b over the biases b that are not placed      | x held still, moved along those biases               |
-| complete | block(x) − J·x less what the placed offsets give             | along x, and along the placed offsets; then out − it |
+| rest     | what                                                | by one forward-mode derivative            |
+| explicit | Σ_b ∂block/∂b · b over biases b that are not placed | x constant, along those biases            |
+| complete | block(x) − J·x minus the effect of placed offsets   | along x and placed offsets; then out − it |
 
-BAM_n = ⟨rest_n, ∂y/∂out_n⟩ (Srinivas & Fleuret 2019; docs/equations.md#fullgrad). Nothing here is larger than what the block itself computes, twice.
+BAM_n = ⟨rest_n, ∂y/∂out_n⟩ (Srinivas & Fleuret 2019; docs/equations.md#fullgrad). Nothing here is larger
+than what the block itself computes, twice.
 """
 
 from typing import Any, Literal
@@ -107,8 +109,13 @@ class Push(Placed):
         return y if self.adds_placed else self.moved(y, shift.view(-1, *[1] * (x.dim() - 2)))
 
 
-def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rules,
-            rest: Literal["explicit", "complete"]) -> Float[Tensor, "b m d"]:  # fmt: skip
+def rest_of(
+    block: Block,
+    x: Float[Tensor, "b n c"],
+    layout: Layout,
+    rules: Rules,
+    rest: Literal["explicit", "complete"],
+) -> Float[Tensor, "b m d"]:
     """What of the offset of `block` at its input x is not placed, shaped as its output."""
     x, complete = x.detach(), rest == "complete"
     with torch.enable_grad(), forward_ad.dual_level():
@@ -125,7 +132,7 @@ def rest_of(block: Block, x: Float[Tensor, "b n c"], layout: Layout, rules: Rule
 def rests(
     block: Block, x: Tensor, out: Tensor, layout: Layout, rules: Rules, *, implicit: bool
 ) -> list[Term]:
-    """The rest of the offset as terms of a `Record` at `out`: of explicit biases, and (`implicit`) of all else."""
+    """The rest of the offset as terms at `out`: of explicit biases, and (`implicit`) of everything else."""
     explicit = rest_of(block, x, layout, rules, "explicit")
     found: list[Term] = [Term(out, explicit, (1,), False)]
     if implicit:

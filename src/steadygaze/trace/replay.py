@@ -1,7 +1,8 @@
 """Full decomposition: the model's own code, run on N source vectors at once (docs/equations.md#bias-sharing).
 
-A first pass over x^l notes what DecompX holds constant: A, σ and slopes. The second pass sends D (sources, tokens, channels) with
-D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its held linear one. A bias is shared out over the sources:
+A first pass over x^l notes what DecompX holds constant: A, σ and slopes. The second pass sends D (sources,
+tokens, channels) with D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its held
+linear one. A bias is shared out over the sources:
 
 | rule   | share of source k                        |
 | none   | none: biases go to a source of their own |
@@ -10,7 +11,8 @@ D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by it
 | equal  | 1 for each source that is not zero       |
 | cls    | all to the first token                   |
 
-These rules are not linear in D, so no single backward pass can replace them. Cost and memory: N x N x d, one image at a time.
+These rules are not linear in D, so no single backward pass can replace them. Cost and memory: N x N x d,
+one image at a time.
 """
 
 from typing import Any
@@ -54,7 +56,7 @@ class _Replay(Interception):
         return self.notes.pop(0)
 
     def share(self, d: Float[Tensor, "s *n c"], b: Float[Tensor, "*#n c"]) -> Tensor:
-        """D with the bias b added: in the first pass to the state itself, in the second shared out over the sources."""
+        """D with the bias b added: in the first pass to the state, in the second shared among the sources."""
         if self.noting:
             return d + b
         sources = d[:-1]
@@ -131,7 +133,7 @@ class _Replay(Interception):
         return y
 
     def mul(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        """The gate of a product of two branches is a constant; x·sigmoid(c x), QuickGELU, is an activation."""
+        """In a product of two branches the gate is constant; x·sigmoid(c x), QuickGELU, is an activation."""
         if isinstance(x, Tensor) and not isinstance(y, Tensor):
             out = func(x, y, **kwargs)
             out.source_ = x
@@ -187,7 +189,7 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
         raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: {why}")
     if rule == "cls" and vit.prefix == 0:
         raise MethodUnavailable(
-            f"bias='cls' gives every bias to the class token, and this {vit.plan.kind} has none among its tokens"
+            f"bias='cls' attributes every bias to the class token, and this {vit.plan.kind} has none"
         )
     tangent, fused = not trace.run.rules.slope, _fused(vit.model)
     scores = []
@@ -202,8 +204,9 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             shares = _run(trace, layer, remember(sources, trace.run.layout))
         if not torch.allclose(shares.sum(0), logits[0], rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
             raise MethodUnavailable(
-                f"bias={rule!r}: the shares of the tokens do not add up to the logits of this {vit.plan.kind}, which adds something "
-                f"else on the way (a class token behind the blocks). Use bias='none'."
+                f"bias={rule!r}: the shares of the tokens do not sum to the logits of this "
+                f"{vit.plan.kind}, which "
+                f"adds something else (such as a class token behind the blocks). Use bias='none'."
             )
         scores.append(shares[:-1] @ weight)
     return torch.stack(scores)

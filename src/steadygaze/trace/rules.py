@@ -3,12 +3,12 @@
 The forward value never changes.
 Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the offsets of whole blocks need).
 
-| field     | held constant, or scaled                                             | DecompX | `gaze` | AttnLRP |
-| attention | gradient that reaches q and k through A is multiplied by it (1 − α)   | 0       | 1/4    | 1/4     |
-| value     | gradient that reaches v is multiplied by it                           | 1       | 1      | 1/2     |
-| norm      | σ of every norm                                                       | held    | held   | held    |
-| slope     | activation f(h) = s·h with s = f(h)/h held                            | held    | held   | held    |
-| gate      | products of two branches (SwiGLU, gated attention): the gate          | held    | held   | 1/2 each|
+| field     | held constant, or scaled                                     | DecompX | `gaze` | AttnLRP |
+| attention | factor of the gradient to q and k through A (1 − α)          | 0       | 1/4    | 1/4     |
+| value     | factor of the gradient to v                                  | 1       | 1      | 1/2     |
+| norm      | σ of every norm                                              | held    | held   | held    |
+| slope     | activation f(h) = s·h with s = f(h)/h held                   | held    | held   | held    |
+| gate      | products of two branches (SwiGLU, gated attention): the gate | held    | held   | 1/2     |
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ ATTNLRP = Rules(attention=0.25, value=0.5, norm=True, slope=True, gate="half")
 
 
 def frozen(freeze: float = 1.0, slope: Literal["origin", "tangent"] = "origin") -> Rules:
-    """Frozen-linear rules with attention frozen by the share `freeze`: 1 is DecompX, 0 leaves attention's gradient whole."""
+    """Frozen-linear rules: freeze=1 holds attention constant (DecompX), 0 leaves its gradient unchanged."""
     return Rules(attention=1.0 - freeze, norm=True, slope=slope == "origin", gate="held")
 
 
@@ -138,7 +138,7 @@ class _HeldSlope(torch.autograd.Function):
 def held_attention(
     sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """A·v by the fused kernel with A held constant. The backward pass makes A again, which is cheaper than the kernel's own."""
+    """A·v by the fused kernel, with A held constant; the backward pass recomputes A."""
     return _HeldAttention.apply(sdpa, q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
 
 

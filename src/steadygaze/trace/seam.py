@@ -1,8 +1,8 @@
 """The seam: records what happens inside a model's blocks, and applies the rules of the backward pass.
 
-A `Seam` is an `Interception` that is active during a forward pass of ours and nowhere else; the model is not
-changed. Attention, norms, activations and biased linear maps are computed with the `Rules` (what the backward pass
-holds constant) and recorded per block as `Want` says.
+A `Seam` is an `Interception` that is active during a forward pass of ours and nowhere else; the model is
+not changed. Attention, norms, activations and biased linear maps are computed with the `Rules` (what the
+backward pass holds constant) and recorded per block as `Want` says.
 
 Attention is kept as a tensor of the graph only where it is wanted. Elsewhere the fused kernel runs, with the
 gradients of q, k and v scaled by the rules, which has the same effect.
@@ -211,8 +211,8 @@ class Seam(Interception):
     def attention_offset(self, raw: Tensor, moving: int, a: Tensor, v: Tensor, out: Tensor) -> Tensor:
         """Offset of the attention core, A·v − J·(q, k, v).
 
-        Along (q, k) the logits change by their bilinear part `raw`, once for each of q and k that depends on the
-        tokens (`moving` of them; a learnt query does not).
+        Along (q, k) the logits change by their bilinear part `raw`, once for each of q and k that depends
+        on the tokens (`moving` of them; a learnt query does not).
         """
         with torch.no_grad():
             ds = moving * raw
@@ -287,7 +287,8 @@ class Seam(Interception):
     def sigmoid(self, func: TorchFunction, x: Tensor) -> Tensor:
         """A gate: of its own argument (QuickGELU: the slope from the origin), or of another branch (SwiGLU).
 
-        tanh is a gate in 1 + tanh(x), as in a GELU written out, which `add` handles; alone it is an activation.
+        tanh is a gate in 1 + tanh(x), as in a GELU written out, which `add` handles; alone it is an
+        activation.
         """
         if self.rules.slope and "tanh" in func.__name__:
             return self.tag(held_slope(x, func(x.detach())), tanh_=True)
@@ -306,7 +307,7 @@ class Seam(Interception):
         return self.term(y, (y - slope * x).detach(), implicit=True)
 
     def mul(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        """A product of two branches, act(gate)·x. With a parameter or a number it is linear, and needs no rule."""
+        """A product of two branches, act(gate)·x; with a parameter or number it is linear, without rule."""
         both = isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad and y.requires_grad
         if not both or x.is_leaf or y.is_leaf:
             out = func(x, y, **kwargs)

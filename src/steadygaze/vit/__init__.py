@@ -1,4 +1,4 @@
-"""Views of vision transformers: `adapt(model)` finds an adapter, checks the view once against the model, and caches it."""
+"""Views of vision transformers: `adapt(model)` finds an adapter, checks its view once, and caches it."""
 
 import weakref
 from typing import Any
@@ -22,10 +22,12 @@ _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
 def adapt(model: Any) -> ViT:
     """View a vision transformer as embed -> blocks -> head.
 
-    model: a vision transformer of timm, transformers or torchvision, of a class known to `register_adapter`, or the
+    model: a vision transformer of timm, transformers or torchvision, of a class known to
+    `register_adapter`, or the
         result of `load_model`
 
-    The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once per model.
+    The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once
+    per model.
     """
     if isinstance(model, ViT):
         return model
@@ -62,14 +64,14 @@ def _view(model: nn.Module, shape: int) -> ViT:
     if plan is None:
         inside = _inside(model)
         advice = (
-            f"It contains one: use model.get_submodule({inside!r}), with images preprocessed as that expects them."
+            f"It contains one: use model.get_submodule({inside!r}), with images preprocessed for that."
             if inside
             else "Supported are ViTs of timm, transformers and torchvision, listed in docs/models.md; "
             "register_adapter adds a class of your own."
         )
         raise UnsupportedModel(
-            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze knows. "
-            f"{advice}"
+            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze "
+            f"knows. {advice}"
         )
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:

@@ -15,7 +15,7 @@ from steadygaze.vit.view import Plan
 
 @dataclass(frozen=True)
 class Adapter:
-    """Which models an adapter knows, and how it views them. `plan` may return None for a model it cannot view."""
+    """Which models an adapter knows, and how it views them; `plan` may return None if it cannot."""
 
     name: str
     matches: Callable[[nn.Module], bool]
@@ -67,8 +67,8 @@ def register_adapter(
     torch.Size([1, 2, 2])
     >>> ADAPTERS.remove("my_vit")  # forget it again
 
-    matches: a class, several, or a function that tells whether a model is meant
-    plan: model -> `Plan`, which describes embed, blocks and head by functions that call the model's own modules. It is
+    matches: a class, several, or a function that tells whether a model is meant plan: model -> `Plan`,
+    which describes embed, blocks and head by functions that call the model's own modules. It is
         checked on random images: the view must reproduce the model's logits, or `UnsupportedModel` is raised.
 
     Adapters from outside the package are asked before its own, the last registered first.

@@ -1,4 +1,4 @@
-"""What inserted modules (`steadygaze.modules`) change in a plan. They are known by their attribute `mixes_tokens` alone."""
+"""What inserted modules (`steadygaze.modules`) change in a plan; `mixes_tokens` marks them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from steadygaze.vit.view import Plan
 
 
 def with_inserted(model: nn.Module, plan: Plan) -> Plan:
-    """The plan, where blocks hold inserted modules: they mix patches, so that none can be removed, only masked.
+    """The plan of a model with inserted modules: these mix patches, which then can be masked but not removed.
 
-    A block keeps its linear parts if nothing stands in its attention branch.
+    A block keeps its linear parts if nothing was inserted into its attention branch.
     """
     names = dict.fromkeys(str(m.spec["module"]) for m in model.modules() if _is_inserted(m))  # type: ignore[index]
     if not names:

@@ -1,14 +1,14 @@
-"""Attention masking: patches hidden from a model that needs its whole grid (Swin, PVT, MViT, ...). Not the same as removal.
+"""Attention masking: hides patches from models that need their whole grid (Swin, PVT, MViT, ...).
 
-A hidden token is NaN. What works on each token alone carries the NaN along; only what mixes tokens is answered here, so that
-nothing of a hidden token reaches another one:
+A hidden token is NaN. What works on each token alone carries the NaN along; only what mixes tokens is
+answered here, so that nothing of a hidden token reaches another one:
 
     attention     hidden keys get weight zero, in windows and shifted windows too; hidden queries stay hidden
     mean          over the tokens that are there
-    convolution, pooling     hidden places count as zero (maximum: −∞), then the output's hidden places are marked again
+    convolution, pooling     hidden cells count as zero (maximum: −∞), and are marked again in the output
 
-A map's cell covers whole tokens on every finer grid; on a coarser grid (reduced keys) a place is there if any of its cells is.
-For a plain ViT this equals removal.
+A map's cell covers whole tokens on every finer grid; on a coarser grid (reduced keys) a place is there if
+any of its cells is. For a plain ViT this equals removal.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ CONV = (F.conv2d, torch.conv2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.fold)
 MAXPOOL = (torch.max_pool2d, F.max_pool2d)
 
 
-def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "s gh gw"],
-                  image: Int[Tensor, " s"] | None = None) -> Float[Tensor, "s classes"]:  # fmt: skip
-    """Logits with only the cells `keep` of the map's grid visible; row s is of image `image[s]` (default: s)."""
+def masked_logits(
+    vit: ViT,
+    tokens: Float[Tensor, "b n d"],
+    keep: Bool[Tensor, "s gh gw"],
+    image: Int[Tensor, " s"] | None = None,
+) -> Float[Tensor, "s classes"]:
+    """Logits with only the cells `keep` of the map's grid visible; row s belongs to image[s] (default: s)."""
     layout = vit.layout(tokens)
     rows = torch.arange(len(keep), device=tokens.device) if image is None else image
     x = tokens[rows].clone()
@@ -45,20 +49,21 @@ def masked_logits(vit: ViT, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "
     seen = keep.flatten(1).any(1)
     if not torch.isfinite(logits[seen]).all():
         raise MethodUnavailable(
-            f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in a way that is not known here. "
-            "Use measures that paint pixels, such as positive_perturbation."
+            f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in an unknown "
+            f"way. "
+            "Use metrics that fill pixels, such as positive_perturbation."
         )
     return logits
 
 
 def token_indices(vit: ViT, tokens: Float[Tensor, "b n d"]) -> Int[Tensor, "h w"]:
-    """Which token lies where on the grid of the first block."""
+    """The index of the token at each cell of the first block's grid."""
     place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)[None, :, None]
     return vit.blocks[0].patches(place, vit.layout(tokens))[0, :, :, 0].long()
 
 
 def at(keep: Bool[Tensor, "s gh gw"], grid: tuple[int, int]) -> Bool[Tensor, "s h w"]:
-    """Which places of another grid are there: finer, those of the cells; coarser, where any cell is."""
+    """`keep` on another grid: on a finer one the same cells, on a coarser one where any cell is kept."""
     if tuple(keep.shape[-2:]) == tuple(grid):
         return keep
     finer = grid[0] >= keep.shape[-2] and grid[1] >= keep.shape[-1]
@@ -68,7 +73,7 @@ def at(keep: Bool[Tensor, "s gh gw"], grid: tuple[int, int]) -> Bool[Tensor, "s 
 
 
 class _Missing(Interception):
-    """Makes NaN mean "not there" for everything that mixes tokens."""
+    """Treats NaN as "hidden" in everything that mixes tokens."""
 
     def __init__(self, keep: Tensor) -> None:
         super().__init__()
@@ -108,19 +113,19 @@ class _Missing(Interception):
     def softmax(
         self, func: TorchFunction, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Eager attention: a column without any number is a hidden key; a row without any is a hidden query."""
+        """Eager attention: a column of NaN is a hidden key, a row of NaN a hidden query."""
         y = func(x.masked_fill(x.isnan(), float("-inf")), dim, *args, **kwargs)
         y.weights_ = True
         return y
 
     def matmul(self, func: TorchFunction, a: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
-        """A·v: hidden values have weight zero. Over channels (XCiT) the hidden places of v stay hidden."""
+        """A·v: hidden values have weight zero. In attention over channels (XCiT) they stay hidden."""
         gone = v.isnan()
         by_row = getattr(a, "weights_", False) and torch.equal(gone.any(-1), gone.all(-1))
         return func(a, v.nan_to_num() if by_row else v, **kwargs)
 
     def carried(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Weights stay weights in another dtype, and behind a dropout that does nothing."""
+        """Attention weights keep their tag in another dtype, and behind dropout that does nothing."""
         y = func(x, *args, **kwargs)
         if getattr(x, "weights_", False):
             y.weights_ = True
@@ -129,7 +134,7 @@ class _Missing(Interception):
     def normalize(
         self, func: TorchFunction, x: Tensor, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Along tokens, over those that are there; along channels a hidden token stays hidden."""
+        """Along tokens, over the visible ones; along channels a hidden token stays hidden."""
         gone = x.isnan()
         return func(x.masked_fill(gone & ~gone.all(dim, keepdim=True), 0.0), p, dim, *args, **kwargs)
 
@@ -139,7 +144,7 @@ class _Missing(Interception):
     def convolution(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         gone = x.isnan()
         y = func(x.masked_fill(gone, 0.0), *args, **kwargs)
-        if func is F.adaptive_avg_pool2d:  # a mean: over the places that are there
+        if func is F.adaptive_avg_pool2d:  # a mean over the visible cells
             y = y / func((~gone).to(x.dtype), *args, **kwargs)
         return self.mark(y)
 
@@ -147,6 +152,6 @@ class _Missing(Interception):
         return self.mark(func(x.masked_fill(x.isnan(), float("-inf")), *args, **kwargs))
 
     def mark(self, y: Tensor) -> Tensor:
-        """Hide the places (b, c, h, w) that are not there; heads may have been folded into the batch."""
+        """Mark the hidden cells of (b, c, h, w) again; heads may have been folded into the batch."""
         there = at(self.keep, (y.shape[-2], y.shape[-1])).repeat_interleave(y.shape[0] // len(self.keep), 0)
         return y.masked_fill(~there[:, None], NAN)

@@ -1,8 +1,9 @@
-"""Packing: many subsets of patches of different sizes run through the blocks as one sequence, each attending only to itself.
+"""Packing: many subsets of patches run through the blocks as one sequence, each attending only to itself.
 
-Everything in a plain ViT's block but attention works on each token alone, so subsets can be laid end to end; attention is
-answered group by group (a group: subsets of one size). That saves the overhead of many short runs. Whether a model can be
-packed is found out by trying: once for a model, against separate runs, and at every run its attention calls are counted.
+Everything in a plain ViT's block but attention works on each token alone, so subsets can be laid end to
+end; attention is answered group by group (a group: subsets of one size). That saves the overhead of many
+short runs. Whether a model can be packed is found out by trying: once for a model, against separate runs,
+and at every run its attention calls are counted.
 """
 
 import weakref
@@ -24,7 +25,7 @@ _CALLS: "weakref.WeakKeyDictionary[ViT, int]" = (
 
 
 class CannotPack(Exception):
-    """This model's blocks do something that a packed sequence cannot stand."""
+    """This model's blocks cannot run on a packed sequence."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def take(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group) -> Float[Tensor
 def packed_logits(
     vit: ViT, tokens: Float[Tensor, "b n d"], groups: Sequence[Group]
 ) -> list[Float[Tensor, "s classes"]]:
-    """Logits of every subset of every group, by one run; raises CannotPack where the model does not allow it."""
+    """Logits of every subset of every group, in one run; raises CannotPack if the model does not allow it."""
     if (
         len(groups) == 1
     ):  # one size: an ordinary batch, and no positions to look up in a model that can be packed

@@ -13,7 +13,7 @@ Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
 @torch.no_grad()
 def linear(module: nn.Module) -> Linear:
-    """Weight and bias of a linear map; of a wrapped one (LoRA and its kin) those by which it acts, asked of the module itself."""
+    """Weight and bias of a linear map; for a wrapped one (such as LoRA), the effective ones."""
     if type(module) is nn.Linear and not (module._forward_hooks or module._forward_pre_hooks):
         return module.weight, module.bias
     inner = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
@@ -35,12 +35,22 @@ def linear(module: nn.Module) -> Linear:
     )
 
 
-def linear_parts(*, norm1: nn.Module, value: Linear, output: Linear, norm2: nn.Module,
-                 scale1: Tensor | None = None, scale2: Tensor | None = None, inner: nn.Module | None = None,
-                 groups: tuple[int, int] = (1, 1), before: nn.Module | None = None) -> Parts:  # fmt: skip
+def linear_parts(
+    *,
+    norm1: nn.Module,
+    value: Linear,
+    output: Linear,
+    norm2: nn.Module,
+    scale1: Tensor | None = None,
+    scale2: Tensor | None = None,
+    inner: nn.Module | None = None,
+    groups: tuple[int, int] = (1, 1),
+    before: nn.Module | None = None,
+) -> Parts:
     """Parts of x + scale1 · output(inner(A · value(norm1(x)))), then of scale2 · MLP(norm2(x)).
 
-    `value` and `output` are weight and bias; `groups` is (value heads, query heads served by each); `before` runs ahead of the block.
+    `value` and `output` are weight and bias; `groups` is (value heads, query heads served by each);
+    `before` runs ahead of the block.
     """
     with torch.no_grad():
         weight, bias = value

@@ -1,8 +1,9 @@
-"""Positions of kept patches: where a table over all tokens meets fewer tokens, its rows (and columns) are gathered.
+"""Position tables for kept patches: from a table over all tokens, their rows (and columns) are gathered.
 
-Relative position biases are made inside a block, for all tokens. `KeptPositions` is active only while kept tokens run
-through a block, and only for layouts with removed patches; it answers the two places where such a table is used: the mask
-of `scaled_dot_product_attention`, and an addition of shapes that do not fit (eager attention, pooling with positions).
+Relative position biases are made inside a block, for all tokens. `KeptPositions` is active only while kept
+tokens run through a block, and only for layouts with removed patches; it answers the two places where such
+a table is used: the mask of `scaled_dot_product_attention`, and an addition of shapes that do not fit
+(eager attention, pooling with positions).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Gather(Interception):
         return func(x, y, **kwargs)
 
     def pairs(self, table: Tensor, left: int) -> Tensor:
-        """(..., N, N) -> (B, ..., K, K) for the `left` tokens that are left; anything that is no larger as it is."""
+        """(..., N, N) -> (B, ..., K, K) for the `left` remaining tokens; smaller tables are unchanged."""
         for extra, index in ((self.prefix, self.index), (0, self.kept)):
             if (
                 table.shape[-1] == table.shape[-2] == extra + self.patches

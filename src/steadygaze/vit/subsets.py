@@ -1,8 +1,8 @@
-"""Many runs of a model on subsets of its patches: grouped by size, in chunks of bounded size, packed where possible.
+"""Many runs of a model on subsets of its patches: grouped by size, in bounded chunks, packed if possible.
 
 | mode   | a patch that is not kept                                                                      |
 | remove | its token is removed after `embed`, the others keep their positions; short runs are cheap     |
-| mask   | is hidden from attention, pooling and convolutions (`vit.masking`), for models that need all patches |
+| mask   | is hidden from attention, pooling and convolutions (`vit.masking`), if all patches are needed |
 | fill   | its pixels are set to zero, the mean colour of a normalised image; every run is a full one     |
 
 A model whose head reads only patches has nothing to read when none is left: its logits are then zeros.

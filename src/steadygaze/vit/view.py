@@ -1,7 +1,7 @@
 """One view of every vision transformer: embed -> blocks -> head.
 
-A `ViT` runs the model's own modules; nothing is copied, patched or hooked. Tokens are ordinary tensors that remember
-their `Layout` (grid, which patches are left, rotary rows), so that
+A `ViT` runs the model's own modules; nothing is copied, patched or hooked. Tokens are ordinary tensors that
+remember their `Layout` (grid, which patches are left, rotary rows), so that
 
     x = vit.select(vit.embed(images), keep)
     for block in vit.blocks:
@@ -24,12 +24,15 @@ from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
 from steadygaze.vit.positions import KeptPositions
 
 Readout = Literal["class", "mean", "pool"]
-undisturbed = evaluation_mode
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tokens lie: the patch grid, the patches that are left (None: all), and what blocks ask for (rotary rows)."""
+    """Where tokens lie on the image.
+
+    grid: rows and columns of patches; kept: the remaining patches, None for all
+    state: what the blocks of this model need besides tokens, such as rotary rows
+    """
 
     grid: tuple[int, int]
     kept: Int[Tensor, "b k"] | None = None
@@ -38,7 +41,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Parts:
-    """The linear parts of one pre-norm attention branch, for the methods that decompose it (docs/equations.md#pre-norm-mixing).
+    """The linear parts of one pre-norm attention branch (docs/equations.md#pre-norm-mixing).
 
     x'_i = x_i + s_i · O · concat_h(Σ_j A_hij v_hj) + output_bias; v_hj − value_offset is free of biases.
     """
@@ -73,7 +76,7 @@ class Block:
             return remember(self.call(x, layout), layout)
 
     def patches(self, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
-        """The input of this block (or a tensor shaped like it) as a picture: prefix dropped, channels last."""
+        """The input of this block (or a tensor of its shape) on the grid: prefix dropped, channels last."""
         return _picture(self.spatial, x, layout, self.plan.prefix)
 
 
@@ -116,7 +119,7 @@ class ViT:
         object.__setattr__(self, "blocks", tuple(Block(plan=self.plan, **b) for b in self.plan.blocks))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copied or pickled view is the view of the copied model: a plan is tied to the very modules that it was made of."""
+        """A copied or pickled view is a new view of the copied model, since a plan refers to modules."""
         from steadygaze.vit import adapt
 
         return adapt, (self.model,)
@@ -147,11 +150,13 @@ class ViT:
     def select(self, tokens: Tensor, keep: Tensor) -> Float[Tensor, "b m d"]:
         """Only the patches `keep`, in the order given; prefix tokens stay. Positions are those of the image.
 
-        Indices count the patches of `tokens` in raster order, each at most once. With all of them nothing changes.
+        Indices count the patches of `tokens` in raster order, each at most once. With all of them nothing
+        changes.
         """
         if not self.plan.removable:
             raise BadInput(
-                f"patches of a {self.plan.kind} cannot be removed: its blocks need the whole grid. Mask them instead."
+                f"patches of a {self.plan.kind} cannot be removed: its blocks need the whole grid. "
+                f"Mask them instead."
             )
         layout = self.layout(tokens)
         patches = layout.grid[0] * layout.grid[1] if layout.kept is None else layout.kept.shape[1]
@@ -161,7 +166,8 @@ class ViT:
             or keep.dtype not in (torch.int32, torch.int64)
         ):
             raise BadInput(
-                f"keep: expected integer patch indices of shape ({tokens.shape[0]}, k), got {keep.dtype} {tuple(keep.shape)}"
+                f"keep: expected integer patch indices of shape ({tokens.shape[0]}, k), "
+                f"got {keep.dtype} {tuple(keep.shape)}"
             )
         if keep.numel() and (int(keep.min()) < 0 or int(keep.max()) >= patches):
             raise BadInput(
@@ -253,8 +259,8 @@ def layout_of(x: Tensor, plan: Plan) -> Layout:
     (height, width), (channels, *size) = plan.grid, plan.input_size
     if plan.global_attention and x.shape[1] != plan.prefix + height * width:
         raise BadInput(
-            f"these tokens have forgotten where they lie: expected {plan.prefix} prefix tokens and {height}x{width} patches, "
-            f"got {x.shape[1]} tokens. Take them from vit.embed or vit.select."
+            f"these tokens have lost their layout: expected {plan.prefix} prefix tokens and {height}x{width} "
+            f"patches, got {x.shape[1]} tokens. Use tokens from vit.embed or vit.select."
         )
     state = None
     if plan.rotary or not plan.global_attention:
@@ -276,8 +282,9 @@ def verify(vit: ViT) -> None:
         raise UnsupportedModel(f"{type(vit.model).__name__} has no parameters")
     if any(p.is_inference() for p in vit.model.parameters()):
         raise UnsupportedModel(
-            f"{type(vit.model).__name__} was made under torch.inference_mode, and such weights take part in no gradient. Make it outside, "
-            f"or give copy.deepcopy(model), made outside."
+            f"{type(vit.model).__name__} was created in torch.inference_mode, and such weights allow no "
+            f"gradients. "
+            f"Create it, or copy it with copy.deepcopy, outside of that mode."
         )
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
@@ -286,22 +293,25 @@ def verify(vit: ViT) -> None:
         got = vit(images)
     if got.shape != expected.shape or got.dim() != 2:
         raise UnsupportedModel(
-            f"{type(vit.model).__name__}: expected logits of shape (B, classes), the model gives {tuple(expected.shape)} and "
-            f"the view {tuple(got.shape)}. Give the model a pooled classification head."
+            f"{type(vit.model).__name__}: expected logits of shape (B, classes), the model returns "
+            f"{tuple(expected.shape)} and the view {tuple(got.shape)}. Give the model a pooled "
+            f"classification head."
         )
     scale = expected.abs().max().clamp_min(1e-6)
     error = float((got - expected).abs().max() / scale)
-    if not error <= min(
-        200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1
-    ):  # the same modules in the same order: mostly 0
+    # the same modules in the same order: mostly 0
+    if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):
         raise UnsupportedModel(
-            f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} blocks -> head differ "
-            f"by {error:.1e} (relative). It may do something between its blocks that the {vit.plan.kind} adapter does not know."
+            f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} "
+            f"blocks "
+            f"-> head differ by {error:.1e} (relative). The model may do something between its blocks that "
+            f"the "
+            f"{vit.plan.kind} adapter does not know."
         )
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits of whatever a model returns: a tensor, or an output object of transformers (CLIP: the projected embedding)."""
+    """The logits in a model's output: a tensor, or an output object of transformers (CLIP: the embedding)."""
     found = (
         output
         if isinstance(output, Tensor)

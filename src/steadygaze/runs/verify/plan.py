@@ -16,7 +16,7 @@ from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.method_names import make_method
 from steadygaze.method_registry import AGGREGATORS, Method, base_methods
-from steadygaze.methods import list_methods, parse
+from steadygaze.methods import list_methods, parse_method
 from steadygaze.runs.rows import RowKey
 from steadygaze.target import SCORES
 from steadygaze.vit import ViT
@@ -142,7 +142,7 @@ def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
             known = [m for m in _all(aggregator) if whole == "all" or m.base.family != SEARCHES]
             served = [m for m in known if not unavailable(m, vit)]
         else:
-            served = [entry if isinstance(entry, Method) else parse(entry)]
+            served = [entry if isinstance(entry, Method) else parse_method(entry)]
             why = unavailable(served[0], vit)
             if why:
                 raise MethodUnavailable(f"{served[0].name}: {why}")
@@ -160,7 +160,7 @@ def forward_passes(method: Method) -> float:
 
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
-        return [parse(info.name) for info in list_methods()]
+        return [parse_method(info.name) for info in list_methods()]
     if aggregator not in AGGREGATORS:
         raise UnknownName("aggregator", aggregator, AGGREGATORS)
     fitting = [
@@ -168,7 +168,7 @@ def _all(aggregator: str) -> list[Method]:
         for b in base_methods()
         if b.kind != "model" and (aggregator != "rollout" or b.kind == "matrix")
     ]
-    return [parse(f"{name}+{aggregator}") for name in fitting]
+    return [parse_method(f"{name}+{aggregator}") for name in fitting]
 
 
 def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
@@ -188,7 +188,7 @@ def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
 
 def _own_options(method: Method, options: dict[str, object]) -> dict[str, object]:
     """Of an alias, the options that were given and are not part of what it stands for."""
-    plain = dict(parse(method.name.partition(":")[0]).options)
+    plain = dict(parse_method(method.name.partition(":")[0]).options)
     return {k: v for k, v in options.items() if plain.get(k) != v}
 
 

@@ -1,4 +1,4 @@
-"""Adapter for the architectures of `steadygaze.models`: RVT, FAN, PVT v1, LocalViT. All but RVT-B mix patches by convolutions."""
+"""Adapter for `steadygaze.models`: RVT, FAN, PVT v1, LocalViT. All but RVT-B mix patches by convolutions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from steadygaze.models import FAN, PVT, RVT, LocalViT
 from steadygaze.models.layers import to_map, to_tokens
 from steadygaze.vit.adapter_registry import register_built_in
-from steadygaze.vit.adapters.timm_hierarchical import Layer
-from steadygaze.vit.adapters.timm_hierarchical import _plan as staged
+from steadygaze.vit.adapters.timm_hierarchical import Layer, hierarchical_plan
 from steadygaze.vit.view import Layout, Plan, Readout
 
 Grid = tuple[int, int]
@@ -25,14 +24,25 @@ def plan(model: nn.Module) -> Plan:
     return replace(_VIEWS[model_class](model), kind=f"steadygaze {model_class.__name__}")
 
 
-def _plain(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], blocks: Any, head: Callable[[Tensor], Tensor], grid: Grid, *,
-           prefix: int, readout: Readout, rows: tuple[int, ...], fixed: bool, mixed: bool = True,
-           removable: bool = False) -> Plan:  # fmt: skip
-    """One grid from start to end; every block is told it."""
+def _plain(
+    model: Any,
+    embed: Callable[[Tensor], tuple[Tensor, Grid]],
+    blocks: Any,
+    head: Callable[[Tensor], Tensor],
+    grid: Grid,
+    *,
+    prefix: int,
+    readout: Readout,
+    rows: tuple[int, ...],
+    fixed: bool,
+    mixed: bool = True,
+    removable: bool = False,
+) -> Plan:
+    """A model with one grid from first to last block; every block takes it as an argument."""
 
     def embedded(images: Tensor) -> tuple[Tensor, None, Grid]:
-        x, found = embed(images)
-        return x, None, found
+        x, image_grid = embed(images)
+        return x, None, image_grid
 
     def call(block: nn.Module, x: Tensor, layout: Layout) -> Tensor:
         return block(x, layout.grid)
@@ -53,7 +63,7 @@ def _plain(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], blocks: A
 
 
 def _rvt(model: Any) -> Plan:
-    """RVT-S and RVT-B keep one grid. Without convolutions and scaled attention (RVT-B) patches can be removed."""
+    """RVT-S and RVT-B keep one grid. Patches can be removed if nothing but attention mixes them (RVT-B)."""
 
     def embed(images: Tensor) -> tuple[Tensor, Grid]:
         x = model.patch_embed(images)
@@ -62,8 +72,19 @@ def _rvt(model: Any) -> Plan:
     if len(model.stages) == 1:
         free = not model.conv_ffn and model.scaled_blocks == 0
         grid = model.patch_embed.grid(*model.img_size)
-        return _plain(model, embed, model.stages[0], model.forward_head, grid, prefix=0, readout="mean", rows=(),
-                      fixed=model.scaled_blocks > 0, mixed=not free, removable=free)  # fmt: skip
+        return _plain(
+            model,
+            embed,
+            model.stages[0],
+            model.forward_head,
+            grid,
+            prefix=0,
+            readout="mean",
+            rows=(),
+            fixed=model.scaled_blocks > 0,
+            mixed=not free,
+            removable=free,
+        )
 
     def run(block: nn.Module, shrink: nn.Module | None, x: Tensor, grid: Grid) -> Tensor:
         x = block(x, grid)
@@ -78,7 +99,7 @@ def _rvt(model: Any) -> Plan:
                     block, partial(run, block, model.downsamples[s + 1] if last else None), 2 if last else 1
                 )
             )
-    found = staged(
+    plan = hierarchical_plan(
         model,
         embed,
         layers,
@@ -86,26 +107,44 @@ def _rvt(model: Any) -> Plan:
         model.img_size,
         fixed=model.scaled_blocks > 0,
     )
-    return replace(found, mixed=True)
+    return replace(plan, mixed=True)
 
 
 def _fan(model: Any) -> Plan:
-    """Patches alone run through the blocks; the class-attention blocks are the head, which pools by attention."""
+    """Only patches run through the blocks; the class-attention blocks are the head."""
     grid = (model.img_size[0] // 16, model.img_size[1] // 16)
-    return _plain(model, model.embed, model.blocks, lambda x: model.forward_head(model.read_out(x)), grid,
-                  prefix=0, readout="pool", rows=(), fixed=False)  # fmt: skip
+    return _plain(
+        model,
+        model.embed,
+        model.blocks,
+        lambda x: model.forward_head(model.read_out(x)),
+        grid,
+        prefix=0,
+        readout="pool",
+        rows=(),
+        fixed=False,
+    )
 
 
 def _localvit(model: Any) -> Plan:
     def embed(images: Tensor) -> tuple[Tensor, Grid]:
         return model.embed(images), model.grid
 
-    return _plain(model, embed, model.blocks, lambda x: model.forward_head(model.norm(x)), model.grid,
-                  prefix=1, readout="class", rows=(0,), fixed=True)  # fmt: skip
+    return _plain(
+        model,
+        embed,
+        model.blocks,
+        lambda x: model.forward_head(model.norm(x)),
+        model.grid,
+        prefix=1,
+        readout="class",
+        rows=(0,),
+        fixed=True,
+    )
 
 
 def _pvt(model: Any) -> Plan:
-    """PVT v1: what lies between stages belongs to the block before; the class token is there in the last stage alone."""
+    """PVT v1: what lies between stages belongs to the block before; only the last stage has a class token."""
     stages = list(model.stages)
 
     def run(block: nn.Module, following: Any, x: Tensor, grid: Grid) -> Tensor:
@@ -120,14 +159,23 @@ def _pvt(model: Any) -> Plan:
                 Layer(block, partial(run, block, stages[s + 1] if last else None), 2 if last else 1)
             )
             prefixes.append(block.prefix)
-    found = staged(model, stages[0].embed, layers, lambda x, grid: model.forward_head(model.norm(x)), model.img_size,
-                   prefix=1, readout="class", rows=(0,), fixed=False)  # fmt: skip
+    plan = hierarchical_plan(
+        model,
+        stages[0].embed,
+        layers,
+        lambda x, grid: model.forward_head(model.norm(x)),
+        model.img_size,
+        prefix=1,
+        readout="class",
+        rows=(0,),
+        fixed=False,
+    )
 
     def spatial(index: int, prefix: int, x: Tensor, layout: Layout) -> Tensor:
         return x[:, prefix:].unflatten(1, layout.state[index])
 
-    blocks = [{**b, "spatial": partial(spatial, i, prefixes[i])} for i, b in enumerate(found.blocks)]
-    return replace(found, blocks=blocks, mixed=True)
+    blocks = [{**b, "spatial": partial(spatial, i, prefixes[i])} for i, b in enumerate(plan.blocks)]
+    return replace(plan, blocks=blocks, mixed=True)
 
 
 _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}

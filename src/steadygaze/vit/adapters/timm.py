@@ -1,4 +1,4 @@
-"""Adapter for timm's plain vision transformers: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative positions, CaiT."""
+"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative positions, CaiT."""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +36,7 @@ def plan(model: nn.Module) -> Plan:
 
 
 def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) -> Plan:
-    """embed, then every block on all tokens; `shared` names a bias table that the model makes once for all blocks."""
+    """embed, then every block on all tokens; `shared` names a bias table that all blocks share."""
 
     def call(block: nn.Module, x: Tensor, layout: Layout) -> Tensor:
         if block is model.blocks[0]:
@@ -105,7 +105,7 @@ def _eva(model: Eva) -> Plan:
 
 
 def _cait(model: Cait) -> Plan:
-    """Patches alone run through the blocks; the class-attention blocks are the head, which pools by attention."""
+    """Only patches run through the blocks; the class-attention blocks are the head."""
 
     def embed(images: Tensor) -> tuple[Tensor, None, tuple[int, int]]:
         return model.patch_embed(images) + model.pos_embed, None, model.patch_embed.grid_size
@@ -143,7 +143,8 @@ def _description(model: Any) -> dict[str, Any]:
         readout, rows = "mean", tuple(range(prefix)) if getattr(model, "pool_include_prefix", False) else ()
     else:
         raise UnsupportedModel(
-            f"{type(model).__name__} has global_pool={pool!r}: no pooled head. Use 'token', 'avg' or 'map' and num_classes > 0."
+            f"{type(model).__name__} has global_pool={pool!r}: no pooled head. "
+            f"Use 'token', 'avg' or 'map' and num_classes > 0."
         )
     embed = model.patch_embed
     size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]

@@ -1,9 +1,10 @@
-"""Adapter for timm's hierarchical transformers: Swin, Swin V2 (and CR), PVT v2, PiT, MViT v2, Hiera, Twins, and XCiT.
+"""Adapter for timm's hierarchical models: Swin, Swin V2 (and CR), PVT v2, PiT, MViT v2, Hiera, Twins, XCiT.
 
-The layers are all blocks in order and x^l is exactly what block l is given, as tokens (B, N, C). What lies between two
-stages (merging, pooling, norm) therefore belongs to the call of the last block before it, so that x^l lies on the grid
-block l works on; MViT and Hiera pool inside the first block of a stage, whose input still lies on the grid before. The
-map lies on the grid of the last stage. No one attention matrix spans all tokens, and patches cannot be removed.
+The layers are all blocks in order and x^l is exactly what block l is given, as tokens (B, N, C). What lies
+between two stages (merging, pooling, norm) therefore belongs to the call of the last block before it, so
+that x^l lies on the grid block l works on; MViT and Hiera pool inside the first block of a stage, whose
+input still lies on the grid before. The map lies on the grid of the last stage. No one attention matrix
+spans all tokens, and patches cannot be removed.
 """
 
 from collections.abc import Callable
@@ -51,17 +52,27 @@ def plan(model: nn.Module) -> Plan:
     return view(model)
 
 
-def _plan(model: Any, embed: Callable[[Tensor], tuple[Tensor, Grid]], layers: list[Layer], head: Callable[[Tensor, Grid], Tensor],
-          size: tuple[int, int], *, prefix: int = 0, readout: Readout = "mean", rows: tuple[int, ...] = (), fixed: bool = True,
-          spatial: Callable[[int, Tensor], Tensor] | None = None) -> Plan:  # fmt: skip
+def hierarchical_plan(
+    model: Any,
+    embed: Callable[[Tensor], tuple[Tensor, Grid]],
+    layers: list[Layer],
+    head: Callable[[Tensor, Grid], Tensor],
+    size: tuple[int, int],
+    *,
+    prefix: int = 0,
+    readout: Readout = "mean",
+    rows: tuple[int, ...] = (),
+    fixed: bool = True,
+    spatial: Callable[[int, Tensor], Tensor] | None = None,
+) -> Plan:
     """A plan whose `layout.state` holds the grid at the input of every layer, and behind the last one."""
 
     def grids(first: Grid) -> tuple[Grid, ...]:
-        found = [first]
+        sizes = [first]
         for layer in layers:
-            height, width = found[-1]
-            found.append((-(-height // layer.stride), -(-width // layer.stride)))
-        return tuple(found)
+            height, width = sizes[-1]
+            sizes.append((-(-height // layer.stride), -(-width // layer.stride)))
+        return tuple(sizes)
 
     def embedded(images: Tensor) -> tuple[Tensor, tuple[Grid, ...], Grid]:
         x, grid = embed(images)
@@ -107,7 +118,7 @@ def _size(model: Any) -> tuple[int, int]:
 
 
 def _swin(model: Any) -> Plan:
-    """Swin and Swin V2: blocks on (B, h, w, C); a stage begins with patch merging. The CR variant hands on (B, C, h, w)."""
+    """Swin and Swin V2: blocks on (B, h, w, C), stages begin with patch merging; CR ends on (B, C, h, w)."""
     stages = list(model.stages if isinstance(model, SwinTransformerV2Cr) else model.layers)
     channels_first = isinstance(model, SwinTransformerV2Cr)
 
@@ -133,11 +144,11 @@ def _swin(model: Any) -> Plan:
             return model.forward_head(x.unflatten(1, grid).permute(0, 3, 1, 2))
         return model.forward_head(model.norm(x).unflatten(1, grid))
 
-    return _plan(model, embed, layers, head, _size(model))
+    return hierarchical_plan(model, embed, layers, head, _size(model))
 
 
 def _pvt(model: Any) -> Plan:
-    """PVT v2: blocks with their grid, a norm at the end of each stage, then an overlapping patch embedding."""
+    """PVT v2: blocks take the grid, a norm ends each stage, then an overlapping patch embedding follows."""
     stages = list(model.stages)
 
     def embed(images: Tensor) -> tuple[Tensor, Grid]:
@@ -157,7 +168,7 @@ def _pvt(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
             layers.append(Layer(block, partial(run, block, stage, after), 2 if last else 1))
-    return _plan(
+    return hierarchical_plan(
         model,
         embed,
         layers,
@@ -168,7 +179,7 @@ def _pvt(model: Any) -> Plan:
 
 
 def _pit(model: Any) -> Plan:
-    """PiT: class tokens beside the patches; between stages a convolution pools the patches, a linear map the class tokens."""
+    """PiT: between stages a convolution pools the patches, and a linear map the class tokens."""
     stages, prefix = list(model.transformers), model.num_tokens
 
     def begin(stage: Any, x: Tensor, tokens: Tensor) -> Tensor:
@@ -192,10 +203,16 @@ def _pit(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
             layers.append(Layer(block, partial(run, block, after), 2 if last else 1))
-    return _plan(
-        model, embed, layers, lambda x, grid: model.forward_head(model.norm(x[:, :prefix])), _size(model),
-        prefix=prefix, readout="class", rows=tuple(range(prefix)),
-    )  # fmt: skip
+    return hierarchical_plan(
+        model,
+        embed,
+        layers,
+        lambda x, grid: model.forward_head(model.norm(x[:, :prefix])),
+        _size(model),
+        prefix=prefix,
+        readout="class",
+        rows=tuple(range(prefix)),
+    )
 
 
 def _mvit(model: Any) -> Plan:
@@ -223,14 +240,20 @@ def _mvit(model: Any) -> Plan:
     else:
         height, width = ((len(table) + 1) // 2 * stride for stride in model.patch_embed.proj.stride)
     readout: Readout = "mean" if model.global_pool == "avg" else "class"
-    return _plan(
-        model, embed, layers, lambda x, grid: model.forward_head(model.norm(x)), (height, width),
-        prefix=prefix, readout=readout, rows=(0,) if readout == "class" else (),
-    )  # fmt: skip
+    return hierarchical_plan(
+        model,
+        embed,
+        layers,
+        lambda x, grid: model.forward_head(model.norm(x)),
+        (height, width),
+        prefix=prefix,
+        readout=readout,
+        rows=(0,) if readout == "class" else (),
+    )
 
 
 def _hiera(model: Any) -> Plan:
-    """Hiera: tokens in the order of mask units, so that pooling is a maximum over a leading axis; `spatial` undoes it."""
+    """Hiera: tokens in the order of mask units, so that pooling is a maximum; `spatial` undoes the order."""
     shape = model.tokens_spatial_shape
     stride = model.q_stride[0]
     pools = [end + 1 for end in model.stage_ends[: model.q_pool]]
@@ -246,11 +269,13 @@ def _hiera(model: Any) -> Plan:
 
     layers = [Layer(b, partial(run, b), stride if i in pools else 1) for i, b in enumerate(model.blocks)]
     size = (shape[0] * model.patch_stride[0], shape[1] * model.patch_stride[1])
-    return _plan(model, embed, layers, lambda x, grid: model.forward_head(x), size, spatial=spatial)
+    return hierarchical_plan(
+        model, embed, layers, lambda x, grid: model.forward_head(x), size, spatial=spatial
+    )
 
 
 def _twins(model: Any) -> Plan:
-    """Twins: blocks with their grid, a convolution for positions behind the first block of a stage, then a new embedding."""
+    """Twins: blocks take the grid; a convolution for positions follows the first block of each stage."""
 
     def embed(images: Tensor) -> tuple[Tensor, Grid]:
         x, grid = model.patch_embeds[0](images)
@@ -271,11 +296,13 @@ def _twins(model: Any) -> Plan:
             position = model.pos_block[s] if j == 0 else None
             layers.append(Layer(block, partial(run, block, position, after), 1 if after is None else 2))
     height, width = model.patch_embeds[0].img_size
-    return _plan(model, embed, layers, lambda x, grid: model.forward_head(model.norm(x)), (height, width))
+    return hierarchical_plan(
+        model, embed, layers, lambda x, grid: model.forward_head(model.norm(x)), (height, width)
+    )
 
 
 def _xcit(model: Any) -> Plan:
-    """XCiT: one grid, but attention between channels, and convolutions between patches; class attention is the head."""
+    """XCiT: one grid, attention over channels, convolutions over patches; class attention is the head."""
 
     def embed(images: Tensor) -> tuple[Tensor, Grid]:
         x, grid = model.patch_embed(images)
@@ -293,7 +320,7 @@ def _xcit(model: Any) -> Plan:
         return block(x, *grid)
 
     layers = [Layer(b, partial(run, b)) for b in model.blocks]
-    return _plan(model, embed, layers, head, _size(model), readout="pool")
+    return hierarchical_plan(model, embed, layers, head, _size(model), readout="pool")
 
 
 _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {

@@ -1,7 +1,7 @@
-"""Adapter for image classifiers of transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, CLIP, SigLIP.
+"""Adapter for transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, CLIP, SigLIP.
 
-DINOv3 has no classifier class in transformers: a module with two children, the backbone and a head on its class token
-(`Classifier` is one), is viewed as one; so is every other backbone named here.
+DINOv3 has no classifier class in transformers: a module with two children, the backbone and a head on its
+class token (`Classifier` is one), is viewed as one; so is every other backbone named here.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +17,26 @@ from steadygaze.vit.adapter_registry import find_plan, register_built_in
 from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.view import Layout, Parts, Plan
 
-BACKBONES = ("ViTModel", "DeiTModel", "BeitModel", "Data2VecVisionModel", "Dinov2Model", "Dinov2WithRegistersModel",
-             "DINOv3ViTModel", "IJepaModel", "ViTMSNModel", "CLIPVisionModel", "MetaClip2VisionModel",
-             "SiglipVisionModel")  # fmt: skip
+BACKBONES = (
+    "ViTModel",
+    "DeiTModel",
+    "BeitModel",
+    "Data2VecVisionModel",
+    "Dinov2Model",
+    "Dinov2WithRegistersModel",
+    "DINOv3ViTModel",
+    "IJepaModel",
+    "ViTMSNModel",
+    "CLIPVisionModel",
+    "MetaClip2VisionModel",
+    "SiglipVisionModel",
+)
 CLASS_ROW = ("ViTModel", "DeiTModel", "ViTMSNModel")
 ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")
 
 
 class Classifier(nn.Module):
-    """A backbone of transformers and a head on its class token: the classifier that transformers lacks for DINOv3."""
+    """A backbone of transformers and a head on its class token: the missing classifier for DINOv3."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -51,9 +62,10 @@ def plan(model: Any) -> Plan | None:
     if name == TIMM_WRAPPER:  # the plan of the timm model that it wraps
         return find_plan(model.timm_model)
     if _is_backbone(model):
+        width = _vision_config(model).hidden_size
         raise UnsupportedModel(
             f"{name} has no classifier. Use its ...ForImageClassification class, or "
-            f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({_vision_config(model).hidden_size}, classes))."
+            f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
         )
     return _view(model, _backbones(model)[0])
 
@@ -119,8 +131,10 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
         heads = [m for m in model.children() if m is not body]
         if len(heads) != 1:
             raise UnsupportedModel(
-                f"{name} has a backbone of transformers and {len(heads)} other children, where one is expected, the head. Use its "
-                f"...ForImageClassification class; of CLIP for images and text, CLIPVisionModelWithProjection and a callable target."
+                f"{name} has a backbone of transformers and {len(heads)} other children, where one is "
+                f"expected, "
+                f"the head. Use its ...ForImageClassification class; for CLIP with text, "
+                f"CLIPVisionModelWithProjection and a callable target."
             )
         (head,) = heads
         return {"readout": "class", "classes": not name.endswith("WithProjection")}, lambda x: head(
@@ -161,7 +175,7 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
 
 
 def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str, Any]]:
-    """What a layer is called with beside its tokens: rotary rows, the resolution and a table of relative biases, or nothing."""
+    """Further arguments of a layer: rotary rows, or resolution and relative position biases, or none."""
     taken = signature(layer.forward).parameters  # these names differ between versions of transformers
     if hasattr(body, "rope_embeddings"):
 
