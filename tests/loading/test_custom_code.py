@@ -104,8 +104,10 @@ def test_the_command_line_names_its_option(folder, marker, tmp_path):
     assert done.exit_code != 0 and "--trust-remote-code" in done.output and not marker.exists()
 
 
-@pytest.mark.parametrize(("command", "offered"), [("explain", True), ("verify", True), ("stress", True),
-                                                  ("app", True), ("report", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "offered"),
+    [("explain", True), ("verify", True), ("stress", True), ("app", True), ("report", False)],
+)
 def test_commands_that_load_a_model_on_purpose_offer_the_option(command, offered):
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400", "TERM": "dumb"})
     assert ("--trust-remote-code" in done.output) == offered

@@ -7,7 +7,7 @@ protocols.
 | imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
 | imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
 | imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
-| imagenet-real | ILSVRC2012_val_00000001.JPEG .. 00050000, flat or by synset, and real.json | any of several | |
+| imagenet-real | ILSVRC2012_val_*.JPEG, flat or by synset, and real.json | any of several | |
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
@@ -53,9 +53,13 @@ from steadygaze.robustness.shift_folders import (
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 KINDS = ("noise", "blur", "weather", "digital", "extra")  # the archives of ImageNet-C
 SI_SCORE = {  # its names that are not ImageNet's own
-    "band-aid": "Band Aid", "common fig": "fig", "eraser": "rubber eraser", "jeans": "jean", "light switch": "switch",
+    "band-aid": "Band Aid",
+    "common fig": "fig",
+    "eraser": "rubber eraser",
+    "jeans": "jean",
+    "light switch": "switch",
     "maracas": "maraca",
-}  # fmt: skip
+}
 BORDER = 2  # pixels around every picture of ObjectNet
 
 
@@ -69,14 +73,16 @@ def any_correct(
     """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the
     lower index first."""
     if logits.dim() != 2 or len(right) != len(logits):
+        shape = tuple(logits.shape)
         raise BadInput(
-            f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}"
+            f"expected logits (B, classes) and right classes for each, got {shape} and {len(right)}"
         )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
     if highest >= logits.shape[1] or any(not row for row in right):
         raise BadInput(
-            f"expected right classes in 0..{logits.shape[1] - 1}, at least one a picture; the highest is {highest}"
+            f"expected right classes in 0..{logits.shape[1] - 1}, at least one per image; "
+            f"the highest is {highest}"
         )
     if not 1 <= k <= columns:
         raise BadInput(f"k: expected 1..{columns}, got {k}")
@@ -165,7 +171,8 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:
         raise BadInput(
-            f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, got {some(beyond) or 'none'}"
+            f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
+            f"got {some(beyond) or 'none'}"
         )
     note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
     items, without = [], []
@@ -208,7 +215,8 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     unknown = sorted(set(names) - set(label_of.values()))
     if lost or unknown:
         raise BadInput(
-            f"{what}: classes that do not map: {some([*lost, *unknown])}; the files in {maps} do not belong together"
+            f"{what}: classes that do not map: {some([*lost, *unknown])}; "
+            f"the files in {maps} do not belong together"
         )
     note = complete(what, images, "folder", sorted(label_of), folders_in(images), partial=partial)
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
@@ -231,7 +239,8 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
         raise BadInput(
-            f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number the {len(texts)} lines of {file.name} from 0"
+            f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number "
+            f"the {len(texts)} lines of {file.name} from 0"
         )
     return {texts[line]: int(i) for i, line in torch_to_line.items()}
 
@@ -256,9 +265,8 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
         except SteadygazeError:
             strange.append(name)
     if strange or not there:
-        raise BadInput(
-            f"{what}: {root} holds {'class folders that do not map: ' + some(strange) if strange else 'no class folder'}"
-        )
+        reason = f"class folders that do not map: {some(strange)}" if strange else "no class folder"
+        raise BadInput(f"{what}: {root} holds {reason}")
     groups: dict[str, str] = {}
     expected = None
     if (root / "metadata.csv").is_file():
