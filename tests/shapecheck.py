@@ -27,6 +27,10 @@ SELF_CHECKING = (
     "steadygaze.robustness.neighbours.features",
     "steadygaze.robustness.neighbours.knn_predict",
     "steadygaze.robustness.synthetic.remove_background",
+    "steadygaze.training.losses.adl.adl",
+    "steadygaze.training.losses.input_gradient.gradmask_terms",
+    "steadygaze.training.losses.input_gradient.rrr_terms",
+    "steadygaze.training.losses.relevance.relevance_terms",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

@@ -85,9 +85,11 @@ def test_verify_is_explain_and_evaluate(model):
 def test_scores_and_aliases_share_maps(model, monkeypatch):
     seen = []
 
-    def spy(model, images, target, method, score):
-        seen.append([m.name for m in method])
-        return sg.explain(model, images, target=target, method=method, score=score)
+    def spy(model, images, target, methods, score, allow_partial):
+        seen.append([m.name for m in methods])
+        return sg.explain(
+            model, images, target=target, methods=methods, score=score, allow_partial=allow_partial
+        )
 
     monkeypatch.setattr(maps, "explain", spy)
     methods = ["gae", "genatt", "rollout", "ixg"]
@@ -168,8 +170,8 @@ def test_bad_names(model):
 def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch):
     real = maps.explain
 
-    def some_broken(vit, images, target, method, score):
-        many = real(vit, images, target=target, method=method, score=score)
+    def some_broken(vit, images, target, methods, score, allow_partial):
+        many = real(vit, images, target=target, methods=methods, score=score, allow_partial=allow_partial)
         for name, attribution in many.items():
             hit = images[:, 0, 0, 0] > 0.5
             if name == "ixg" and hit.any():

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from steadygaze.data.images import first_line
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.loading.build import build_model
-from steadygaze.loading.checkpoint import fit, head_width, read_weights, weights_hash  # noqa: F401
+from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
@@ -166,4 +167,8 @@ def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
         raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
 
 
-Loaded = LoadedModel
+def __getattr__(name: str) -> Any:
+    if name == "Loaded":
+        warnings.warn("Loaded is deprecated, use LoadedModel", DeprecationWarning, stacklevel=2)
+        return LoadedModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from steadygaze.loading.checkpoint import Weights, fit
 from steadygaze.loading.description import METADATA_KEY, Description, check_arguments, read_description
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.loading.timm_models import build_timm_model, check_model_size
-from steadygaze.modules import restore, segmenter
+from steadygaze.modules import segmenter
 
 __all__ = [
     "METADATA_KEY",
@@ -111,6 +111,3 @@ def described_preprocess(description: Description) -> Preprocess:
             "crop_mode": "center",
         }
     )
-
-
-told_by, with_modules = read_description, restore

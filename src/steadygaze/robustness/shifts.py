@@ -1,12 +1,12 @@
-"""Shifts: other images of the same 1,000 classes, read in their published layouts, and scored by their
+"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their
 protocols.
 
 | name | layout | right | group |
 | --- | --- | --- | --- |
-| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 images | one | |
-| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 images | one | style |
-| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 images | one | |
-| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 images | one | |
+| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 pictures | one | |
+| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
+| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
+| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
 | imagenet-real | ILSVRC2012_val_*.JPEG, flat or by synset, and real.json | any of several | |
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
@@ -19,17 +19,13 @@ better. Nothing is skipped in silence: what is missing is an error (`partial=Tru
 protocol leaves out is counted in `left_out`.
 """
 
-import csv
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.benchmarks import (
@@ -39,13 +35,20 @@ from steadygaze.data.benchmarks import (
     folders_in,
     imagenet_names,
     imagenet_synsets,
-    pictures,
     some,
 )
-from steadygaze.data.folders import Classes, Item, evenly
-from steadygaze.data.images import below, read_image
+from steadygaze.data.folders import Classes
+from steadygaze.data.images import below
 from steadygaze.errors import BadInput, SteadygazeError, UnknownName
 from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.shift_folders import (
+    Shift,
+    Shifted,
+    read_class_folders,
+    read_json,
+    read_synset_folders,
+    read_table,
+)
 
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 KINDS = ("noise", "blur", "weather", "digital", "extra")  # the archives of ImageNet-C
@@ -57,40 +60,7 @@ SI_SCORE = {  # its names that are not ImageNet's own
     "light switch": "switch",
     "maracas": "maraca",
 }
-BORDER = 2  # pixels around every image of ObjectNet
-
-
-@dataclass(frozen=True)
-class Shifted(Item):
-    """An image with every class that is right for it; `label` is the first. group: a part of the set that is
-    scored alone."""
-
-    right: tuple[int, ...] = ()
-    group: str = ""
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
-    ready: the images have the model's size already and want no resizing. left_out: {why: which}. notes:
-    what is missing."""
-
-    name: str
-    items: list[Shifted]
-    classes: tuple[int, ...] | None = None
-    border: int = 0
-    ready: bool = False
-    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def read(self, item: Item) -> Image.Image:
-        """The image as RGB, its border cut off if it has one."""
-        picture = read_image(item.path)
-        if not self.border:
-            return picture
-        return picture.crop(
-            (self.border, self.border, picture.width - self.border, picture.height - self.border)
-        )
+BORDER = 2  # pixels around every picture of ObjectNet
 
 
 def any_correct(
@@ -130,7 +100,7 @@ def any_correct(
 def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
-    """Right or wrong for each image under every protocol of the set, by its name: "top1 of 1000", "top5 of
+    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of
     200", ..."""
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
@@ -151,12 +121,12 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
 
 def imagenet_a(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-A: natural adversarial examples, 200 classes."""
-    return _by_synset("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
+    return read_synset_folders("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
 
 
 def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-R: renditions, 200 classes; groups are the styles."""
-    return _by_synset(
+    return read_synset_folders(
         "imagenet-r",
         root,
         imagenet_synsets("r"),
@@ -170,7 +140,7 @@ def imagenet_sketch(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-Sketch: 1,000 classes in black and white."""
     root = Path(root)
     inner = root / "sketch"
-    return _by_synset(
+    return read_synset_folders(
         "imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial
     )
 
@@ -180,13 +150,13 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
     what = "imagenet-v2"
     root = folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
     names = [str(i) for i in range(1000)]
-    return _from_folders(
+    return read_class_folders(
         what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial
     )
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
-    """The validation images of ImageNet under the reassessed labels; images that have none left are left
+    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left
     out, and counted.
 
     real: the published real.json; by default the one in `root`.
@@ -194,22 +164,24 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     what = "imagenet-real"
     root = folder(root, what, "a folder of ILSVRC2012_val_*.JPEG, flat or by synset, and real.json")
     file = root / "real.json" if real is None else Path(real)
-    labels = _json(what, file, list)
-    paths: dict[int, Path] = {}
+    labels = read_json(what, file, list)
+    found: dict[int, Path] = {}
     for path in sorted(p for p in below(root) if VALIDATION.fullmatch(p.stem)):
-        paths[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
-    beyond = [path.name for number, path in paths.items() if not 1 <= number <= len(labels)]
-    if not paths or beyond:
+        found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
+    beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
+    if not found or beyond:
         raise BadInput(
             f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
             f"got {some(beyond) or 'none'}"
         )
-    note = complete_count(what, root, "images", len(paths), len(labels), partial=partial)
+    note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
     items, without = [], []
-    for number, path in sorted(paths.items()):
+    for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
         if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
-            raise BadInput(f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999")
+            raise BadInput(
+                f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999"
+            )
         if right:
             items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
         else:
@@ -233,10 +205,10 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     images, maps = (
         folder(root / name, what, f"images/ and mappings/ in {root}") for name in ("images", "mappings")
     )
-    label_of = _json(what, maps / "folder_to_objectnet_label.json", dict)
+    label_of = read_json(what, maps / "folder_to_objectnet_label.json", dict)
     names = {
         k: [n.strip() for n in v.split(";")]
-        for k, v in _json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()
+        for k, v in read_json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()
     }
     index = _objectnet_index(what, maps)
     lost = sorted({n for wanted in names.values() for n in wanted if n not in index})
@@ -250,7 +222,7 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
     restriction = tuple(sorted({c for right in ids.values() for c in right}))
     here = {f: right if labels == "any" else right[:1] for f, right in ids.items() if (images / f).is_dir()}
-    made = _from_folders(what, images, here, None, partial=partial, others=True)
+    made = read_class_folders(what, images, here, None, partial=partial, others=True)
     outside = tuple(sorted(f for f in folders_in(images) if f not in ids))
     left_out = {"no class of ImageNet": outside} if outside else {}
     notes = (note,) if note else ()
@@ -264,7 +236,7 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     if not file.is_file():
         raise BadInput(f"{what}: {file} is missing; expected one label a line")
     texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    torch_to_line = _json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
+    torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
         raise BadInput(
             f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number "
@@ -284,7 +256,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     if (root / "foreground_classes.csv").is_file():
         known = {
             row["label"]: int(row["int"])
-            for row in _table(what, root / "foreground_classes.csv", ("int", "label"))
+            for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
     classes, there, strange = Classes(imagenet_names(), 1000), folders_in(root), []
     for name in (n for n in there if n not in known):
@@ -298,11 +270,11 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     groups: dict[str, str] = {}
     expected = None
     if (root / "metadata.csv").is_file():
-        rows = _table(what, root / "metadata.csv", ("image_id", "x_coord", "y_coord", "area", "rotation"))
+        rows = read_table(what, root / "metadata.csv", ("image_id", "x_coord", "y_coord", "area", "rotation"))
         expected = len(rows)
         for row in rows:
             groups[row["image_id"]] = "x={x_coord} y={y_coord} area={area} rotation={rotation}".format(**row)
-    return _from_folders(
+    return read_class_folders(
         what,
         root,
         {n: (known[n],) for n in there},
@@ -319,10 +291,8 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """The published ImageNet-C: 15 corruptions (or those requested) of 50,000 images at 5 severities.
-
-    Other corruptions in the folder are left out and reported.
-    """
+    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities.
+    Corruptions that are there but not asked for are left out, and named."""
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -332,29 +302,29 @@ def imagenet_c(
         what,
         "a folder with <corruption>/<1..5>/<synset>/*.JPEG, each corruption maybe in noise/, blur/, ...",
     )
-    folders = {
-        name: path for up in ("", *KINDS) for name in CORRUPTIONS if (path := root / up / name).is_dir()
+    places = {
+        name: place for up in ("", *KINDS) for name in CORRUPTIONS if (place := root / up / name).is_dir()
     }
-    there = [name for name in corruptions if name in folders]
+    there = [name for name in corruptions if name in places]
     missing = complete(what, root, "corruption", corruptions, there, partial=partial)
     levels = [str(severity) for severity in severities]
     synsets = {s: (i,) for i, s in enumerate(imagenet_synsets())}
     items: list[Shifted] = []
     lacks: dict[str, list[str]] = {}
     for name in there:
-        have = [s for s in levels if (folders[name] / s).is_dir()]
-        if note := complete(what, folders[name], "severity folder", levels, have, partial=partial):
+        have = [s for s in levels if (places[name] / s).is_dir()]
+        if note := complete(what, places[name], "severity folder", levels, have, partial=partial):
             lacks.setdefault(note, []).append(name)
         for severity in have:
             group = f"{name}:{severity}"
-            part = _from_folders(
-                what, folders[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
+            part = read_class_folders(
+                what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
             )
             items += part.items
             for note in part.notes:
                 lacks.setdefault(note, []).append(group)
     notes = ([missing] if missing else []) + [f"{some(groups)}: {note}" for note, groups in lacks.items()]
-    beyond = tuple(name for name in folders if name not in corruptions)
+    beyond = tuple(name for name in places if name not in corruptions)
     return Shift(
         what,
         items,
@@ -362,88 +332,6 @@ def imagenet_c(
         left_out={"corruptions not asked for": beyond} if beyond else {},
         notes=tuple(notes),
     )
-
-
-def _by_synset(
-    what: str,
-    root: str | Path,
-    synsets: Sequence[str],
-    expected: int,
-    *,
-    partial: bool,
-    group: Callable[[Path], str] | str = "",
-) -> Shift:
-    root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
-    class_index = {s: i for i, s in enumerate(imagenet_synsets())}
-    made = _from_folders(
-        what, root, {s: (class_index[s],) for s in synsets}, expected, partial=partial, group=group
-    )
-    classes = tuple(sorted(class_index[s] for s in synsets)) if len(synsets) < 1000 else None
-    return Shift(what, made.items, classes, notes=made.notes)
-
-
-def _from_folders(
-    what: str,
-    root: Path,
-    right: Mapping[str, tuple[int, ...]],
-    expected: int | None,
-    *,
-    partial: bool,
-    group: Callable[[Path], str] | str = "",
-    others: bool = False,
-    above: Path | None = None,
-) -> Shift:
-    """The images of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
-    classes evenly."""
-    there = [name for name in folders_in(root) if name in right or not others]
-    notes = [complete(what, root, "class folder", right, there, partial=partial)]
-    groups = []
-    for name in there:
-        files = pictures(root / name)
-        if not files and not partial:
-            raise BadInput(
-                f"{what}: {root / name} holds no image. Half downloaded? partial=True reads what is there"
-            )
-        notes.append("" if files else f"{name} is empty")
-        base = root if above is None else above
-        paths = ((p, p.relative_to(base).as_posix()) for p in files)
-        groups.append(
-            [
-                Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
-                for p, rel in paths
-            ]
-        )
-    items = cast(list[Shifted], evenly(groups))
-    if not items:
-        raise BadInput(f"{what}: expected images in {root}/<class>/, found none")
-    if expected is not None:
-        notes.append(complete_count(what, root, "images", len(items), expected, partial=partial))
-    return Shift(what, items, notes=tuple(note for note in notes if note))
-
-
-def _json(what: str, file: Path, kind: type) -> Any:
-    if not file.is_file():
-        raise BadInput(f"{what}: {file} is missing; it comes with the data set")
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): cut off?") from error
-    if not isinstance(read, kind) or not read:
-        raise BadInput(
-            f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}"
-        )
-    return read
-
-
-def _table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        reader = csv.DictReader(opened)
-        missing = [c for c in columns if c not in (reader.fieldnames or ())]
-        if missing:
-            raise BadInput(
-                f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}"
-            )
-        return list(reader)
 
 
 def _imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
