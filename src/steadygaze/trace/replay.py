@@ -218,13 +218,13 @@ def _fused(model: nn.Module) -> frozenset[int]:
     within = (
         inner for m in children if isinstance(m, nn.Module) for inner in m.modules()
     )  # also inside a wrapper (LoRA)
-    found = [inner.weight for inner in within if isinstance(inner, nn.Linear)]
-    found += [
+    weights = [inner.weight for inner in within if isinstance(inner, nn.Linear)]
+    weights += [
         m.in_proj_weight
         for m in model.modules()
         if isinstance(m, nn.MultiheadAttention) and m.in_proj_weight is not None
     ]
-    return frozenset(id(w) for w in found if w.shape[0] == 3 * w.shape[1])
+    return frozenset(id(w) for w in weights if w.shape[0] == 3 * w.shape[1])
 
 
 def _run(trace: Trace, layer: int, x: Tensor) -> Tensor:
