@@ -1,10 +1,11 @@
-"""Corruptions side by side with the package imagecorruptions-imaug: milliseconds for one picture, on one thread.
+"""Corruptions compared with the package imagecorruptions-imaug: milliseconds for one image, on one thread.
 
     python -m benchmarks.corruptions [--size 224] [--repeat 5]
 
-Both make every corruption at severities 1 to 5 on the same pictures, in turn, so that other load on the machine meets both
-alike; the least time of each severity counts, and a corruption's time is the mean over its five severities. What is made
-once and kept (tables, frost textures, compiled loops) is made before the clock starts, for both.
+Both apply every corruption at severities 1 to 5 to the same images, in turn, so that other load of the
+machine affects both alike. The minimum time of each severity counts; a corruption's time is the mean over its
+five severities. Whatever is computed once (tables, frost textures, compiled loops) is computed before the
+timing.
 """
 
 import os
@@ -68,7 +69,8 @@ def main() -> None:
         texture(index)
 
     print(
-        f"{options.size} x {options.size} pixels, one thread, least of {options.repeat} runs, mean of severities 1 to 5\n"
+        f"{options.size} x {options.size} pixels, one thread, minimum of {options.repeat} runs, "
+        "mean of severities 1 to 5\n"
     )
     print(f"{'corruption':<20} {'theirs ms':>10} {'ours ms':>10} {'times':>8}")
     sums = {"the 15 common": [0.0, 0.0], "all 19": [0.0, 0.0]}

@@ -1,13 +1,16 @@
-"""How much better is one method than others, score by score? python -m benchmarks.default RUN... [--method gaze_removal] [--half report]
+"""Paired comparison of one method with others, score by score.
 
-Reads the rows of `steadygaze verify` runs over the same pictures and prints Markdown: the scores of each method (percent, higher is
-better), then the paired differences of METHOD to each of them, with 95 % bootstrap intervals over the pictures. Each method enters with
-the score that is its own. --half: of ImageNet's classes, in the order of their synsets, those with index % 8 = 0 chose, those with
-index % 8 = 4 report.
+    python -m benchmarks.default RUN... [--method gaze_removal] [--half report]
+
+Reads the rows of `steadygaze verify` runs over the same images and prints Markdown: the scores of each method
+(percent, higher is better), then the paired differences of METHOD to each of them, with 95 % bootstrap
+intervals over the images. Each method is compared with its own target score. --half: of ImageNet's classes,
+in the order of their synsets, those with index % 8 = 0 are for choosing, those with index % 8 = 4 for
+reporting.
 
 Instead of runs:
-    --cost MODEL                            what METHOD and `gaze` cost, in forward passes of the model (processor time, one thread)
-    --parts MODEL [FILE] --data FOLDER      the removal scores of the two parts of `gaze_removal`: Σ_l q^l + p alone, Σ_l s^l alone, both
+    --cost MODEL                        cost of METHOD and `gaze` in forward passes (CPU time, one thread)
+    --parts MODEL [FILE] --data FOLDER  removal scores of `gaze_removal` and its parts Σ_l q^l + p, Σ_l s^l
 """
 
 import argparse
@@ -23,16 +26,15 @@ import steadygaze as sg
 REMOVAL = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 LOCAL = ("average_precision", "pointing_game")
 REMAINDER = {"choose": 0, "report": 4}
+REMOVED = {"gaze_keys": "log_odds"}  # methods of committed rows that no longer exist, with the score they had
 
 
 def table(runs: list[Path], method: str, half: str | None) -> None:
     rows = sg.Rows.read(*runs).to_pandas()
     names = [name for name in (*REMOVAL, *LOCAL) if name in set(rows.metric)]
-    own = {info.name: info.score for info in sg.list_methods()}
-    scores = rows.method.map(lambda name: sg.method(name).score if name not in own else own[name])
-    rows = rows[rows.metric.isin(names) & (rows.score == scores)].drop_duplicates(
-        ["image", "method", "metric"]
-    )
+    own = {name: own_score(name, list(group.score)) for name, group in rows.groupby("method")}
+    rows = rows[rows.metric.isin(names) & (rows.score == rows.method.map(own))]
+    rows = rows.drop_duplicates(["image", "method", "metric"])
     if half:
         from timm.data import ImageNetInfo
 
@@ -41,12 +43,11 @@ def table(runs: list[Path], method: str, half: str | None) -> None:
     wide = rows.pivot(index="image", columns=["method", "metric"], values="value").dropna()
     shown = sorted(dict.fromkeys(m for m, _ in wide.columns), key=lambda m: -wide[m].to_numpy().mean())
     heads = [name.replace("_", " ") for name in names] + ["mean"]
-    print(
-        f"{len(wide)} pictures\n\n| method | score | {' | '.join(heads)} |\n| --- | --- |{' ---: |' * len(heads)}"
-    )
+    print(f"{len(wide)} images\n\n| method | score | {' | '.join(heads)} |")
+    print(f"| --- | --- |{' ---: |' * len(heads)}")
     value = {m: np.column_stack([wide[m][list(names)], wide[m][list(names)].mean(axis=1)]) for m in shown}
     for m in shown:
-        print(f"| {m} | {sg.method(m).score} | {' | '.join(f'{v:.1f}' for v in value[m].mean(0))} |")
+        print(f"| {m} | {own[m]} | {' | '.join(f'{v:.1f}' for v in value[m].mean(0))} |")
     print(f"\n| {method} minus | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
     draw = np.random.default_rng(0).integers(0, len(wide), (4000, len(wide)))
     for m in (m for m in shown if m != method):
@@ -56,6 +57,14 @@ def table(runs: list[Path], method: str, half: str | None) -> None:
             f"{c:+.1f} [{low:+.1f}, {high:+.1f}]" for c, low, high in zip(change.mean(0), *ends, strict=True)
         ]
         print(f"| {m} | {' | '.join(cells)} |")
+
+
+def own_score(method: str, scores: list[str]) -> str:
+    """The target score of a method; of an unregistered one the recorded score, else the first in its rows."""
+    try:
+        return sg.method(method).score
+    except sg.UnknownName:
+        return REMOVED.get(method, scores[0])
 
 
 def cost(model: str, methods: list[str], rounds: int, batch: int) -> None:
@@ -68,15 +77,15 @@ def cost(model: str, methods: list[str], rounds: int, batch: int) -> None:
     unit = torch.no_grad()(partial(net, images))
     vit = sg.adapt(net)
     runs: dict[str, Any] = {name: partial(sg.explain, vit, images, 1, name) for name in methods}
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    ratios: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
             before, taken, after = (_seconds(call) for call in (unit, run, unit))
             if turn:  # the first warms up
-                found[name].append(2 * taken / (before + after))
+                ratios[name].append(2 * taken / (before + after))
     print(f"{model}, batch {batch}, {rounds} rounds\n\n| method | forwards |\n| --- | ---: |")
-    for name, ratios in found.items():
-        print(f"| {name} | {np.median(ratios):.2f} |")
+    for name, values in ratios.items():
+        print(f"| {name} | {np.median(values):.2f} |")
 
 
 def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
@@ -92,7 +101,7 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     ready = load_model(model, checkpoint=checkpoint)
     vit = sg.adapt(ready.model)
     items = by_class(folder, Classes(ready.classes, ready.model.num_classes))
-    found = []
+    batches = []
     for start in range(0, len(items), batch):
         some = items[start : start + batch]
         images = torch.stack([ready.preprocess(read_image(item.path)) for item in some])
@@ -101,9 +110,9 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
         both, sent = maps["gaze_removal"].scores, maps["gaze"].scores / len(vit.blocks)
         seen = Batch(images=images, labels=labels, names=tuple(item.name for item in some))
         values = evaluate(vit, seen, torch.stack([both, sent, both - sent]), REMOVAL).values
-        found.append(torch.stack([values[name].value for name in REMOVAL], -1))
-    mean = torch.cat(found, 1).mean(1)
-    print(f"{model}, {len(items)} pictures\n\n| map | {' | '.join(REMOVAL)} | mean |\n| --- |{' ---: |' * 5}")
+        batches.append(torch.stack([values[name].value for name in REMOVAL], -1))
+    mean = torch.cat(batches, 1).mean(1)
+    print(f"{model}, {len(items)} images\n\n| map | {' | '.join(REMOVAL)} | mean |\n| --- |{' ---: |' * 5}")
     for name, row in zip(
         ("both", "what a patch sends", "what the others take of it"), mean.tolist(), strict=True
     ):

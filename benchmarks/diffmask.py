@@ -3,8 +3,8 @@
 speed      cost of a training step relative to plain forward and backward passes of the same model on the same
            batch (at most 2.5)
 counting   the paper's counting-patches task: a ViT trained to 100 %, DiffMask trained on it, compared with
-           every white-box method. Prints the table of docs/evidence/diffmask.md and writes counting.png; model and
-           mask are kept in --out and reused
+           every white-box method. Prints the table of docs/evidence/diffmask.md and writes counting.png;
+           model and mask are kept in --out and reused
 """
 
 import argparse

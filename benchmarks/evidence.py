@@ -1,14 +1,16 @@
-"""Rebuild a table of docs/evidence from its rows: python -m benchmarks.evidence RUN... [--family removal] [--half choose|report]
+"""Rebuild a table of docs/evidence from its rows.
 
-Prints Markdown. Each family has one number a picture by which methods are ordered and compared, paired over the pictures, with a 95 %
-bootstrap interval:
+    python -m benchmarks.evidence RUN... [--family removal] [--half choose|report]
+
+Prints Markdown. Each family has one number per image that orders and compares the methods, paired over the
+images, with a 95 % bootstrap interval:
 
     removal        the mean of the four removal scores (percent, higher is better)
-    perturbation   right answers with the least relevant pixels black minus those with the most relevant ones black (points)
+    perturbation   accuracy with the least relevant pixels black minus with the most relevant ones (points)
     localisation   average precision of the object's pixels (percent)
 
 --aggregators: each method bare, with PLUS and with SkipPLUS, by that one number.
---half: of the pictures in the order of their names every second one, so that what was chosen on one half can be reported on the other.
+--half: every second image in the order of their names; one half serves to choose, the other to report.
 """
 
 import argparse
@@ -23,8 +25,12 @@ from steadygaze.faithfulness.metric import METRICS
 
 FAMILIES: dict[str, tuple[dict[str, str], str, Callable[[Any], Any]]] = {
     "removal": (
-        {"insertion_accuracy": "insertion accuracy", "deletion_accuracy": "deletion accuracy",
-         "insertion_aopc": "insertion AOPC", "deletion_aopc": "deletion AOPC"},
+        {
+            "insertion_accuracy": "insertion accuracy",
+            "deletion_accuracy": "deletion accuracy",
+            "insertion_aopc": "insertion AOPC",
+            "deletion_aopc": "deletion AOPC",
+        },
         "mean",
         lambda wide: wide.mean(axis=1),
     ),
@@ -38,7 +44,7 @@ FAMILIES: dict[str, tuple[dict[str, str], str, Callable[[Any], Any]]] = {
         "AP",
         lambda wide: wide["average_precision"],
     ),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -101,7 +107,8 @@ def gap(change: np.ndarray, draw: np.ndarray) -> str:
 def aggregators(number: dict[tuple[str, str], np.ndarray], draw: np.ndarray, headline: str) -> None:
     """What PLUS adds to a method, and SkipPLUS to PLUS."""
     print(
-        f"{draw.shape[1]} pictures; {headline}\n\n| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |"
+        f"{draw.shape[1]} images; {headline}\n\n"
+        "| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |"
     )
     print(f"| --- |{' ---: |' * 5}")
     found = []

@@ -1,4 +1,4 @@
-"""Measuring side by side: every candidate is timed in turn, round after round, so that a busy machine slows all alike."""
+"""Interleaved timing: all candidates are timed in every round, so that a busy machine slows all alike."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ import numpy as np
 def ratios(
     unit: Callable[[], Any], candidates: dict[str, Callable[[], Any]], rounds: int = 5
 ) -> dict[str, tuple[float, float]]:
-    """(median seconds, median ratio to `unit` timed just before and after) of each candidate, over interleaved rounds."""
+    """(median seconds, median ratio to `unit`, timed before and after) of each candidate, over all rounds."""
     for run in (unit, *candidates.values()):
         run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -52,7 +52,10 @@ def spread(each: np.ndarray, repeats: int = 2000) -> tuple[float, float, float]:
 
 
 def peak_memory(function: Callable[..., Any], *args: Any) -> float:
-    """MiB that the call `function(*args)()` adds at its peak, in a process of its own; `function(*args)` prepares it. Linux only."""
+    """MiB that the call `function(*args)()` adds at its peak, in a separate process. Linux only.
+
+    `function(*args)` prepares the call and is not measured.
+    """
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_peak, (function, args))

@@ -1,9 +1,11 @@
-"""Does the model wait for its pictures? python -m benchmarks.stress [--model NAME] [--pictures N] [--workers 0,1,2] [--threads N]
+"""How long does the model wait for its images in a stress run?
 
-A run of all 15 corruptions at severities 1, 3 and 5 over pictures made in memory and saved as JPEG, with random weights: they do
-not change the cost. For each number of workers: the share of the run that is spent in the model, pictures a second, and how long
-the run would take if the model never waited. Where all cores are busy with the model, workers take time from it: compare the
-seconds, too. With --device cuda the cores are free.
+    python -m benchmarks.stress [--model NAME] [--pictures N] [--workers 0,1,2] [--threads N]
+
+A run of all 15 corruptions at severities 1, 3 and 5 over generated JPEG images, with random weights, which do
+not change the cost. For each number of workers: the share of the run that is spent in the model, images per
+second, and the duration of the run if the model never waited. Where the model occupies all cores, workers
+slow it down: compare the seconds, too. With --device cuda the cores are free.
 """
 
 import argparse
@@ -50,9 +52,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    where = f"{options.model}, {options.device}, {options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}"
+    machine = f"{options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}"
+    title = f"{options.model}, {options.device}, {machine}"
     table = Table(
-        "workers", "share in the model", "seconds", "in the model", "pictures a second", title=where
+        "workers", "share in the model", "seconds", "in the model", "pictures a second", title=title
     )
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

@@ -1,9 +1,12 @@
-"""Speed and memory of token removal, in forward passes: python -m benchmarks.verify [--model NAME] [--rounds N] [--threads N]
+"""Speed and memory of token removal, in forward passes.
 
-Unit: one forward pass of the model without gradients on the same images, timed just before and after, in the same run. Weights and maps are
-random: they do not change the cost. What is asked: insertion and deletion, accuracy and AOPC, at nine ratios, so 18 runs with half of the
-tokens on average. Beside it: the same 18 questions by masking pixels in place (nothing gets shorter), and Quantus' PixelFlipping as its
-documentation uses it (224 pixels a step, black), which gives one deletion curve; only if quantus is installed: it is no dependency of ours.
+    python -m benchmarks.verify [--model NAME] [--rounds N] [--threads N]
+
+Unit: one forward pass of the model without gradients on the same images, timed just before and after. Weights
+and maps are random: they do not change the cost. Measured: insertion and deletion, accuracy and AOPC, at nine
+ratios, which is 18 passes with half of the tokens on average. For comparison: the same 18 passes with pixels
+masked in place (the sequence keeps its length), and PixelFlipping of Quantus as in its documentation (224
+pixels per step, black), which gives one deletion curve. Quantus is optional and no dependency.
 """
 
 import argparse
@@ -43,7 +46,7 @@ def forward(model: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def in_place(model: nn.Module, batch: Batch, maps: Tensor) -> None:
-    """The same 18 questions of every map with hidden patches painted black: 18 whole forward passes, and one of the whole image."""
+    """The same 18 passes per map at full length, hidden patches black, and one pass of the whole image."""
     model(batch.images)
     size = batch.images.shape[-2:]
     for scores in maps:
@@ -82,7 +85,10 @@ def quantus(model: nn.Module, batch: Batch, maps: Tensor) -> Callable[[], Any] |
 
 
 def peak(name: str, threads: int, images: int, methods: int) -> float:
-    """Peak MiB of a process of its own that loads the model and scores the maps; without methods it only runs the images once."""
+    """Peak MiB of a separate process that loads the model and scores the maps.
+
+    Without methods the process only runs the images through the model once.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak, (name, threads, images, methods))
 

@@ -1,9 +1,7 @@
-"""How annotations are checked under pytest: by beartype, where an int may stand for a float, as for a type
-checker.
+"""Runtime checks of annotations under pytest, by beartype; an int is accepted for a float, as in mypy.
 
-In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, and none of
-the functions in `SELF_CHECKING`: these are public and refuse wrong arguments themselves, which other tests
-test.
+In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, except in the
+functions of `SELF_CHECKING`: these are public and validate their arguments themselves, as other tests show.
 """
 
 from collections.abc import Callable
@@ -29,6 +27,10 @@ SELF_CHECKING = (
     "steadygaze.robustness.neighbours.features",
     "steadygaze.robustness.neighbours.knn_predict",
     "steadygaze.robustness.synthetic.remove_background",
+    "steadygaze.training.losses.adl.adl",
+    "steadygaze.training.losses.input_gradient.gradmask_terms",
+    "steadygaze.training.losses.input_gradient.rrr_terms",
+    "steadygaze.training.losses.relevance.relevance_terms",
 )
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

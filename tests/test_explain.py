@@ -1,6 +1,4 @@
-"""How `explain` is called: names as they were asked for, aliases with aggregators, wrapped models,
-callable targets.
-"""
+"""How `explain` is called: names as given, aliases with aggregators, wrapped models, callable targets."""
 
 import pytest
 import torch

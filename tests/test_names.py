@@ -12,8 +12,8 @@ from steadygaze.cli import app
 
 PUBLIC = (
     "adapt ViT load_model LoadedModel explain method Attribution verify stress train Rows Progress "
-    "register_method register_metric register_suite list_methods register_adapter "
-    "list_metrics list_models list_suites register_loss list_losses "
+    "register_method register_adapter register_metric register_suite register_loss "
+    "list_methods list_models list_metrics list_suites list_losses "
     "SteadygazeError UnsupportedModel MethodUnavailable UnknownName BadInput BadImage BadCheckpoint "
     "BrokenMap RowsNotWritten DegenerateMap PartialMap "
     "errors faithfulness methods models modules robustness training __version__"

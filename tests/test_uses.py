@@ -1,6 +1,4 @@
-"""Models as people have them: compiled, wrapped, with adapters, quantised, without a classifier, in other
-precisions, in threads.
-"""
+"""Models in use: compiled, wrapped, with LoRA, quantised, without a classifier, other precisions, threads."""
 
 import copy
 import pickle
@@ -65,10 +63,7 @@ def test_a_model_that_holds_a_vit_says_where() -> None:
 
 
 class Adapted(nn.Module):
-    """LoRA: a linear map, and a change of low rank beside it.
-
-    It has the weights of neither in its own name.
-    """
+    """LoRA: a linear layer plus a low-rank update. It has no `weight` of its own."""
 
     def __init__(self, base: nn.Linear, product: bool) -> None:
         super().__init__()
@@ -100,9 +95,7 @@ def adapted(product: bool = False) -> tuple[nn.Module, nn.Module]:
 
 
 def test_adapters_count_as_what_they_do() -> None:
-    """The decomposition methods read the weights of attention: with LoRA beside them, not those of the
-    base alone.
-    """
+    """The decomposition methods read the weights of attention including LoRA, not those of the base alone."""
     agree(*adapted(), ["alti", "alti:against=block", "globenc", "attin", "gradcam:at=norm1", "gaze_removal"])
 
 

@@ -1,11 +1,11 @@
 """One registry for every kind of thing that users can add: methods, adapters, metrics, suites and losses.
 
 A registry maps a name to an entry. Entries of this package register themselves when their module is imported;
-entries of other packages either call the registration function (`steadygaze.register_method` and its siblings)
-before they are used, or are found through the entry point group `steadygaze.plugins`:
+entries of other packages either call the registration function (`steadygaze.register_method` and the like)
+before use, or are discovered through the entry point group `steadygaze.plugins`:
 
     [project.entry-points."steadygaze.plugins"]
-    my_methods = "my_package.steadygaze_methods"    # a module that registers on import, or a function that does
+    my_methods = "my_package.steadygaze_methods"  # a module that registers on import, or a function
 
 Plugins are loaded when a registry is first read, so `import steadygaze` stays quick.
 """
@@ -47,7 +47,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             raise BadInput(f"{self.kind} {name!r}: expected a name without spaces and without any of + : = ,")
         if name in self._entries and not replace:
             raise BadInput(
-                f"a {self.kind} named {name!r} is registered already. Choose another name or pass replace=True."
+                f"a {self.kind} named {name!r} is registered already. "
+                "Choose another name or pass replace=True."
             )
         self._entries[name] = entry
         return entry
@@ -78,7 +79,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 
 def load_plugins() -> None:
-    """Load the entry point group `steadygaze.plugins`, once. A plugin that fails is skipped with a warning."""
+    """Load the entry points `steadygaze.plugins`, once. A plugin that fails is skipped with a warning."""
     global _PLUGINS_LOADED
     with _LOCK:
         if _PLUGINS_LOADED:

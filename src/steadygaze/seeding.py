@@ -12,8 +12,8 @@ def image_seed(seed: int, image: str | bytes, *, separator: str = "\0", size: in
     """The seed of one image, from the run's seed and the image.
 
     image: its name, for a seed in 0..256**size - 1; or its pixels as bytes, for one in 0..2**32 - 1
-    separator, size: what is hashed between seed and name, and the number of bytes of the hash that are used. Set
-    where the numbers of earlier versions must stay the same.
+    separator, size: what is hashed between seed and name, and the number of bytes of the hash that are used.
+    Set where the numbers of earlier versions must stay the same.
 
     >>> image_seed(0, "cat/0.png") == image_seed(0, "cat/0.png") != image_seed(1, "cat/0.png")
     True

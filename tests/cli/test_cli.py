@@ -223,6 +223,12 @@ def test_suites_lists_every_suite():
     assert all(name in run("suites").output for name in listed)
 
 
+def test_losses_lists_every_loss():
+    listed = {info["name"] for info in json.loads(run("losses", "--json").output)}
+    assert listed == {info.name for info in sg.list_losses()} and "gradmask" in listed
+    assert all(name in run("losses").output for name in listed)
+
+
 def test_models_by_pattern():
     rows = json.loads(run("models", "deit_tiny", "--json").output)
     assert {"name": "deit_tiny_patch16_224", "library": "timm", "view": "plain"} in rows

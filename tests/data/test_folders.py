@@ -45,8 +45,10 @@ def test_synset_index_and_name(tmp_path):
     for name in ("n01440764", "281", "n02123045"):
         picture(tmp_path / name / "a.png")
     assert {item.name: item.label for item in read_class_folders(tmp_path, THOUSAND)} == {
-        "n01440764/a.png": 0, "281/a.png": 281, "n02123045/a.png": 281,
-    }  # fmt: skip
+        "n01440764/a.png": 0,
+        "281/a.png": 281,
+        "n02123045/a.png": 281,
+    }
     assert [TEN.index(name) for name in ("airplane", "Cat", "9")] == [0, 3, 9]
     named = ClassLookup(("tabby, tabby cat", "crane", "crane, machine", "great white shark"), 4)
     assert [named.index(name) for name in ("tabby_cat", "crane", "Great white shark")] == [0, 1, 3]
@@ -56,10 +58,16 @@ def test_synset_index_and_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "classes", "says"),
-    [("elephant", TEN, "unknown class 'elephant'"), ("ship ", TEN, ""), ("horze", TEN, "Did you mean 'horse'"),
-     ("10", TEN, "0..9"), ("n02123045", TEN, "10 classes"), ("n99999999", THOUSAND, "n99999999"),
-     ("tabby", THOUSAND, "no names")],
-)  # fmt: skip
+    [
+        ("elephant", TEN, "unknown class 'elephant'"),
+        ("ship ", TEN, ""),
+        ("horze", TEN, "Did you mean 'horse'"),
+        ("10", TEN, "0..9"),
+        ("n02123045", TEN, "10 classes"),
+        ("n99999999", THOUSAND, "n99999999"),
+        ("tabby", THOUSAND, "no names"),
+    ],
+)
 def test_class_names_nobody_knows(name, classes, says):
     if not says:
         assert classes.index(name) == 8

@@ -145,6 +145,19 @@ def test_explain_names_every_bad_file_and_explains_the_rest(tmp_path):
     assert any("good" in file.name for file in (tmp_path / "out").iterdir())
 
 
+@pytest.mark.parametrize("letter", ["x", "\u00e4"])
+def test_long_file_names_fit_the_overlays(tmp_path, letter):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    length = 250 // len(letter.encode())
+    for end in "ab":
+        Image.new("RGB", (40, 30), "red").save(folder / f"{letter * (length - 1)}{end}.png")
+    options = ["--model", "embedded", "--method", "ixg", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["explain", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    assert len([file for file in (tmp_path / "out").iterdir() if letter * 20 in file.name]) == 2
+
+
 def test_verify_and_stress_use_the_rest(tmp_path):
     hostile_folder(tmp_path / "data" / "cat")
     loaded = sg.load_model("embedded")

@@ -4,7 +4,7 @@ import socket
 
 
 def two_processes() -> list[str]:
-    """What stands between the interpreter and `-m steadygaze`. The port is a free one: 0 hangs before torch 2.7."""
+    """Arguments between the interpreter and `-m steadygaze`, with a free port: 0 hangs before torch 2.7."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

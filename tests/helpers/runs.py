@@ -74,9 +74,19 @@ def made_up(names=COMMON, images=9, classes=1000, seed=0, severities=(1, 2, 3, 4
             right, sure = int(rng.random() < 0.6), round(float(rng.random()), 4)
             rows.append({**facts, "metric": "top1", "value": right, "detail": [i % 3, i % 3 if right else 9]})
             rows.append({**facts, "metric": "confidence", "value": sure})
-    settings = {"kind": "stress", "model": model, "weights": "w" + model, "data": "made up", "classes": classes, "seed": seed,
-                "versions": {}, "suite": ["corruptions"], "corruptions": list(names),
-                "severities": list(severities), "conditions": []}  # fmt: skip
+    settings = {
+        "kind": "stress",
+        "model": model,
+        "weights": "w" + model,
+        "data": "made up",
+        "classes": classes,
+        "seed": seed,
+        "versions": {},
+        "suite": ["corruptions"],
+        "corruptions": list(names),
+        "severities": list(severities),
+        "conditions": [],
+    }
     return Rows([{"settings": settings, "about": {}}], rows)
 
 

@@ -1,4 +1,4 @@
-"""Tiny models of every make that a rule, a record or a readout could get wrong; float64, every parameter random."""
+"""Tiny models of every supported architecture; float64, every parameter random."""
 
 from collections.abc import Callable
 from functools import partial
@@ -61,10 +61,17 @@ EAGER = {
     )
 }
 SEARCHES = {  # searched methods with a few runs
-    "occlusion": "occlusion:budget=3", "rise": "rise:budget=3", "lime": "lime:budget=3", "kernel_shap": "kernel_shap:budget=4",
-    "pami": "pami:budget=3", "hsic": "hsic:budget=3", "scorecam": "scorecam:budget=2", "vit_cx": "vit_cx:budget=2",
-    "atman": "atman:budget=3", "sufficient": "sufficient:budget=4,minimal=false",
-}  # fmt: skip
+    "occlusion": "occlusion:budget=3",
+    "rise": "rise:budget=3",
+    "lime": "lime:budget=3",
+    "kernel_shap": "kernel_shap:budget=4",
+    "pami": "pami:budget=3",
+    "hsic": "hsic:budget=3",
+    "scorecam": "scorecam:budget=2",
+    "vit_cx": "vit_cx:budget=2",
+    "atman": "atman:budget=3",
+    "sufficient": "sufficient:budget=4,minimal=false",
+}
 HIERARCHICAL = {
     "Swin": lambda: zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")[0],
     "PVT v2": lambda: zoo.hierarchical("pvt_v2_b0", "pvt_v2")[0],

@@ -96,6 +96,46 @@ def test_a_compiled_kernel_is_not_fetched(folder):
         sg.load_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_size": 10**9}, {"num_hidden_layers": 10**9}, {"intermediate_size": 900_000, "hidden_size": 900},
+     {"hidden_size": "8"}, {"hidden_size": 0}, {"id2label": 3}, {"id2label": {"0": "a", "7": "b"}},
+     {"architectures": 3}, {"model_type": "no such"}, {"model_type": "bert"}, {"num_attention_heads": 0},
+     {"patch_size": 0}],
+    ids=str,
+)  # fmt: skip
+def test_hostile_configs_are_refused(folder, changes):
+    change(folder / "config.json", **changes)
+    with pytest.raises(BadCheckpoint, match="model"):
+        sg.load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 3},
+        {"size": {"height": "a"}},
+        {"image_mean": None},
+        {"resample": 99},
+        {"image_std": [0, 0, 0]},
+    ],
+    ids=str,
+)
+def test_hostile_image_processors_are_refused_or_load(folder, changes):
+    change(folder / "preprocessor_config.json", **changes)
+    try:
+        sg.load_model(str(folder))
+    except BadCheckpoint as error:
+        assert str(folder) in str(error)
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "model.safetensors"])
+def test_damaged_files_of_a_folder_are_refused(folder, file):
+    (folder / file).write_bytes((folder / file).read_bytes()[:40])
+    with pytest.raises(BadCheckpoint, match="model"):
+        sg.load_model(str(folder))
+
+
 def test_the_command_line_names_its_option(folder, marker, tmp_path):
     add_code(folder, marker, "config")
     command = ["explain", str(tmp_path / "a.png"), "--model", str(folder), "--out", str(tmp_path / "out")]
@@ -104,8 +144,10 @@ def test_the_command_line_names_its_option(folder, marker, tmp_path):
     assert done.exit_code != 0 and "--trust-remote-code" in done.output and not marker.exists()
 
 
-@pytest.mark.parametrize(("command", "offered"), [("explain", True), ("verify", True), ("stress", True),
-                                                  ("app", True), ("report", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "offered"),
+    [("explain", True), ("verify", True), ("stress", True), ("app", True), ("report", False)],
+)
 def test_commands_that_load_a_model_on_purpose_offer_the_option(command, offered):
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400", "TERM": "dumb"})
     assert ("--trust-remote-code" in done.output) == offered

@@ -11,10 +11,11 @@
 Where a bias b goes (`bias`): "none" is dropped; "token" goes to source N; the others share it among the N
 sources with weights w_k / (sum w + 1e-12), w from the vectors D_k AFTER the step's linear part: "absdot"
 |D_k . b|, "norm" |D_k|_2, "equal" 1 where D_k is not zero, "cls" all to source 0 (only with a class token).
-Choices: each bias where it is added (beta_1, b_v on the concatenated heads before mixing, b_o
-before LayerScale, beta_2, b_fc1, b_fc2 before LayerScale, final beta, fc_norm beta, and the head's on the
-whole C-vector of logits). `slope`: "origin" Phi(h), no offset; "tangent" f'(h), with f - f'h as one more
-bias before fc2. Signed; source N is never drawn.
+Where: beta_1, beta_2, b_fc1, b_fc2 (before LayerScale), final beta, fc_norm beta and the head's (on the
+whole C-vector of logits) right after they are added; attention's biases once, as W_o b_v + b_o scaled by
+LayerScale, after the residual connection (as the authors' code: rows of A sum to 1, so A b_v = b_v).
+`slope`: "origin" Phi(h), no offset; "tangent" f'(h), with f - f'h as one more bias before fc2. Signed;
+source N is never drawn.
 """
 
 from typing import Any
@@ -67,13 +68,14 @@ def block_step(D: Tensor, block: Any, s: vit.BlockState, rule: str, slope: str) 
     H, e = block.attn.num_heads, block.attn.head_dim
     u = norm_step(D, s.norm1, rule)
     W_v, b_v = vit.weight(block.attn.qkv.weight)[2 * H * e :], vit.bias(block.attn.qkv)[2 * H * e :]
-    values = linear_step(u, W_v, b_v, rule)
+    W_o, b_o = vit.weight(block.attn.proj.weight), vit.bias(block.attn.proj)
+    values = u @ W_v.T
     mixed = torch.zeros_like(values)
     for head in range(H):
         part = slice(head * e, (head + 1) * e)
         mixed[..., part] = torch.einsum("bnm,bmke->bnke", s.A[:, head], values[..., part])
-    o = linear_step(mixed, vit.weight(block.attn.proj.weight), vit.bias(block.attn.proj), rule)
-    D = D + vit.gain(block.ls1, d) * o
+    scale = vit.gain(block.ls1, d)
+    D = add_bias(D + scale * (mixed @ W_o.T), scale * (W_o @ b_v + b_o), rule)
     u = norm_step(D, s.norm2, rule)
     hidden = linear_step(u, vit.weight(block.mlp.fc1.weight), vit.bias(block.mlp.fc1), rule)
     if slope == "origin":

@@ -23,8 +23,17 @@ from steadygaze.runs.verify.request import VerifyRequest, run_verify
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     data = pictures(folder / "data")
-    ask = VerifyRequest(model="embedded", data=data, out=folder / "run", methods=["gaze", "rollout", "ixg"], limit=9, batch_size=3,
-                  scores=["logit", "log_odds"], ratios=[0.2, 0.5, 0.8], command="steadygaze verify --model embedded <&>")  # fmt: skip
+    ask = VerifyRequest(
+        model="embedded",
+        data=data,
+        out=folder / "run",
+        methods=["gaze", "rollout", "ixg"],
+        limit=9,
+        batch_size=3,
+        scores=["logit", "log_odds"],
+        ratios=[0.2, 0.5, 0.8],
+        command="steadygaze verify --model embedded <&>",
+    )
     run_verify(ask)
     return folder / "run"
 
@@ -182,8 +191,15 @@ def test_more_methods_and_a_smaller_sample_of_the_same_pictures_are_one_table(ru
 
 
 def test_the_start_layer_is_drawn(run, tmp_path):
-    ask = VerifyRequest(model="embedded", data=run.parent / "data", out=tmp_path / "run", methods=["ixg", "cat"], limit=3,
-                  ratios=[0.5], start_layers="0,2,5")  # fmt: skip
+    ask = VerifyRequest(
+        model="embedded",
+        data=run.parent / "data",
+        out=tmp_path / "run",
+        methods=["ixg", "cat"],
+        limit=3,
+        ratios=[0.5],
+        start_layers="0,2,5",
+    )
     run_verify(ask)
     text = write_report([tmp_path / "run"], repeats=50, pictures=False)[0].read_text()
     assert "Where PLUS starts" in text and text.count("<polyline") == 2

@@ -1,4 +1,4 @@
-"""Attention measures against obvious loops over the oracle's attention, on fused and eager attention, one layer at a time."""
+"""Attention measures against plain loops over the oracle's attention, for fused and eager attention."""
 
 import math
 import weakref

@@ -84,9 +84,14 @@ def test_paired_bootstrap_is_that_of_scipy_and_of_drawn_pictures() -> None:
     a, b = rng.random(150) < 0.5, rng.random(150) < 0.65
     value, low, high = paired_difference(a, b, repeats=4000)
     theirs = stats.bootstrap(
-        (a.astype(float), b.astype(float)), lambda x, y, axis: (y - x).mean(axis=axis),
-        paired=True, vectorized=True, method="percentile", n_resamples=4000, rng=np.random.default_rng(1),
-    ).confidence_interval  # fmt: skip
+        (a.astype(float), b.astype(float)),
+        lambda x, y, axis: (y - x).mean(axis=axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=4000,
+        rng=np.random.default_rng(1),
+    ).confidence_interval
     assert value == pytest.approx(b.mean() - a.mean())
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.012)
     x, y = rng.normal(size=80), rng.normal(0.3, 1, size=80)

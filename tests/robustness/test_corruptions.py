@@ -1,4 +1,4 @@
-"""Corruptions: seeds, shapes, bad input; slow, obvious versions of the quick parts; agreement with the reference package."""
+"""Corruptions: seeds, shapes, bad input; slow reference versions; agreement with the reference package."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +24,19 @@ from steadygaze.robustness.corruptions.corrupt import (
     weather,
 )
 
-RANDOM = ("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur", "snow", "frost", "fog",
-          "elastic_transform", "speckle_noise", "spatter")  # fmt: skip
+RANDOM = (
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "glass_blur",
+    "motion_blur",
+    "snow",
+    "frost",
+    "fog",
+    "elastic_transform",
+    "speckle_noise",
+    "spatter",
+)
 FIXED = tuple(name for name in CORRUPTIONS if name not in RANDOM)
 IMAGE = picture(80, seed=1)
 SMALL = picture(32, seed=2)
@@ -141,7 +152,7 @@ def test_bad_input(image, name, severity, options, kind, words):
         corrupt(image, name, severity, **({"seed": 0} | options))
 
 
-# ------------------------------------------------------------------------------- slow versions of the quick parts
+# -- slow versions of the quick parts --------------------------------------------------------------
 
 
 def test_normal_draws():
@@ -234,7 +245,7 @@ def test_frost_pictures_from_a_folder(tmp_path):
     assert levels == {0, 16, 32, 48, 64, 80}
 
 
-# ------------------------------------------------------------------------------- the script for CIFAR-10-C, line by line
+# -- the script for CIFAR-10-C, line by line -------------------------------------------------------
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
@@ -278,7 +289,7 @@ def test_cifar_elastic_by_its_definition():
     assert np.percentile(off, 98) < 6
 
 
-# ------------------------------------------------------------------------------- the reference package
+# -- the reference package -------------------------------------------------------------------------
 
 FULL = picture(224, seed=8)
 
@@ -315,7 +326,7 @@ def statistics(image: np.ndarray) -> tuple[float, float, float]:
     "name", [name for name in RANDOM if name != "elastic_transform"]
 )  # defined otherwise there
 def test_random_corruptions_agree_within_the_reference_spread(name, severity):
-    """Over several seeds each of ours lies where theirs lie, and the means differ by no more than chance allows."""
+    """Over several seeds our images lie in the reference's range, and the means differ only by chance."""
     count = 16
     np.random.seed(severity)  # noqa: NPY002 (the reference draws from the global state, but for two)
     seeded = name in ("impulse_noise", "glass_blur")

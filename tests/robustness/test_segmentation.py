@@ -1,4 +1,4 @@
-"""Segmentation under corruption: counts and IoU, label maps of every layout, the suite `segmentation` of a stress run."""
+"""Segmentation under corruption: counts and IoU, label maps of every layout, the suite `segmentation`."""
 
 import csv
 from pathlib import Path
@@ -31,7 +31,7 @@ def maps(count: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return said, truth
 
 
-# -- measures ------------------------------------------------------------------------------------------------------------
+# -- measures --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("absent", [False, True], ids=["all classes", "a class in neither"])
@@ -102,7 +102,7 @@ def test_both_protocols():
         r.mean_miou({"zoom_blur": {1: 0.5}}, "cityscapes-c")
 
 
-# -- label maps ----------------------------------------------------------------------------------------------------------
+# -- label maps ------------------------------------------------------------------------------------
 
 
 def save(path: Path, values, palette: bool = False) -> None:
@@ -203,11 +203,11 @@ def test_masks_of_an_object(tmp_path):
         find_maps(tmp_path / "bare")
 
 
-# -- a run in memory -----------------------------------------------------------------------------------------------------
+# -- a run in memory -------------------------------------------------------------------------------
 
 
 class Bright(nn.Module):
-    """Says 1 where a picture is bright; at a fourth of its size, in any of the forms that segmenters answer in."""
+    """Predicts 1 where an image is bright, at a fourth of its size, in each output format of segmenters."""
 
     def __init__(self, form: str = "tensor", broken: bool = False) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_any_segmenter_is_measured(form):
 
 
 def test_the_interval_is_of_resampled_pictures():
-    """The numbers of resampled data sets, by the slow way: the counts of the pictures that were drawn, added up."""
+    """The scores of resampled data sets, computed slowly: the counts of the drawn images, added up."""
     from steadygaze.runs.table import draws
 
     rows = sg.stress(Bright(), batches(5), **HOW)
@@ -323,7 +323,7 @@ def test_a_kind_of_model_or_label_that_does_not_fit_is_named():
             sg.stress(Bright(form), [(images, torch.zeros(3).long())], suite="corruptions")
 
 
-# -- a run over a folder -------------------------------------------------------------------------------------------------
+# -- a run over a folder ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -395,12 +395,32 @@ def test_a_mask_that_does_not_fit_is_told_of(trained, tmp_path):
 
 def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     run, data = trained
-    command = ["stress", "--model", str(run), "--data", str(data), "--suite", "segmentation", "--corruptions", "fog,gaussian_noise",
-               "--severities", "1,5", "--workers", "0", "--out"]  # fmt: skip
+    command = [
+        "stress",
+        "--model",
+        str(run),
+        "--data",
+        str(data),
+        "--suite",
+        "segmentation",
+        "--corruptions",
+        "fog,gaussian_noise",
+        "--severities",
+        "1,5",
+        "--workers",
+        "0",
+        "--out",
+    ]
     done = CliRunner().invoke(app, [*command, str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
-    for words in ("mIoU at 5", "gaussian_noise", "IoU object", "retention", "corruptions mean mIoU, Cityscapes-C protocol",
-                  "6 images are few"):  # fmt: skip
+    for words in (
+        "mIoU at 5",
+        "gaussian_noise",
+        "IoU object",
+        "retention",
+        "corruptions mean mIoU, Cityscapes-C protocol",
+        "6 images are few",
+    ):
         assert words in done.output, words
     report = CliRunner().invoke(app, ["report", str(tmp_path / "a")])
     page = (tmp_path / "a" / "report.html").read_text()
@@ -443,35 +463,65 @@ def test_a_segmenter_of_another_library(tmp_path):
     assert len(rows) == 6 and not rows.unreadable
 
 
-# -- models by name --------------------------------------------------------------------------------------------------------
+# -- models by name --------------------------------------------------------------------------------
 
 
 def transformers_folder(kind: str, folder: Path, side: int = 32) -> Path:
     import transformers as t
 
     if kind == "segformer":
-        config = t.SegformerConfig(num_labels=2, depths=[1] * 4, hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1] * 4,
-                                   decoder_hidden_size=8)  # fmt: skip
+        config = t.SegformerConfig(
+            num_labels=2,
+            depths=[1] * 4,
+            hidden_sizes=[8, 8, 16, 16],
+            num_attention_heads=[1] * 4,
+            decoder_hidden_size=8,
+        )
         model, processor = (
             t.SegformerForSemanticSegmentation(config),
             t.SegformerImageProcessor(size={"height": side, "width": side}),
         )
     elif kind == "beit":
-        config = t.BeitConfig(num_labels=2, image_size=64, patch_size=16, hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
-                              intermediate_size=16, out_indices=[1, 2, 3, 4], use_relative_position_bias=True)  # fmt: skip
+        config = t.BeitConfig(
+            num_labels=2,
+            image_size=64,
+            patch_size=16,
+            hidden_size=16,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            intermediate_size=16,
+            out_indices=[1, 2, 3, 4],
+            use_relative_position_bias=True,
+        )
         processor = t.BeitImageProcessor(size={"height": 64, "width": 64}, do_center_crop=False)
         model = t.BeitForSemanticSegmentation(config)
     elif kind == "dpt":
-        config = t.DPTConfig(num_labels=2, image_size=32, patch_size=16, hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
-                             intermediate_size=16, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8] * 4, fusion_hidden_size=8,
-                             is_hybrid=False)  # fmt: skip
+        config = t.DPTConfig(
+            num_labels=2,
+            image_size=32,
+            patch_size=16,
+            hidden_size=16,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            intermediate_size=16,
+            backbone_out_indices=[0, 1, 2, 3],
+            neck_hidden_sizes=[8] * 4,
+            fusion_hidden_size=8,
+            is_hybrid=False,
+        )
         model, processor = (
             t.DPTForSemanticSegmentation(config),
             t.DPTImageProcessor(size={"height": 32, "width": 32}),
         )
     else:
-        inside = t.SwinConfig(image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=2,
-                              out_features=["stage1", "stage2", "stage3", "stage4"])  # fmt: skip
+        inside = t.SwinConfig(
+            image_size=64,
+            embed_dim=8,
+            depths=[1] * 4,
+            num_heads=[1] * 4,
+            window_size=2,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+        )
         config = t.UperNetConfig(
             backbone_config=inside, num_labels=2, hidden_size=8, auxiliary_in_channels=32, pool_scales=[1, 2]
         )

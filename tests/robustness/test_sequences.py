@@ -1,4 +1,4 @@
-"""Perturbation sequences: shapes, seeds, and agreement with torchvision and OpenCV where those made the published ones."""
+"""Perturbation sequences: shapes, seeds, agreement with torchvision and OpenCV as used for ImageNet-P."""
 
 from itertools import pairwise
 
@@ -37,8 +37,17 @@ def test_shape_seed_and_no_side_effect(name):
     assert all((a != b).any() for a, b in pairwise(frames))  # every frame is another one
 
 
-@pytest.mark.parametrize(("name", "first"), [("gaussian_noise", 0), ("shot_noise", 0), ("zoom_blur", 0), ("translate", 20),
-                                             ("rotate", 15), ("brightness", 15)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("gaussian_noise", 0),
+        ("shot_noise", 0),
+        ("zoom_blur", 0),
+        ("translate", 20),
+        ("rotate", 15),
+        ("brightness", 15),
+    ],
+)
 def test_the_frame_that_is_the_picture_itself(name, first):
     frame = sequence(IMAGE, name, seed=0, size=72)[first].astype(int)
     assert np.abs(frame - crop(Image.fromarray(IMAGE), 72)).max() <= 1

@@ -1,4 +1,4 @@
-"""Every reader on a small tree in the published layout, what each says of a broken one, and the protocols by loops."""
+"""Every reader on a small tree in the published layout and on a broken one; the protocols by loops."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ def labels_of(shift: Shift) -> dict[str, tuple[int, ...]]:
     return {item.name: item.right for item in shift.items}
 
 
-# -- protocols ----------------------------------------------------------------------------------------------------
+# -- protocols -------------------------------------------------------------------------------------
 
 
 def test_top_k_is_the_loop_with_and_without_restriction() -> None:
@@ -83,7 +83,7 @@ def test_top_k_wants_logits_of_those_classes() -> None:
         any_correct(torch.zeros(1, 10), [(1,)], k=11)
 
 
-# -- sets by synset -----------------------------------------------------------------------------------------------
+# -- sets by synset --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_folders_that_do_not_map_are_named(tmp_path: Path, picture: bytes) -> No
         read_shift("imagenet-sketsh", tmp_path)
 
 
-# -- ReaL ---------------------------------------------------------------------------------------------------------
+# -- ReaL ------------------------------------------------------------------------------------------
 
 
 def test_real_labels_agree_with_timm(tmp_path: Path, picture: bytes) -> None:
@@ -180,11 +180,11 @@ def test_real_labels_of_a_part(tmp_path: Path, picture: bytes) -> None:
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json", partial=True)
 
 
-# -- ObjectNet ----------------------------------------------------------------------------------------------------
+# -- ObjectNet -------------------------------------------------------------------------------------
 
 
 def objectnet_tree(root: Path) -> Path:
-    """Two classes that ImageNet has (one of them twice), one that it has not; labels in an order of their own."""
+    """Two classes that ImageNet has (one of them twice), one that it has not; labels in another order."""
     maps = root / "mappings"
     maps.mkdir(parents=True)
     order = np.random.default_rng(0).permutation(1000).tolist()  # line -> class
@@ -236,7 +236,7 @@ def test_objectnet_broken(tmp_path: Path) -> None:
         read_shift("objectnet", root)
 
 
-# -- SI-Score, ImageNet-C -----------------------------------------------------------------------------------------
+# -- SI-Score, ImageNet-C --------------------------------------------------------------------------
 
 
 def test_si_score(tmp_path: Path, picture: bytes) -> None:
@@ -296,7 +296,8 @@ def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_
     common = read_shift("imagenet-c", tmp_path, partial=True)
     assert {i.group.split(":")[0] for i in common.items} == set(COMMON)
     assert common.left_out == {"corruptions not asked for": ("saturate",)}
-    begin = "gaussian_noise:1, gaussian_noise:2, gaussian_noise:3, gaussian_noise:4, gaussian_noise:5, shot_noise:1 and 69 more: "
+    noise = ", ".join(f"gaussian_noise:{severity}" for severity in range(1, 6))
+    begin = f"{noise}, shot_noise:1 and 69 more: "
     assert common.notes == (begin + "1 of 1000 class folders", begin + "1 of 50000 pictures")
     some = read_shift(
         "imagenet-c", tmp_path, corruptions=("fog", "saturate"), severities=(2, 5), partial=True

@@ -94,7 +94,7 @@ def test_only_what_both_have(pair, tmp_path):
 
 
 def test_means_over_corruptions_are_of_the_same_corruptions(tmp_path):
-    """The same model, run under other corruptions and severities: what both have is equal, so nothing may differ."""
+    """The same model under other corruptions and severities: the common part is equal, nothing differs."""
     rows = made_up(COMMON, images=12)
 
     def part(folder, names, severities):

@@ -1,7 +1,7 @@
-"""A run that is killed at any moment goes on where it stopped: its rows are those of an unbroken run, bit for bit.
+"""A run that is killed at any moment is resumed: its rows are those of an unbroken run, bit for bit.
 
-Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a fork that
-writes into the folder, slowly and in small pieces, until SIGKILL ends it.
+Run as a script, this file is the run that gets killed: everything is imported once, then each attempt is a
+fork that writes into the folder, slowly and in small pieces, until SIGKILL ends it.
 """
 
 import json

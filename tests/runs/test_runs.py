@@ -259,8 +259,21 @@ def test_rows_do_not_depend_on_threads_that_read(data, tmp_path):
 
 def test_the_command(data, tmp_path):
     out = tmp_path / "run"
-    text = cli(*FAST, "--data", str(data), "--methods", "gaze,rollout", "--score", "logit,log_odds", "--limit", "6",
-               "--seed", "3", "--out", str(out))  # fmt: skip
+    text = cli(
+        *FAST,
+        "--data",
+        str(data),
+        "--methods",
+        "gaze,rollout",
+        "--score",
+        "logit,log_odds",
+        "--limit",
+        "6",
+        "--seed",
+        "3",
+        "--out",
+        str(out),
+    )
     assert "gaze" in text and "6 images" in text and "mean of removal scores" in text
     run = json.loads((out / "run.json").read_text())
     assert (

@@ -57,7 +57,7 @@ def value(rows: Rows, setting, metric, image):
     return row
 
 
-# -- what is computed ---------------------------------------------------------------------------------------------
+# -- what is computed ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,18 @@ def test_every_row_of_every_picture_is_there_once(run):
     assert "setting" in frame and "method" not in frame
     assert not frame.duplicated(["image", "setting", "metric"]).any()
     settings = [one["label"] for one in run.runs[0]["settings"]["conditions"]]
-    assert settings == ["clean", "fog/1", "fog/3", "jpeg_compression/1", "jpeg_compression/3", "fgsm/8", "pgd/8", "centre_square/0.5",
-                        "random_drop", "salient_drop"]  # fmt: skip
+    assert settings == [
+        "clean",
+        "fog/1",
+        "fog/3",
+        "jpeg_compression/1",
+        "jpeg_compression/3",
+        "fgsm/8",
+        "pgd/8",
+        "centre_square/0.5",
+        "random_drop",
+        "salient_drop",
+    ]
     assert set(frame["setting"]) == set(settings) and (frame.groupby(["setting", "metric"]).size() == 4).all()
     assert frame["value"].notna().all()
 
@@ -178,7 +188,7 @@ def test_a_pictures_corruption_depends_on_its_name_alone(data, loaded, run):
     )
 
 
-# -- going on -----------------------------------------------------------------------------------------------------
+# -- going on --------------------------------------------------------------------------------------
 
 
 def test_workers_and_processes_give_the_rows_of_one(data, tmp_path):
@@ -259,7 +269,7 @@ def test_other_settings_are_refused(data, tmp_path):
         )
 
 
-# -- pictures of all kinds ----------------------------------------------------------------------------------------
+# -- pictures of all kinds -------------------------------------------------------------------------
 
 
 def test_pictures_of_every_kind_and_broken_ones(tmp_path):
@@ -375,7 +385,7 @@ def test_shifts_in_their_published_layouts(tmp_path, data):
         sg.stress(sg.load_model("embedded"), data, suite=suite, partial=True)
 
 
-# -- any classifier, in memory ------------------------------------------------------------------------------------
+# -- any classifier, in memory ---------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -399,8 +409,15 @@ def test_a_cnn_in_memory(tmp_path):
     torch.manual_seed(0)
     model = Small().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    how = {"suite": ["corruptions", "attacks", "occlusion"], "corruptions": "fog", "severities": [5], "epsilons": [8 / 255], "mean": MEAN,
-           "std": STD, "pgd_steps": 1}  # fmt: skip
+    how = {
+        "suite": ["corruptions", "attacks", "occlusion"],
+        "corruptions": "fog",
+        "severities": [5],
+        "epsilons": [8 / 255],
+        "mean": MEAN,
+        "std": STD,
+        "pgd_steps": 1,
+    }
     rows = sg.stress(model, batches(), **how)
     assert model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert "not a vision transformer" in rows.runs[0]["settings"]["notes"][0]
@@ -464,14 +481,20 @@ def test_a_broken_model_is_flagged():
     assert rows.cards(repeats=10)[0].numbers["clean", "top1"].images == 1
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("suite", "says"),
-    [("corruption", "'corruptions'"), ("shift", "NAME=FOLDER"), ("shift:imagenet-b=x", "imagenet-a"), ("", "at least one"),
-     ("attacks:8", "nothing after a colon"), ("shift:imagenet-a=x,shift:imagenet-a=y", "twice")],
-)  # fmt: skip
+    [
+        ("corruption", "'corruptions'"),
+        ("shift", "NAME=FOLDER"),
+        ("shift:imagenet-b=x", "imagenet-a"),
+        ("", "at least one"),
+        ("attacks:8", "nothing after a colon"),
+        ("shift:imagenet-a=x,shift:imagenet-a=y", "twice"),
+    ],
+)
 def test_bad_suites(suite, says):
     with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
         parse_suites(suite)

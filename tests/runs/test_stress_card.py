@@ -94,9 +94,18 @@ def test_the_command_and_its_report(run, tmp_path):
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
     assert not page.open and not any(a.startswith("http") for a in page.addresses)
-    for words in ("Robustness", "Error by corruption", "Accuracy by severity", "Attacks in pixel space",
-                  "While tokens are dropped", "Entropy", "Stability", "Sample images", "How it was run",
-                  "jpeg compression 3"):  # fmt: skip
+    for words in (
+        "Robustness",
+        "Error by corruption",
+        "Accuracy by severity",
+        "Attacks in pixel space",
+        "While tokens are dropped",
+        "Entropy",
+        "Stability",
+        "Sample images",
+        "How it was run",
+        "jpeg compression 3",
+    ):
         assert words in page.words, words
     assert text.count("data:image/jpeg") == 3 + 1, "clean, two corruptions, a sheet of attention"
     table = (tmp_path / "table.csv").read_text()
@@ -140,8 +149,20 @@ def test_the_closing_tables(data, tmp_path):
     ]
     done = CliRunner().invoke(app, ["stress", *words, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    for words in ("clean", "fgsm/8", "pgd/8", "centre_square/0.5", "top-1 at 5", "random drop", "salient drop by gaze", "entropy",
-                  "stability", "ECE", "1 of the 15 common corruptions, severities 1, 5", "3 images"):  # fmt: skip
+    for words in (
+        "clean",
+        "fgsm/8",
+        "pgd/8",
+        "centre_square/0.5",
+        "top-1 at 5",
+        "random drop",
+        "salient drop by gaze",
+        "entropy",
+        "stability",
+        "ECE",
+        "1 of the 15 common corruptions, severities 1, 5",
+        "3 images",
+    ):
         assert words in done.output, words
 
 
@@ -150,9 +171,15 @@ def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
     whole = run.folders[0]
     lines = (whole / "rows-00000.jsonl").read_text().splitlines(keepends=True)
     first = json.loads(lines[0])["image"]
-    for name, take, also in (("killed", lambda r: r["setting"] != "fog/3" or r["image"] == first, []),
-                             ("unreadable", lambda r: r["image"] != first, [{"image": first, "unreadable": f"{first}: no such file"}]),
-                             ("whole", lambda r: True, [])):  # fmt: skip
+    for name, take, also in (
+        ("killed", lambda r: r["setting"] != "fog/3" or r["image"] == first, []),
+        (
+            "unreadable",
+            lambda r: r["image"] != first,
+            [{"image": first, "unreadable": f"{first}: no such file"}],
+        ),
+        ("whole", lambda r: True, []),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text((whole / "run.json").read_text())
         kept = [line for line in lines if take(json.loads(line))]

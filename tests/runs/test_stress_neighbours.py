@@ -156,12 +156,12 @@ def test_what_is_refused(tmp_path, root, loaded):
     assert list(rows.unreadable) == ["own:test/cat/broken.png"] and len(rows) == 0
 
 
-# -- CNNs by name -------------------------------------------------------------------------------------------------
+# -- CNNs by name ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def cnn(tmp_path_factory):
-    """A timm CNN of three classes, saved as files of old versions were: without counters in its batch norms."""
+    """A timm CNN of three classes, saved as by old PyTorch versions: without counters in its batch norms."""
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=3)
     file = tmp_path_factory.mktemp("cnn") / "w.pth"
@@ -173,8 +173,28 @@ def test_a_cnn_by_name(cnn, root, tmp_path):
     for i, name in enumerate(("airplane", "cat", "truck")):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / str(i)).symlink_to(root / "train" / name)
-    words = ["--model", "test_resnet", "--checkpoint", cnn, "--data", tmp_path / "data", "--limit", 3, "--workers", 0, "--corruptions",
-             "fog", "--severities", 1, "--epsilons", "8/255", "--pgd-steps", 1, "--out", tmp_path / "run"]  # fmt: skip
+    words = [
+        "--model",
+        "test_resnet",
+        "--checkpoint",
+        cnn,
+        "--data",
+        tmp_path / "data",
+        "--limit",
+        3,
+        "--workers",
+        0,
+        "--corruptions",
+        "fog",
+        "--severities",
+        1,
+        "--epsilons",
+        "8/255",
+        "--pgd-steps",
+        1,
+        "--out",
+        tmp_path / "run",
+    ]
     said = cli(*words, "--suite", f"corruptions,attacks,occlusion,neighbours:own={root}", "--bank", 6)
     assert "test_resnet is not a vision transformer, it has no tokens to drop" in said
     settings = {r["setting"] for r in Rows.read(tmp_path / "run")}

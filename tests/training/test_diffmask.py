@@ -289,7 +289,7 @@ def test_wrong_words(data, tmp_path) -> None:
     refused("no such file", "--warm-start", tmp_path / "none")
     refused("gate_rate: expected a rate of at least 0, got -1.0", "--gate-rate", "-1")
     (tmp_path / "folder").mkdir()
-    refused("folder is a folder", "--out", tmp_path / "folder")
+    refused("folder, a folder", "--out", tmp_path / "folder")
     (tmp_path / "file").write_text("")
     assert cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "file" / "m", code=3)
 

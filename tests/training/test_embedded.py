@@ -86,8 +86,8 @@ def test_killed_run_goes_on_to_the_same_weights(
 
     run_here(command(pictures, tmp_path / "killed"))
     said = capsys.readouterr().out
-    assert said.startswith("going on at step ")
-    assert 10 <= int(said.split()[4]) < 30
+    assert said.startswith("resuming at step ")
+    assert 10 <= int(said.split()[3]) < 30
 
     run_here(command(pictures, tmp_path / "unbroken"))
     first, second = (

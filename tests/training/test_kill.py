@@ -116,7 +116,7 @@ def kill(folder, recipe, wanted, loop, files) -> None:
     real = os.fsync
 
     def slow(file):  # a kill may fall between the writing of a checkpoint and its renaming
-        time.sleep(0.01)
+        time.sleep(0.03)
         real(file)
 
     while counts["kills"] < KILLS:

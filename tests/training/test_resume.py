@@ -110,7 +110,10 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     )
     assert said in text and text.count("cannot be removed") == 1
     page = (tmp_path / "card" / "card.html").read_text(encoding="utf-8")
-    assert "Patches of the model after cannot be removed" in page and "the two are not measured alike" in page
+    assert (
+        "Patches of the model after cannot be removed" in page
+        and "the two are not measured with the same settings" in page
+    )
 
 
 def test_rrr_is_a_sum_over_the_whole_step(masked, tmp_path):

@@ -79,6 +79,7 @@ app.command("app")(explaining.serve)
 app.command()(listing.methods)
 app.command()(listing.metrics)
 app.command()(listing.suites)
+app.command()(listing.losses)
 app.command()(listing.models)
 
 

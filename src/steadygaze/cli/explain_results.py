@@ -21,6 +21,7 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.runs.messages import plural as counted
 
+MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_ROWS = 12  # images in grid.png
 TABLE_ROWS = 20  # images in the printed table
 MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
@@ -241,6 +242,11 @@ def print_files(request: ExplainOptions, results: Results, console: Console) -> 
         print_line(console, f"  {request.out / name}  {content}")
 
 
+def _shortened(name: str) -> str:
+    """At most MAX_NAME bytes: file systems allow 255, and method and class are added to it."""
+    return name.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
+
+
 def unique_names(image_files: list[Path]) -> dict[Path, str]:
     """A short name for each file: its stem, with folders or a number added where stems are equal."""
     names: dict[Path, str] = {}
@@ -248,7 +254,7 @@ def unique_names(image_files: list[Path]) -> dict[Path, str]:
     for file in image_files:
         words = (*file.parts[:-1], file.stem)
         parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
-        choices = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        choices = [_shortened("-".join(parts[start:])) for start in range(len(parts) - 1, -1, -1)]
         unused = (choice for choice in choices if choice.lower() not in taken)
         name = next(unused, f"{choices[0]}-{len(taken)}")
         taken.add(name.lower())  # some file systems do not distinguish A.png from a.png

@@ -78,6 +78,23 @@ def print_suites(json: bool, console: Console | None = None) -> None:
     (console or Console()).print(table)
 
 
+def print_losses(json: bool, console: Console | None = None) -> None:
+    """Print every training loss with its options and a summary."""
+    from steadygaze.training.losses.registry import list_losses
+
+    losses = list_losses()
+    if json:
+        print(json_module.dumps([asdict(info) for info in losses], indent=2, default=str))
+        return
+    columns = ("name", "masks", "summary", "options")
+    table = Table(*columns, title=f"{len(losses)} losses", title_justify="left", box=SIMPLE)
+    for info in losses:
+        needs_masks = "required" if info.needs_masks else "-"
+        options = ", ".join(f"{name}={default}" for name, default in info.options.items())
+        table.add_row(info.name, needs_masks, escape(info.summary), escape(options))
+    (console or Console()).print(table)
+
+
 def print_models(pattern: str, json: bool, console: Console | None = None) -> None:
     """Print the models whose name matches the pattern."""
     from steadygaze.loading import model_names

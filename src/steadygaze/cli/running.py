@@ -169,24 +169,3 @@ def print_unreadable(rows: Rows, console: Console) -> int:
 def print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print text as it is: no markup, no highlighting, no wrapping."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-# the names of the first version, until every command uses those above
-say, tell_unreadable = print_line, print_unreadable
-
-
-@contextmanager
-def progress(
-    total: int, place: World, notes: Console, verb: str, unit: str
-) -> Iterator[Callable[[int, int], None]]:
-    """The callback of the first version, (finished, computed), shown by `progress_bar`."""
-    done = resumed = 0
-    with progress_bar(notes, visible=not place.rank) as on_progress:
-
-        def told(finished: int, computed: int) -> None:
-            nonlocal done, resumed
-            done, resumed = done + finished, resumed + finished - computed
-            on_progress(Progress(verb, done, total, unit, resumed))
-
-        on_progress(Progress(verb, 0, total, unit))
-        yield told

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -214,12 +213,6 @@ def _most_frequent(ids: np.ndarray, leave_out: tuple[int, ...]) -> int:
 
 def _coded(inside: np.ndarray, border: np.ndarray) -> Pixels:
     return np.where(border, BORDER, np.where(inside, OBJECT, 0)).astype(np.uint8)
-
-
-def geometry(source: str, recipe: dict[str, Any]) -> Callable[[Image.Image], Image.Image]:
-    from steadygaze.data.preprocess import Preprocess
-
-    return lambda mask: Image.fromarray(Preprocess(recipe).mask(mask).numpy())
 
 
 Labelled = LabelledImages

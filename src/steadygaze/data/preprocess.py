@@ -228,10 +228,6 @@ class Preprocess:
     # -- below: how ------------------------------------------------------------------------------------
 
     @property
-    def transforms(self) -> list[Any]:
-        return self._steps()
-
-    @property
     def _timm(self) -> bool:
         return "resize" not in self.config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ WRAPPERS = (
     "weights",
 )
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.")
+MAX_EXPANDED = 2**24  # bytes up to which a tensor may repeat its data, as `expand` does
 COUNTER = ".num_batches_tracked"  # of batch norms: only training reads it, and files of old versions lack it
+MAX_CLASSES = 100_000  # of a classifier whose width is read from a file
 SHOWN = 5  # names that an error lists
+MAX_NAME = 200  # characters of each
 
 
 def read_weights(path: str | Path) -> Weights:
@@ -37,12 +41,15 @@ def read_weights(path: str | Path) -> Weights:
             f"expected a checkpoint file (.safetensors, .pth, .pt, .bin), got {path}: no such file"
         )
     try:
+        _check_not_compressed(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except BadCheckpoint:
+        raise
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
             f"{path} holds more than tensors: reading it would execute code from the file, which steadygaze "
@@ -51,7 +58,43 @@ def read_weights(path: str | Path) -> Weights:
     except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise BadCheckpoint(f"{path} is not a readable checkpoint ({reason})") from error
-    return _unwrap(content, path)
+    weights = _unwrap(content, path)
+    _check_tensors(weights, path)
+    return weights
+
+
+def _check_not_compressed(path: Path) -> None:
+    """torch.save does not compress. A compressed entry may be a thousand times as large in memory."""
+    if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise BadCheckpoint(
+                    f"{path}: expected a file as torch.save writes it, got compressed entries"
+                )
+
+
+def _check_tensors(weights: Weights, path: Path) -> None:
+    """`BadCheckpoint` for tensors that no model of ours can load, or that are larger than the file."""
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise BadCheckpoint(f"{path}: expected names of tensors, got {name!r:.80}")
+        kind = _unusual_kind(value)
+        if kind:
+            raise BadCheckpoint(f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}")
+
+
+def _unusual_kind(value: Tensor) -> str | None:
+    if value.is_quantized:
+        return "quantised"
+    if value.layout != torch.strided:
+        return f"sparse ({value.layout})"
+    if value.is_meta:
+        return "without data (a meta tensor)"
+    if value.is_complex():
+        return f"complex ({value.dtype})"
+    if value.numel() * value.element_size() > max(value.untyped_storage().nbytes(), MAX_EXPANDED):
+        return f"larger than its data: {tuple(value.shape)} expanded"
+    return None
 
 
 def _unwrap(content: Any, path: Path) -> Weights:
@@ -73,7 +116,7 @@ def _unwrap(content: Any, path: Path) -> Weights:
 def match_names(weights: Weights, model: nn.Module) -> Weights:
     """Strip prefixes such as "module." that every name in the file has and the model's own names do not."""
     wanted = set(model.state_dict())
-    while not wanted & set(weights):
+    while weights and not wanted & set(weights):
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in weights)), None)
         if prefix is None:
             break
@@ -93,14 +136,40 @@ def fit(model: nn.Module, weights: Weights, source: str) -> None:
         for name in expected
         if name in weights and expected[name].shape != weights[name].shape
     ]
-    if missing or unexpected or mismatched:
-        groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", mismatched))
+    mistyped = [
+        f"{name}: model {expected[name].dtype}, file {weights[name].dtype}"
+        for name in expected
+        if name in weights and _number_kind(expected[name]) != _number_kind(weights[name])
+    ]
+    if missing or unexpected or mismatched or mistyped:
+        groups = (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", mismatched),
+            ("of another type", mistyped),
+        )
         differences = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in groups if names)
         raise BadCheckpoint(
             f"{source} does not fit {type(model).__name__}, which expects {len(expected)} tensors: "
             f"{differences}. Give the model name that these weights were trained with."
         )
+    _check_finite(model, weights, source)
     model.load_state_dict(weights)
+
+
+def _number_kind(value: Tensor) -> str:
+    return "float" if value.is_floating_point() else "bool" if value.dtype == torch.bool else "integer"
+
+
+def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
+    """`BadCheckpoint` for parameters that are not finite in the model's own type. Buffers may hold -inf."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        value = weights[name].to(parameter.dtype)
+        if not torch.isfinite(value).all():
+            raise BadCheckpoint(
+                f"{source}: {name} has NaN or infinite values as {parameter.dtype}. The training that wrote "
+                "it may have diverged: use an earlier checkpoint."
+            )
 
 
 def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
@@ -108,6 +177,12 @@ def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
     for head in heads:
         for name, value in weights.items():
             if value.ndim in (2, 4) and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
+                if value.shape[0] > MAX_CLASSES:
+                    raise BadCheckpoint(
+                        f"{name}: expected a classifier of at most {MAX_CLASSES:,} classes, got "
+                        f"{value.shape[0]:,}. Give num_classes if that is meant.",
+                        option="num_classes",
+                    )
                 return int(value.shape[0])
     return None
 
@@ -122,7 +197,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _first(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join(name[:MAX_NAME] for name in names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _first_line(error: Exception) -> str:

@@ -26,7 +26,9 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
         yield
     except SteadygazeError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        if not local and not isinstance(error, OSError | RuntimeError | ValueError):
+            raise  # no fault of the hub; of a folder, everything is the folder's
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if local:
             raise BadCheckpoint(

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from steadygaze.data.images import first_line
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.loading.build import build_model
-from steadygaze.loading.checkpoint import fit, head_width, read_weights, weights_hash  # noqa: F401
+from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
@@ -98,6 +100,18 @@ def _build(
 ) -> BuiltModel:
     if checkpoint is None:
         return build_model(name, num_classes=num_classes, trust_remote_code=trust_remote_code)
+    try:
+        return _build_with_weights(name, checkpoint, num_classes, from_run, trust_remote_code)
+    except SteadygazeError:
+        raise
+    except Exception as error:  # whatever the libraries raise about a file that nobody has checked
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise BadCheckpoint(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
+
+
+def _build_with_weights(
+    name: str, checkpoint: str | Path, num_classes: int | None, from_run: bool, trust_remote_code: bool
+) -> BuiltModel:
     description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
     if description is not None and (from_run or description["model"] == name):
         return rebuild(description, weights, origin, num_classes, trust_remote_code=trust_remote_code)
@@ -153,4 +167,8 @@ def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
         raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
 
 
-Loaded = LoadedModel
+def __getattr__(name: str) -> Any:
+    if name == "Loaded":
+        warnings.warn("Loaded is deprecated, use LoadedModel", DeprecationWarning, stacklevel=2)
+        return LoadedModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

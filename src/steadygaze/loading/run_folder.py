@@ -3,41 +3,31 @@ arguments, modules, classes and preprocessing."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import Weights, fit
+from steadygaze.loading.description import METADATA_KEY, Description, check_arguments, read_description
 from steadygaze.loading.loaded import BuiltModel
-from steadygaze.loading.timm_models import build_timm_model
-from steadygaze.modules import restore, segmenter
+from steadygaze.loading.timm_models import build_timm_model, check_model_size
+from steadygaze.modules import segmenter
 
+__all__ = [
+    "METADATA_KEY",
+    "WEIGHTS",
+    "Description",
+    "described_preprocess",
+    "read_description",
+    "rebuild",
+    "run_weights",
+]
 WEIGHTS = "model.safetensors"
-METADATA_KEY = "steadygaze"
 BACKBONE_PREFIX = "backbone."  # of the names of the vision transformer inside a segmenter
-
-Description = dict[str, Any]
-
-
-def read_description(checkpoint: str | Path) -> Description | None:
-    """How a .safetensors file describes its model; None if it is not one that `steadygaze train` wrote."""
-    path = Path(checkpoint)
-    if path.suffix != ".safetensors" or not path.is_file():
-        return None
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as opened:
-            text = (opened.metadata() or {}).get(METADATA_KEY)
-    except (OSError, SafetensorError):
-        return None  # `read_weights` reports what is wrong with it
-    if text is None:
-        return None
-    description: Description = json.loads(text)
-    return description
 
 
 def run_weights(name: str) -> Path | None:
@@ -73,6 +63,8 @@ def rebuild(
             if key.startswith(BACKBONE_PREFIX)
         }
     if library == "timm":
+        check_arguments(description, inner, origin)
+        check_model_size(description["model"], count, description["arguments"], inner, origin)
         built = build_timm_model(
             description["model"], inner, origin, count, arguments=description["arguments"]
         )
@@ -85,6 +77,7 @@ def rebuild(
             trust_remote_code=trust_remote_code,
         )
     model = built.model
+    _check_image_size(model, description["size"], origin)
     class_names = description["classes"]
     if class_names is None and segments is None:
         class_names = built.class_names
@@ -94,6 +87,16 @@ def rebuild(
     return BuiltModel(
         model, described_preprocess(description), None if class_names is None else tuple(class_names), library
     )
+
+
+def _check_image_size(model: nn.Module, size: Sequence[int], origin: str) -> None:
+    """`BadCheckpoint` if the described images are not those that a model of one size takes."""
+    embedding = getattr(model, "patch_embed", None)
+    own = getattr(embedding, "img_size", None)
+    if own and getattr(embedding, "strict_img_size", False) and tuple(own) != tuple(size):
+        raise BadCheckpoint(
+            f"{origin}: its description says images of {tuple(size)}, but its model takes {tuple(own)}"
+        )
 
 
 def described_preprocess(description: Description) -> Preprocess:
@@ -108,6 +111,3 @@ def described_preprocess(description: Description) -> Preprocess:
             "crop_mode": "center",
         }
     )
-
-
-told_by, with_modules = read_description, restore

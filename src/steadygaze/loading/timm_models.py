@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import signature
 from typing import Any
 
+import torch
 from torch import nn
 
 import steadygaze.models  # noqa: F401 - registers RVT, FAN, PVT and LocalViT with timm
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.loading.checkpoint import Weights, fit, head_width, match_names
 from steadygaze.loading.hub import hub
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+SPARE_ELEMENTS = 10_000_000  # that a model may have beyond twice those of its file
 
 
 def is_timm_name(name: str) -> bool:
@@ -79,6 +83,63 @@ def create_timm_model(
         return create()
     with hub(name):
         return create()
+
+
+@cache
+def constructor_arguments(name: str) -> frozenset[str]:
+    """Names of the keyword arguments that the model's class, and timm's function for this model, take."""
+    import timm
+
+    functions: list[Any] = [timm.model_entrypoint(name)]
+    for kind in type(_meta_model(name)).__mro__:
+        constructor = vars(kind).get("__init__")
+        if constructor is None:
+            continue
+        functions.append(constructor)
+        if not any(p.kind is p.VAR_KEYWORD for p in signature(constructor).parameters.values()):
+            break
+    names = {
+        p.name
+        for function in functions
+        for p in signature(function).parameters.values()
+        if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    }
+    return frozenset(names - {"self", "pretrained", "num_classes"})
+
+
+def check_model_size(
+    name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
+) -> None:
+    """`BadCheckpoint` if the model is much larger than the file: checked before its memory is allocated."""
+    if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
+        return
+    try:
+        model = _meta_model(name, num_classes=num_classes, **arguments)
+    except Exception as error:  # of constructors that were given odd values
+        raise BadCheckpoint(
+            f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
+        ) from error
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
+    available = sum(tensor.numel() for tensor in weights.values())
+    if needed > 2 * available + SPARE_ELEMENTS:
+        raise BadCheckpoint(
+            f"{origin} does not fit {name}: the model that it describes has {needed:,} elements, the file "
+            f"{available:,}"
+        )
+
+
+def _meta_model(name: str, **arguments: Any) -> nn.Module:
+    """The model without memory for its weights, where its constructor allows that."""
+    import timm
+
+    try:
+        with torch.device("meta"):
+            model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        model = timm.create_model(name, pretrained=False, **arguments)  # it computes with tensors
+    return model
 
 
 def classifier_names(name: str) -> list[str]:

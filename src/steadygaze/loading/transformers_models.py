@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
@@ -19,9 +20,13 @@ from steadygaze.errors import BadCheckpoint, BadInput
 from steadygaze.loading.checkpoint import Weights, fit, head_width, read_weights
 from steadygaze.loading.hub import hub
 from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.timm_models import SPARE_ELEMENTS
 from steadygaze.modules import restore
 
 SHOWN = 5  # names of tensors that an error lists
+MAX_SIZE = 1_000_000  # of any integer in a config.json
+MAX_REPEATS = 1_000  # of a number of layers there
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def build_transformers_model(
@@ -44,6 +49,7 @@ def build_transformers_model(
         _check_kernel(config, name, trust_remote_code)
         segments = any(kind.endswith("ForSemanticSegmentation") for kind in config.architectures or ())
         auto = AutoModelForSemanticSegmentation if segments else AutoModelForImageClassification
+        _check_sizes(config, auto, name, trust)
         if weights is None:
             model, missing = _pretrained(auto, name, trust)
         else:
@@ -102,6 +108,35 @@ def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
     implementation = getattr(config, "_attn_implementation", None)
     if not trust_remote_code and isinstance(implementation, str) and "/" in implementation:
         raise _needs_code(name, f"its config asks for the compiled code of {implementation}")
+
+
+def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
+    """`BadCheckpoint` if the config of a folder describes a model much larger than the folder's weights."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    for key, value in config.to_dict().items():
+        limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
+        sizes = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(size, int) and size > limit for size in sizes):
+            raise BadCheckpoint(
+                f"{name}: config.json: expected {key} of at most {limit:,}, got {value!r:.80}"
+            )
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(config, **options)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" in str(error):
+            return  # its constructor computes with tensors
+        raise
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
+    files = [file for suffix in WEIGHT_SUFFIXES for file in folder.glob(f"*{suffix}") if file.is_file()]
+    available = sum(file.stat().st_size for file in files)
+    if needed > 2 * available + SPARE_ELEMENTS:
+        raise BadCheckpoint(
+            f"{name}: config.json describes a model of {needed:,} elements, "
+            f"the weights have {available:,} bytes"
+        )
 
 
 def _needs_code(name: str, reason: str) -> BadCheckpoint:

@@ -19,6 +19,11 @@ from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 
 Allocation = str | tuple[int, ...]
 ALLOCATIONS = ("all", "shallow", "deep")
+MAX_SPEC = 4096  # bytes of a specification in a checkpoint
+SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in a specification, with types
+    "TAP": {"kind": str, "branches": int, "temperature": (int, float)},
+    "CB": {"variant": str, "position": str},
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,30 @@ class Inserted(nn.Module):
 
 
 def decode(state: Tensor) -> dict[str, Any]:
-    """The specification that `get_extra_state` wrote."""
-    return json.loads(bytes(state.cpu().to(torch.uint8).tolist()).decode("ascii"))
+    """The specification that `get_extra_state` wrote; `BadCheckpoint` if it is anything else.
+
+    Keys and types are checked here, ranges by `TAP` and `CB`.
+    """
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.dim() != 1:
+        raise BadCheckpoint("an inserted module (_extra_state): expected a row of bytes")
+    if len(state) > MAX_SPEC:
+        raise BadCheckpoint(
+            f"an inserted module (_extra_state): expected at most {MAX_SPEC} bytes, got {len(state)}"
+        )
+    try:
+        spec = json.loads(bytes(state.tolist()).decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint("an inserted module (_extra_state): expected JSON") from error
+    kind = spec.get("module") if isinstance(spec, dict) else None
+    options = SPEC_OPTIONS.get(kind, {}) if isinstance(kind, str) else {}
+    for key, value in spec.items() if options else ():
+        if key != "module" and (isinstance(value, bool) or not isinstance(value, options.get(key, ()))):
+            raise BadCheckpoint(
+                f"an inserted module (_extra_state): {kind} has no option {key}={value!r:.80}"
+            )
+    if not options:
+        raise BadCheckpoint(f"an inserted module (_extra_state): expected TAP or CB, got {kind!r:.80}")
+    return spec
 
 
 def describe(spec: dict[str, Any]) -> str:

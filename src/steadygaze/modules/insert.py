@@ -99,6 +99,8 @@ def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
                 continue
             spec = dict(needed.pop(path))
             kind = spec.pop("module")
+            if (kind == "TAP") != (child == "tap"):
+                raise BadCheckpoint(f"the checkpoint has a {kind} at {path}, where only another kind can be")
             if kind == "TAP":
                 _insert_tap(vit, i, grids[i], TAP(**spec))
             else:

@@ -36,6 +36,7 @@ from steadygaze.modules.base import Allocation, Cost, Inserted, checked_allocati
 
 Kind = Literal["dilated", "kernels", "average3", "average5", "depthwise", "convolution"]
 WITH_BRANCHES = ("dilated", "kernels")
+MAX_BRANCHES = 64  # branch k reaches k tokens far: more than any grid has use for
 DENSE = 512  # number of tokens up to which T is a dense matrix
 
 
@@ -51,9 +52,11 @@ class TAP:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UnknownName("kind of pooling", str(self.kind), get_args(Kind))
-        if isinstance(self.branches, bool) or not isinstance(self.branches, int) or self.branches < 2:
+        is_integer = isinstance(self.branches, int) and not isinstance(self.branches, bool)
+        if not is_integer or not 2 <= self.branches <= MAX_BRANCHES:
             raise BadInput(
-                f"branches: expected an integer of 2 or more (the tokens and one pool), got {self.branches!r}"
+                f"branches: expected an integer of 2 or more (the tokens and one pool), at most "
+                f"{MAX_BRANCHES}, got {self.branches!r}"
             )
         if not isinstance(self.temperature, (int, float)) or not 0 < self.temperature < float("inf"):
             raise BadInput(f"temperature: expected a number above 0, got {self.temperature!r}")

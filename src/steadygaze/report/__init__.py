@@ -1,1 +1,1 @@
-"""From rows to one HTML file that works offline. It reads rows and nothing else, except for the pictures it shows."""
+"""Reports: from rows to one HTML file that works offline. Besides rows, only the images it shows are read."""

@@ -22,7 +22,7 @@ class Bar:
     low: float
     high: float
     rank: int = 0
-    told: str = ""
+    tooltip: str = ""
 
 
 def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None = None) -> str:
@@ -43,22 +43,18 @@ def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{height - ROOM + 15}" text-anchor="middle">{value:g}</text>'
         )
-    parts.append(
-        f'<text class="axis" x="{(left + WIDTH - right) / 2:.1f}" y="{height - 4}" text-anchor="middle">'
-        f"{escape(x_label)}</text>"
-    )
+    middle = f'x="{(left + WIDTH - right) / 2:.1f}" y="{height - 4}" text-anchor="middle"'
+    parts.append(f'<text class="axis" {middle}>{escape(x_label)}</text>')
     for i, bar in enumerate(rows):
         y = ROW * i + ROW / 2
-        parts.append(
-            f'<text class="tick" x="{left - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end">'
-            f"{escape(bar.name)}</text>"
-        )
+        at_name = f'x="{left - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end"'
+        parts.append(f'<text class="tick" {at_name}>{escape(bar.name)}</text>')
         if not math.isfinite(bar.value):
             continue
         colour = f"c{bar.rank}" if bar.rank < COLOURS else "rest"
         box = f'x="{left:.1f}" y="{y - 6:.1f}" width="{at(bar.value) - left:.1f}" height="12" rx="2"'
-        text = bar.told or f"{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
-        tooltip = f"<title>{escape(text)}</title>"
+        tooltip = bar.tooltip or f"{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
+        tooltip = f"<title>{escape(tooltip)}</title>"
         parts.append(f'<rect class="dot {colour}" opacity=".78" {box}>{tooltip}</rect>')
         parts.append(
             f'<line class="over" x1="{at(bar.low):.1f}" x2="{at(bar.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -81,16 +77,12 @@ def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str
                 continue
             x, y = 26 + side * c, side * r
             shade = 0.12 + 0.75 * max(0.0, min(value, 100.0)) / 100
-            parts.append(
-                f'<rect class="dot c1" opacity="{shade:.2f}" x="{x}" y="{y}" '
-                f'width="{side - 3}" height="{side - 3}" rx="3"/>'
-            )
-            place = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
-            parts.append(f'<text class="over" {place}>{value:.0f}</text>')
-    parts.append(
-        f'<text class="axis" x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle">'
-        f"{escape(names[0])}</text>"
-    )
+            cell = f'x="{x}" y="{y}" width="{side - 3}" height="{side - 3}" rx="3"'
+            parts.append(f'<rect class="dot c1" opacity="{shade:.2f}" {cell}/>')
+            centre = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
+            parts.append(f'<text class="over" {centre}>{value:.0f}</text>')
+    below = f'x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle"'
+    parts.append(f'<text class="axis" {below}>{escape(names[0])}</text>')
     middle = side * rows / 2
     turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'
     parts.append(f'<text class="axis" {turned}>{escape(names[1])}</text>')

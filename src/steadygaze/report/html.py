@@ -1,5 +1,6 @@
-"""The report: ranking, curves, scatter, start layers, sample images, settings; one HTML file, table.csv,
-table.md.
+"""The report of verify runs: ranking, curves, scatter, start layers, sample images, settings.
+
+Writes report.html, table.csv and table.md.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ def write_report(
 ) -> list[Path]:
     """Write the report of these runs; returns the files: report.html, table.csv, table.md.
 
-    baseline: the method that the others are compared with, as `method` or `method/score`; None is the best
-        one
+    baseline: the method the others are compared with, as `method` or `method/score`; None: the best one
     """
     rows = Rows.read(*folders)
     if STRESS in rows.kinds:
@@ -79,9 +79,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 
 
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
-    """A page from a template of this folder, with the settings of its runs and the unusable images of
-    `rows`.
-    """
+    """A page from a template of this folder, with its runs' settings and the rows that could not be used."""
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -234,7 +232,7 @@ def _start(section: Section) -> Figure | None:
 
 
 def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
-    """Rank correlation of the maps of each two methods, mean over the images; the best methods first."""
+    """Pairwise rank correlation of the maps of two methods, mean over the images; the best methods first."""
     columns = [(method, score) for method, score in run["settings"].get("columns", [])]
     lines = [line for line in section.lines if line in columns][: svg.CELLS]
     details = [section.detail("agreement", line) for line in lines]
@@ -245,8 +243,10 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
     chart = svg.matrix(
         [_called(line, section) for line in lines], [np.nanmean(d, axis=0)[indices].tolist() for d in whole]
     )
-    note = "rank correlation of their maps, mean over the images; best method first, in rows and columns"
-    return Figure("Which methods agree", note, chart)
+    caption = (
+        "rank correlation of their maps, mean over the images; best method first, columns ordered as the rows"
+    )
+    return Figure("Which methods agree", caption, chart)
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:

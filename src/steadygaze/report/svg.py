@@ -1,6 +1,4 @@
-"""Small charts as SVG text. Colours are CSS variables of the page (`--c0`, `--c1`, ...): dark mode reaches
-them.
-"""
+"""Small charts as SVG text. Colours are CSS variables of the page (`--c0`, `--c1`, ...), for dark mode."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ LETTER = 6.2  # pixels; enough to keep labels apart
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one point of a chart; `rank` decides its colour. Limits, if given, are drawn as
-    whiskers.
-    """
+    """One line or point of a chart; `rank` selects its colour. Limits, if given, are drawn as whiskers."""
 
     name: str
     x: Sequence[float]
@@ -138,9 +134,7 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Numbers in −1..1 between each two names: the stronger the colour, the more alike; the second colour
-    where opposed.
-    """
+    """Pairwise values in −1..1: opacity is the absolute value, negative values have the second colour."""
     left = 14 + LETTER * max(map(len, names))
     side = (WIDTH - left - RIGHT) / len(names)
     parts = []
@@ -161,8 +155,8 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
                 parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
     height = TOP + len(names) * side + 6
     body = "".join(parts)
-    label = 'role="img" aria-label="agreement between methods"'
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" {label}>{body}</svg>'
+    box = f'viewBox="0 0 {WIDTH} {height:.0f}"'
+    return f'<svg class="chart" {box} role="img" aria-label="agreement between methods">{body}</svg>'
 
 
 def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str:
@@ -170,8 +164,8 @@ def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str
     room = span[1] - span[0] or 1.0
     at = [f"{3 + 90 * (v - span[0]) / room:.1f}" for v in (low, value, high)]
     line = f'<line x1="{at[0]}" x2="{at[2]}" y1="5" y2="5"/>'
-    dot = f'<circle cx="{at[1]}" cy="5" r="2.6"/>'
-    return f'<svg class="bar" viewBox="0 0 96 10" aria-hidden="true">{line}{dot}</svg>'
+    circle = f'<circle cx="{at[1]}" cy="5" r="2.6"/>'
+    return f'<svg class="bar" viewBox="0 0 96 10" aria-hidden="true">{line}{circle}</svg>'
 
 
 def _number(value: float) -> str:

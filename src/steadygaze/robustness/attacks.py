@@ -4,7 +4,8 @@ arXiv:1706.06083).
 With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
 
     FGSM    x' = clip(x + ε · sign ∂J/∂x, 0, 1)
-    PGD     x₀ = clip(x + U(−ε, ε), 0, 1)      x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
+    PGD     x₀ = clip(x + U(−ε, ε), 0, 1)
+            x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
 
 Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full
 scale, so that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is
@@ -76,8 +77,8 @@ def budget(name: str, value: float) -> float:
         )
     if value >= 1:
         raise BadInput(
-            f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like grey levels of 0..255: "
-            f"pass {value:g}/255"
+            f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like "
+            f"grey levels of 0..255: pass {value:g}/255"
         )
     return float(value)
 
@@ -94,8 +95,9 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
         got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise BadInput(f"expected normalised floating-point images (B, C, H, W), at least one, got {got}")
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
+        channels = images.shape[1]
         raise BadInput(
-            f"mean, std: expected {images.shape[1]} numbers each, std above 0, got {list(mean)} and {list(std)}"
+            f"mean, std: expected {channels} numbers each, std above 0, got {list(mean)} and {list(std)}"
         )
     m, s = (
         torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std)
@@ -104,8 +106,8 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
     low, high = float(x.min()), float(x.max())
     if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
         raise BadInput(
-            f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], expected [0, 1]: "
-            "give the normalised images, and the mean and std that they were normalised with"
+            f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], "
+            "expected [0, 1]: give the normalised images, and the mean and std that they were normalised with"
         )
     return x.clamp(0, 1), m, s
 
@@ -168,9 +170,8 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         x = x.detach().clone().requires_grad_()
         logits = logits_of(model((x - m) / s))
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
-            raise BadInput(
-                f"labels: expected classes 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}"
-            )
+            lowest, highest = int(labels.min()), int(labels.max())
+            raise BadInput(f"labels: expected classes 0..{logits.shape[1] - 1}, got {lowest}..{highest}")
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
     return slope

@@ -1,16 +1,15 @@
-"""What attention does while the picture is corrupted: how wide, how concentrated, how stable, how varied, how
-far.
+"""Attention of clean and corrupted images: entropy, concentration, distance, diversity, stability.
 
-A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what token j is given, Σ c_j = 1.
+A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what token j receives, Σ c_j = 1.
 
-| measure   | formula                                                       | range      |                              |
-| entropy   | mean_i −Σ_j A_ij ln A_ij, 0 ln 0 = 0                          | 0..ln N    | high: spread out             |
-| overfocus | Σ of the k largest c_j                                        | k/N..1     | high: few tokens take it all |
-| gini      | Gini coefficient of c                                         | 0..1 − 1/N | high: the same, without k    |
-| peak      | N · max_j c_j                                                 | 1..N       | times the even share         |
-| distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalised   | patches    | high: looks far              |
-| diversity | mean over heads h < h' of cos(vec A_h, vec A_h')              | 0..1       | **lower** is more diverse    |
-| stability | cos(vec A_h(clean), vec A_h(corrupted))                       | 0..1       | high: stays as it was        |
+| measure   | formula                                                     | range      | high means         |
+| entropy   | mean_i −Σ_j A_ij ln A_ij, 0 ln 0 = 0                        | 0..ln N    | spread out         |
+| overfocus | Σ of the k largest c_j                                      | k/N..1     | few tokens dominate|
+| gini      | Gini coefficient of c                                       | 0..1 − 1/N | few tokens dominate|
+| peak      | N · max_j c_j                                               | 1..N       | one token dominates|
+| distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalised | patches    | long range         |
+| diversity | mean over heads h < h' of cos(vec A_h, vec A_h')            | 0..1       | **less** diverse   |
+| stability | cos(vec A_h(clean), vec A_h(corrupted))                     | 0..1       | unchanged          |
 
 Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and diversity as in TAP
 (docs/equations.md#attention-stability), distance as in ViT (Dosovitskiy et al., app. D.7) with patches as the
@@ -57,7 +56,8 @@ def walk(
     then it is dropped."""
     if not vit.plan.global_attention:
         raise MethodUnavailable(
-            f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): its attention cannot be measured so"
+            f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): "
+            "its attention cannot be measured so"
         )
     with torch.no_grad(), evaluation_mode(vit.model):
         streams = [vit.embed(images) for images in batches]
@@ -232,11 +232,11 @@ def attention_picture(
     if not -depth <= layer < depth:
         raise BadInput(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
     batches = [clean] if corrupted is None else [clean, corrupted]
-    if any(not isinstance(b, Tensor) or b.dim() != 4 or len(b) != 1 for b in batches) or len(
-        pictures
-    ) not in (0, len(batches)):
+    single = all(isinstance(b, Tensor) and b.dim() == 4 and len(b) == 1 for b in batches)
+    if not single or len(pictures) not in (0, len(batches)):
         raise BadInput(
-            f"expected one image (1, 3, H, W) in each row, and no pictures or {len(batches)}, got {[_shape(b) for b in batches]}"
+            f"expected one image (1, 3, H, W) in each row, and no pictures or {len(batches)}, "
+            f"got {[_shape(b) for b in batches]}"
         )
     kept: list[Tensor] = []
 

@@ -1,12 +1,12 @@
-"""What changed between two models on the same pictures: by class, by picture, and whether it could be chance.
+"""What changed between two models on the same images: by class, by image, and whether it could be chance.
 
-before, after     right or wrong for each picture, in the same order       gained: wrong → right       lost: right → wrong
+before, after     correct or not for each image, in the same order; gained: wrong → right, lost: right → wrong
 Wilson            interval of one accuracy (E. B. Wilson, 1927)
-Newcombe          interval of a paired difference, from two Wilson intervals and their correlation (method 10 of
-                  R. G. Newcombe, Statistics in Medicine 17, 1998): holds with few pictures a class, where a
-                  bootstrap of two equal pictures would claim certainty
-McNemar           exact two-sided test that as many are gained as lost: binomial of gained among gained + lost, p = 1/2
-bootstrap         paired, percentile, seeded: any number a picture
+Newcombe          interval of a paired difference, from two Wilson intervals and their correlation (method 10
+                  of R. G. Newcombe, Statistics in Medicine 17, 1998): valid with few images per class, where
+                  a bootstrap of two equal images would have zero width
+McNemar           exact two-sided test of gained = lost: binomial of gained among gained + lost, p = 1/2
+bootstrap         paired, percentile, seeded; for any number per image
 
 Formulas: docs/equations.md#paired-changes.
 """
@@ -74,7 +74,8 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
     labels, before, after = np.asarray(labels), *_pair(before, after)
     if labels.shape != before.shape or labels.dtype.kind not in "iu":
         raise BadInput(
-            f"labels: expected one class index for each of {len(before)} pictures, got {labels.dtype} {labels.shape}"
+            f"labels: expected one class index for each of {len(before)} images, "
+            f"got {labels.dtype} {labels.shape}"
         )
     found = []
     for label in np.unique(labels):
@@ -147,7 +148,8 @@ def paired_difference(
         or not np.isfinite(b).all()
     ):
         raise BadInput(
-            f"expected two finite numbers for each picture, in the same order, got shapes {a.shape} and {b.shape}"
+            "expected two finite numbers for each image, in the same order, "
+            f"got shapes {a.shape} and {b.shape}"
         )
     if repeats < 1:
         raise BadInput(f"repeats: expected 1 or more, got {repeats}")

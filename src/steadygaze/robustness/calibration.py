@@ -1,6 +1,8 @@
-"""Calibration: is a model as sure as it is right? (Guo et al., arXiv:1706.04599)
+"""Expected calibration error: confidence against accuracy (Guo et al., arXiv:1706.04599).
 
-    ECE = Σ_m |B_m| / n · |accuracy(B_m) − confidence(B_m)|,   15 bins of equal width, B_m holds confidences in ((m−1)/15, m/15]
+    ECE = Σ_m |B_m| / n · |accuracy(B_m) − confidence(B_m)|
+
+with 15 bins of equal width; B_m holds the confidences in ((m−1)/15, m/15].
 
 0 is perfect, lower is better. Confidence is the largest probability. torchmetrics puts an exact 1.0 into a
 bin of its own; here it belongs to the last one, as in the paper.
@@ -44,9 +46,8 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
     right."""
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
-        raise BadInput(
-            f"right: expected {len(sure)} labels or booleans, at least one, got {getattr(right, 'shape', type(right).__name__)}"
-        )
+        got = getattr(right, "shape", type(right).__name__)
+        raise BadInput(f"right: expected {len(sure)} labels or booleans, at least one, got {got}")
     ok = right if right.dtype == torch.bool else logits.argmax(1) == right
     return reliability_of(sure, ok, bins=bins)
 
@@ -57,7 +58,8 @@ def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS
         raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
         raise BadInput(
-            f"expected one confidence and one answer for each picture, got {tuple(sure.shape)} and {tuple(right.shape)}"
+            "expected one confidence and one answer for each image, "
+            f"got {tuple(sure.shape)} and {tuple(right.shape)}"
         )
     sure, ok = sure.double(), right.double()
     if not bool(((sure >= 0) & (sure <= 1)).all()):

@@ -47,8 +47,9 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
     if len(heads) >= 2 and torch.allclose((heads[-2][1] + heads[-1][1]) / 2, logits, rtol=1e-4, atol=1e-5):
         return torch.cat([heads[-2][0], heads[-1][0]], 1)
     raise UnsupportedModel(
-        f"{type(module).__name__}: expected a classifier that ends in a linear layer (nn.Linear) whose output is the logits "
-        f"{tuple(logits.shape)}; saw {len(seen)} linear layers, none of them so. Give the features themselves to knn_accuracy."
+        f"{type(module).__name__}: expected a classifier that ends in a linear layer (nn.Linear) "
+        f"whose output is the logits {tuple(logits.shape)}; none of its {len(seen)} linear layers is. "
+        "Give the features themselves to knn_accuracy."
     )
 
 
@@ -134,10 +135,8 @@ def _checked_k(k: int, count: int) -> None:
 
 def _labels(name: str, x: Any, labels: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point() or not len(x):
-        raise BadInput(
-            f"{name}: expected features (pictures, width), floating point, got {getattr(x, 'shape', type(x).__name__)}"
-        )
+        got = getattr(x, "shape", type(x).__name__)
+        raise BadInput(f"{name}: expected features (images, width), floating point, got {got}")
     if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
-        raise BadInput(
-            f"{name} labels: expected {len(x)} class indices, got {getattr(labels, 'shape', type(labels).__name__)}"
-        )
+        got = getattr(labels, "shape", type(labels).__name__)
+        raise BadInput(f"{name} labels: expected {len(x)} class indices, got {got}")

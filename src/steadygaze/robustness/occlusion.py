@@ -2,8 +2,8 @@
 dropped.
 
     centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
-    random drop      a share r of the patches is removed, drawn anew for each image; the drops are nested: what is gone at
-                     a small share is gone at every larger one
+    random drop      a share r of the patches is removed, drawn per image; drops are nested: a patch removed
+                     at a small share is removed at every larger one
     salient drop     the same, patches of the highest score first (ties in raster order)
 
 Dropped patches are removed after `embed`, k = int(r·P) of P, prefix tokens stay and every other patch keeps
@@ -120,7 +120,8 @@ def salient_drop(
     def order(patches: int) -> Tensor:
         if scores.dim() != 3 or len(scores) != len(images) or scores[0].numel() != patches:
             raise BadInput(
-                f"scores: expected a map (B, rows, columns) of {patches} patches for each image, got {tuple(scores.shape)}"
+                f"scores: expected a map (B, rows, columns) of {patches} patches for each image, "
+                f"got {tuple(scores.shape)}"
             )
         if not torch.isfinite(scores).all():
             raise BadInput("scores: expected finite numbers, got NaN or infinity; such a map ranks nothing")

@@ -1,7 +1,7 @@
 """Scores of ImageNet-C and ImageNet-P (D. Hendrycks, T. Dietterich, arXiv:1903.12261). All: lower is better.
 
     CE_c  = sum_s E_{s,c} / sum_s E^Alex_{s,c}                       mCE  = 100 mean_c CE_c
-    rel_c = sum_s (E_{s,c} - E_clean) / sum_s (E^Alex_{s,c} - E^Alex_clean)      relative mCE = 100 mean_c rel_c
+    rel_c = sum_s (E_{s,c} - E_clean) / sum_s (E^Alex_{s,c} - E^Alex_clean); relative mCE = 100 mean_c rel_c
     FP_p  = mean over sequences and frames of 1[prediction differs]  mFR  = 100 mean_p FP_p / FP^Alex_p
     T5D_p = mean over sequences and frames of the top-5 distance     mT5D = 100 mean_p T5D_p / T5D^Alex_p
 
@@ -47,8 +47,9 @@ ALEXNET: dict[str, tuple[float, ...]] = {  # top-1 error at severities 1 to 5
 
 # flip probabilities at difficulty 1; not confirmed, see above
 ALEXNET_FLIPS: dict[str, float] = {
-    "gaussian_noise": 0.2365, "shot_noise": 0.3006, "motion_blur": 0.0930, "zoom_blur": 0.0594, "snow": 0.1193,
-    "brightness": 0.0489, "translate": 0.1101, "rotate": 0.1310, "tilt": 0.0705, "scale": 0.2353,
+    "gaussian_noise": 0.2365, "shot_noise": 0.3006, "motion_blur": 0.0930, "zoom_blur": 0.0594,
+    "snow": 0.1193, "brightness": 0.0489, "translate": 0.1101, "rotate": 0.1310, "tilt": 0.0705,
+    "scale": 0.2353,
 }  # fmt: skip
 
 Errors = Mapping[str, Sequence[float]]
@@ -164,7 +165,8 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
         raise BadInput(
-            f"expected predicted classes, integers (sequences, frames), got {predictions.dtype} {predictions.shape}"
+            "expected predicted classes, integers (sequences, frames), "
+            f"got {predictions.dtype} {predictions.shape}"
         )
     before, later = _pairs(predictions.shape[1], name, difficulty)
     return float((predictions[:, before] != predictions[:, later]).mean())
@@ -195,7 +197,8 @@ def _mean_ratio(values: Mapping[str, float], baseline: Mapping[str, float]) -> f
     missing = [name for name in PERTURBATIONS if name not in values or name not in baseline]
     if missing:
         raise BadInput(
-            f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; missing: {', '.join(missing)}"
+            f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; "
+            f"missing: {', '.join(missing)}"
         )
     return 100 * float(np.mean([values[name] / baseline[name] for name in PERTURBATIONS]))
 

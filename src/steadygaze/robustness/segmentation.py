@@ -6,7 +6,9 @@ Counts and IoU are those of `data.confusion`; pictures are corrupted by `corrupt
 | protocol | corruptions | severities | mean |
 | --- | --- | --- | --- |
 | `"all"` | every one that is given | every one that is given | over corruptions of the mean over severities |
-| `"cityscapes-c"` | the 16 of Cityscapes-C (Kamann & Rother 2020; Xie et al. 2021, "SegFormer") | noise 1 to 3, others 1 to 5 | the same |
+| `"cityscapes-c"` | the 16 of Cityscapes-C | noise 1 to 3, others 1 to 5 | the same |
+
+Cityscapes-C: Kamann & Rother 2020; Xie et al. 2021 (SegFormer).
 
 Formulas: docs/equations.md#miou.
 """
@@ -27,15 +29,37 @@ from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.vit.view import evaluation_mode
 
 __all__ = [
-    "CITYSCAPES_C", "IGNORED", "NOISE", "confusion", "iou", "iou_of", "label_map", "mean_miou", "miou", "overlaps", "pixel_accuracy",
-    "retention", "scores_of",
-]  # fmt: skip
+    "CITYSCAPES_C",
+    "IGNORED",
+    "NOISE",
+    "confusion",
+    "iou",
+    "iou_of",
+    "label_map",
+    "mean_miou",
+    "miou",
+    "overlaps",
+    "pixel_accuracy",
+    "retention",
+    "scores_of",
+]
 
 NOISE = ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise")
 CITYSCAPES_C = (
-    "motion_blur", "defocus_blur", "glass_blur", "gaussian_blur", *NOISE, "brightness", "contrast", "saturate", "jpeg_compression",
-    "snow", "spatter", "fog", "frost",
-)  # fmt: skip
+    "motion_blur",
+    "defocus_blur",
+    "glass_blur",
+    "gaussian_blur",
+    *NOISE,
+    "brightness",
+    "contrast",
+    "saturate",
+    "jpeg_compression",
+    "snow",
+    "spatter",
+    "fog",
+    "frost",
+)
 PROTOCOLS = ("all", "cityscapes-c")
 Protocol = Literal["all", "cityscapes-c"]
 
@@ -51,7 +75,8 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
     if not isinstance(found, Tensor) or found.dim() != 4:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
         raise UnsupportedModel(
-            f"expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; got {got}"
+            "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
+            f"got {got}"
         )
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
@@ -97,7 +122,8 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
             parts.append(sum(kept) / len(kept))
     if not parts:
         raise BadInput(
-            f"mean_miou: no corruption and severity of the protocol {protocol!r} is among {', '.join(found) or 'nothing'}"
+            f"mean_miou: no corruption and severity of the protocol {protocol!r} "
+            f"is among {', '.join(found) or 'nothing'}"
         )
     return sum(parts) / len(parts)
 

@@ -24,8 +24,17 @@ from steadygaze.robustness.corruptions.pixelwise import brightness, gaussian_noi
 from steadygaze.robustness.corruptions.weather import fallen, flakes
 
 PERTURBATIONS = (
-    "gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow", "brightness", "translate", "rotate", "tilt", "scale",
-)  # fmt: skip
+    "gaussian_noise",
+    "shot_noise",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "brightness",
+    "translate",
+    "rotate",
+    "tilt",
+    "scale",
+)
 NOISE = ("gaussian_noise", "shot_noise")  # compared with the first frame
 
 # number of frames, then what the kind needs
@@ -157,7 +166,8 @@ def sequence(
     size = min(224, shorter) if size is None else size
     if not SMALLEST <= size <= shorter:
         raise BadInput(
-            f"expected a size of {SMALLEST} to {shorter}, the picture's shorter side, got {size}; enlarge the picture first"
+            f"expected a size of {SMALLEST} to {shorter}, the image's shorter side, got {size}; "
+            "enlarge the image first"
         )
     frames, *values = SETTINGS[check_settings(settings, size, size)][name]
     rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)

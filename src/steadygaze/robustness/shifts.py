@@ -7,7 +7,7 @@ protocols.
 | imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
 | imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
 | imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
-| imagenet-real | ILSVRC2012_val_00000001.JPEG .. 00050000, flat or by synset, and real.json | any of several | |
+| imagenet-real | ILSVRC2012_val_*.JPEG, flat or by synset, and real.json | any of several | |
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
@@ -19,17 +19,13 @@ better. Nothing is skipped in silence: what is missing is an error (`partial=Tru
 protocol leaves out is counted in `left_out`.
 """
 
-import csv
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.benchmarks import (
@@ -39,54 +35,32 @@ from steadygaze.data.benchmarks import (
     folders_in,
     imagenet_names,
     imagenet_synsets,
-    pictures,
     some,
 )
-from steadygaze.data.folders import Classes, Item, evenly
-from steadygaze.data.images import below, read_image
+from steadygaze.data.folders import Classes
+from steadygaze.data.images import below
 from steadygaze.errors import BadInput, SteadygazeError, UnknownName
 from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, SEVERITIES
+from steadygaze.robustness.shift_folders import (
+    Shift,
+    Shifted,
+    read_class_folders,
+    read_json,
+    read_synset_folders,
+    read_table,
+)
 
 VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 KINDS = ("noise", "blur", "weather", "digital", "extra")  # the archives of ImageNet-C
 SI_SCORE = {  # its names that are not ImageNet's own
-    "band-aid": "Band Aid", "common fig": "fig", "eraser": "rubber eraser", "jeans": "jean", "light switch": "switch",
+    "band-aid": "Band Aid",
+    "common fig": "fig",
+    "eraser": "rubber eraser",
+    "jeans": "jean",
+    "light switch": "switch",
     "maracas": "maraca",
-}  # fmt: skip
+}
 BORDER = 2  # pixels around every picture of ObjectNet
-
-
-@dataclass(frozen=True)
-class Shifted(Item):
-    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is
-    scored alone."""
-
-    right: tuple[int, ...] = ()
-    group: str = ""
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
-    ready: the pictures have the model's size already and want no resizing. left_out: {why: which}. notes:
-    what is missing."""
-
-    name: str
-    items: list[Shifted]
-    classes: tuple[int, ...] | None = None
-    border: int = 0
-    ready: bool = False
-    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def read(self, item: Item) -> Image.Image:
-        """The picture as RGB, its border cut off if it has one."""
-        picture = read_image(item.path)
-        if not self.border:
-            return picture
-        return picture.crop(
-            (self.border, self.border, picture.width - self.border, picture.height - self.border)
-        )
 
 
 def any_correct(
@@ -99,14 +73,16 @@ def any_correct(
     """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the
     lower index first."""
     if logits.dim() != 2 or len(right) != len(logits):
+        shape = tuple(logits.shape)
         raise BadInput(
-            f"expected logits (B, classes) and right classes for each, got {tuple(logits.shape)} and {len(right)}"
+            f"expected logits (B, classes) and right classes for each, got {shape} and {len(right)}"
         )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
     if highest >= logits.shape[1] or any(not row for row in right):
         raise BadInput(
-            f"expected right classes in 0..{logits.shape[1] - 1}, at least one a picture; the highest is {highest}"
+            f"expected right classes in 0..{logits.shape[1] - 1}, at least one per image; "
+            f"the highest is {highest}"
         )
     if not 1 <= k <= columns:
         raise BadInput(f"k: expected 1..{columns}, got {k}")
@@ -145,12 +121,12 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
 
 def imagenet_a(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-A: natural adversarial examples, 200 classes."""
-    return _by_synset("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
+    return read_synset_folders("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
 
 
 def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-R: renditions, 200 classes; groups are the styles."""
-    return _by_synset(
+    return read_synset_folders(
         "imagenet-r",
         root,
         imagenet_synsets("r"),
@@ -164,7 +140,7 @@ def imagenet_sketch(root: str | Path, *, partial: bool = False) -> Shift:
     """ImageNet-Sketch: 1,000 classes in black and white."""
     root = Path(root)
     inner = root / "sketch"
-    return _by_synset(
+    return read_synset_folders(
         "imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial
     )
 
@@ -174,7 +150,7 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
     what = "imagenet-v2"
     root = folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
     names = [str(i) for i in range(1000)]
-    return _from_folders(
+    return read_class_folders(
         what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial
     )
 
@@ -188,14 +164,15 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     what = "imagenet-real"
     root = folder(root, what, "a folder of ILSVRC2012_val_*.JPEG, flat or by synset, and real.json")
     file = root / "real.json" if real is None else Path(real)
-    labels = _json(what, file, list)
+    labels = read_json(what, file, list)
     found: dict[int, Path] = {}
     for path in sorted(p for p in below(root) if VALIDATION.fullmatch(p.stem)):
         found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:
         raise BadInput(
-            f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, got {some(beyond) or 'none'}"
+            f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
+            f"got {some(beyond) or 'none'}"
         )
     note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
     items, without = [], []
@@ -228,23 +205,24 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     images, maps = (
         folder(root / name, what, f"images/ and mappings/ in {root}") for name in ("images", "mappings")
     )
-    label_of = _json(what, maps / "folder_to_objectnet_label.json", dict)
+    label_of = read_json(what, maps / "folder_to_objectnet_label.json", dict)
     names = {
         k: [n.strip() for n in v.split(";")]
-        for k, v in _json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()
+        for k, v in read_json(what, maps / "objectnet_to_imagenet_1k.json", dict).items()
     }
     index = _objectnet_index(what, maps)
     lost = sorted({n for wanted in names.values() for n in wanted if n not in index})
     unknown = sorted(set(names) - set(label_of.values()))
     if lost or unknown:
         raise BadInput(
-            f"{what}: classes that do not map: {some([*lost, *unknown])}; the files in {maps} do not belong together"
+            f"{what}: classes that do not map: {some([*lost, *unknown])}; "
+            f"the files in {maps} do not belong together"
         )
     note = complete(what, images, "folder", sorted(label_of), folders_in(images), partial=partial)
     ids = {f: tuple(index[n] for n in names[label]) for f, label in label_of.items() if label in names}
     restriction = tuple(sorted({c for right in ids.values() for c in right}))
     here = {f: right if labels == "any" else right[:1] for f, right in ids.items() if (images / f).is_dir()}
-    made = _from_folders(what, images, here, None, partial=partial, others=True)
+    made = read_class_folders(what, images, here, None, partial=partial, others=True)
     outside = tuple(sorted(f for f in folders_in(images) if f not in ids))
     left_out = {"no class of ImageNet": outside} if outside else {}
     notes = (note,) if note else ()
@@ -258,10 +236,11 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     if not file.is_file():
         raise BadInput(f"{what}: {file} is missing; expected one label a line")
     texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    torch_to_line = _json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
+    torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
         raise BadInput(
-            f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number the {len(texts)} lines of {file.name} from 0"
+            f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number "
+            f"the {len(texts)} lines of {file.name} from 0"
         )
     return {texts[line]: int(i) for i, line in torch_to_line.items()}
 
@@ -277,7 +256,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
     if (root / "foreground_classes.csv").is_file():
         known = {
             row["label"]: int(row["int"])
-            for row in _table(what, root / "foreground_classes.csv", ("int", "label"))
+            for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
     classes, there, strange = Classes(imagenet_names(), 1000), folders_in(root), []
     for name in (n for n in there if n not in known):
@@ -286,17 +265,16 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
         except SteadygazeError:
             strange.append(name)
     if strange or not there:
-        raise BadInput(
-            f"{what}: {root} holds {'class folders that do not map: ' + some(strange) if strange else 'no class folder'}"
-        )
+        reason = f"class folders that do not map: {some(strange)}" if strange else "no class folder"
+        raise BadInput(f"{what}: {root} holds {reason}")
     groups: dict[str, str] = {}
     expected = None
     if (root / "metadata.csv").is_file():
-        rows = _table(what, root / "metadata.csv", ("image_id", "x_coord", "y_coord", "area", "rotation"))
+        rows = read_table(what, root / "metadata.csv", ("image_id", "x_coord", "y_coord", "area", "rotation"))
         expected = len(rows)
         for row in rows:
             groups[row["image_id"]] = "x={x_coord} y={y_coord} area={area} rotation={rotation}".format(**row)
-    return _from_folders(
+    return read_class_folders(
         what,
         root,
         {n: (known[n],) for n in there},
@@ -339,7 +317,7 @@ def imagenet_c(
             lacks.setdefault(note, []).append(name)
         for severity in have:
             group = f"{name}:{severity}"
-            part = _from_folders(
+            part = read_class_folders(
                 what, places[name] / severity, synsets, 50_000, partial=partial, group=group, above=root
             )
             items += part.items
@@ -354,88 +332,6 @@ def imagenet_c(
         left_out={"corruptions not asked for": beyond} if beyond else {},
         notes=tuple(notes),
     )
-
-
-def _by_synset(
-    what: str,
-    root: str | Path,
-    synsets: Sequence[str],
-    expected: int,
-    *,
-    partial: bool,
-    group: Callable[[Path], str] | str = "",
-) -> Shift:
-    root = folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
-    place = {s: i for i, s in enumerate(imagenet_synsets())}
-    made = _from_folders(
-        what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group
-    )
-    classes = tuple(sorted(place[s] for s in synsets)) if len(synsets) < 1000 else None
-    return Shift(what, made.items, classes, notes=made.notes)
-
-
-def _from_folders(
-    what: str,
-    root: Path,
-    right: Mapping[str, tuple[int, ...]],
-    expected: int | None,
-    *,
-    partial: bool,
-    group: Callable[[Path], str] | str = "",
-    others: bool = False,
-    above: Path | None = None,
-) -> Shift:
-    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
-    classes evenly."""
-    there = [name for name in folders_in(root) if name in right or not others]
-    notes = [complete(what, root, "class folder", right, there, partial=partial)]
-    groups = []
-    for name in there:
-        found = pictures(root / name)
-        if not found and not partial:
-            raise BadInput(
-                f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there"
-            )
-        notes.append("" if found else f"{name} is empty")
-        base = root if above is None else above
-        paths = ((p, p.relative_to(base).as_posix()) for p in found)
-        groups.append(
-            [
-                Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
-                for p, rel in paths
-            ]
-        )
-    items = cast(list[Shifted], evenly(groups))
-    if not items:
-        raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
-    if expected is not None:
-        notes.append(complete_count(what, root, "pictures", len(items), expected, partial=partial))
-    return Shift(what, items, notes=tuple(note for note in notes if note))
-
-
-def _json(what: str, file: Path, kind: type) -> Any:
-    if not file.is_file():
-        raise BadInput(f"{what}: {file} is missing; it comes with the data set")
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): cut off?") from error
-    if not isinstance(read, kind) or not read:
-        raise BadInput(
-            f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}"
-        )
-    return read
-
-
-def _table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        reader = csv.DictReader(opened)
-        missing = [c for c in columns if c not in (reader.fieldnames or ())]
-        if missing:
-            raise BadInput(
-                f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}"
-            )
-        return list(reader)
 
 
 def _imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:

@@ -79,7 +79,8 @@ def place(
         raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
     if not 0 < area <= 4:
         raise BadInput(
-            f"area: expected the share of the picture that the object's box covers, above 0, such as 0.2, got {area}"
+            "area: expected the share of the image that the object's box covers, above 0, such as 0.2, "
+            f"got {area}"
         )
     height, width = background.shape[:2]
     scale = (area * height * width / (cut.shape[0] * cut.shape[1])) ** 0.5
@@ -179,7 +180,8 @@ def _checked(image: Any) -> Pixels:
     ):
         got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise BadInput(
-            f"expected a uint8 array (H, W, 3), got {got}; np.asarray(picture.convert('RGB')) makes one of any picture"
+            f"expected a uint8 array (H, W, 3), got {got}; "
+            "np.asarray(image.convert('RGB')) converts any PIL image"
         )
     return image
 

@@ -1,26 +1,30 @@
 """Full decomposition: the model's own code, run on N source vectors at once (docs/equations.md#bias-sharing).
 
-A first pass over x^l notes what DecompX holds constant: A, σ and slopes. The second pass sends D (sources,
-tokens, channels) with D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its held
-linear one. A bias is shared out over the sources:
+A first pass over x^l records what DecompX holds constant: A, σ and slopes. The second pass sends D (sources,
+tokens, channels) with D_nk = δ_nk x_n through the same modules; every nonlinear map is replaced by its linear
+one. Each bias is distributed over the sources:
 
-| rule   | share of source k                        |
+| rule   | weight of source k                       |
 | none   | none: biases go to a source of their own |
 | absdot | |D_k · b|                                |
 | norm   | ‖D_k‖                                    |
 | equal  | 1 for each source that is not zero       |
 | cls    | all to the first token                   |
 
+Biases of norms and of the MLP are distributed where they are added. Those of attention, W_o b_v + b_o, are
+distributed once, after the residual connection, as in DecompX: a row of D of its own carries them until then.
+
 These rules are not linear in D, so no single backward pass can replace them. Cost and memory: N x N x d,
 one image at a time.
 """
 
+from itertools import takewhile
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
@@ -33,10 +37,12 @@ BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
 class _Replay(Interception):
     """Notes in the first pass, answers from the notes in the second."""
 
-    def __init__(self, rule: str, tangent: bool, fused: frozenset[int] = frozenset()) -> None:
+    def __init__(self, rule: str, tangent: bool) -> None:
         super().__init__()
-        self.rule, self.tangent, self.fused, self.noting = rule, tangent, fused, True
+        self.rule, self.tangent, self.noting = rule, tangent, True
         self.notes: list[Tensor] = []
+        self.events: list[str] = []  # of the first pass: "linear", "attention", "residual"
+        self.position = 0  # in `events`, of the second pass
         self.intercept("layer_norm", F.layer_norm)
         self.intercept("rms_norm", F.rms_norm)
         self.intercept("linear", F.linear)
@@ -55,13 +61,37 @@ class _Replay(Interception):
             return value
         return self.notes.pop(0)
 
+    def event(self, kind: str) -> None:
+        """Record linear maps, attention and residual connections; in the second pass, follow their order."""
+        if self.noting:
+            self.events.append(kind)
+        else:
+            self.position += 1
+
+    @property
+    def in_attention(self) -> bool:
+        """Whether the current linear map of the second pass is in an attention branch.
+
+        A branch lies between two residual connections.
+        """
+        before, after = self.events[: self.position][::-1], self.events[self.position :]
+        branch = [*takewhile(_not_residual, before), *takewhile(_not_residual, after)]
+        return "attention" in branch
+
+    def add_bias(self, d: Float[Tensor, "s *n c"], b: Float[Tensor, "*#n c"]) -> Tensor:
+        """D with the bias of a linear map: inside attention it waits for the residual connection."""
+        self.event("linear")
+        if not self.noting and self.in_attention:
+            return torch.cat([d[:-1], d[-1:] + b])
+        return self.share(d, b)
+
     def share(self, d: Float[Tensor, "s *n c"], b: Float[Tensor, "*#n c"]) -> Tensor:
-        """D with the bias b added: in the first pass to the state, in the second shared among the sources."""
+        """D with the bias b: added to the state in the first pass, distributed over sources in the second."""
         if self.noting:
             return d + b
-        sources = d[:-1]
+        sources, own, waiting = d[:-2], d[-2:-1], d[-1:]
         if self.rule in ("none", "token"):
-            return torch.cat([sources, d[-1:] + b])
+            return torch.cat([sources, own + b, waiting])
         if self.rule == "absdot":
             weight = (sources * b).sum(-1).abs()
         elif self.rule == "norm":
@@ -72,17 +102,11 @@ class _Replay(Interception):
             weight = torch.zeros_like(sources[..., 0])
             weight[0] = 1
         weight = weight / (weight.sum(0, keepdim=True) + 1e-12)
-        return torch.cat([sources + weight[..., None] * b, d[-1:]])
+        return torch.cat([sources + weight[..., None] * b, own, waiting])
 
     def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = func(x, weight)
-        if bias is None:
-            return y
-        if id(weight) in self.fused:  # only v meets A: what is shared out must not depend on q and k
-            return torch.cat(
-                [self.share(d, b) for d, b in zip(y.chunk(3, -1), bias.chunk(3), strict=True)], -1
-            )
-        return self.share(y, bias)
+        y: Tensor = func(x, weight)
+        return y if bias is None else self.add_bias(y, bias)
 
     def layer_norm(
         self,
@@ -148,14 +172,22 @@ class _Replay(Interception):
 
     def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         if isinstance(y, Tensor) and y.dim() == 1 and isinstance(x, Tensor) and x.dim() >= 3:
-            return self.share(x, y)
-        return func(x, y, **kwargs)
+            return self.add_bias(x, y)
+        out: Tensor = func(x, y, **kwargs)
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() == 3 and x.shape == y.shape:
+            self.event("residual")
+            if not self.noting:
+                out = self.share(torch.cat([out[:-1], torch.zeros_like(out[-1:])]), out[-1])
+        return out
 
     def softmax(
         self, func: TorchFunction, x: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        y = func(x, dim, *args, **kwargs)
-        return self.note(y) if x.dim() == 4 and dim in (-1, 3) else y
+        y: Tensor = func(x, dim, *args, **kwargs)
+        if x.dim() != 4 or dim not in (-1, 3):
+            return y
+        self.event("attention")
+        return self.note(y)
 
     def sdpa(
         self,
@@ -171,6 +203,7 @@ class _Replay(Interception):
     ) -> Tensor:
         if enable_gqa and q.shape[-3] != k.shape[-3]:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
+        self.event("attention")
         if not self.noting:
             return self.note(v) @ v
         logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -191,12 +224,12 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
         raise MethodUnavailable(
             f"bias='cls' attributes every bias to the class token, and this {vit.plan.kind} has none"
         )
-    tangent, fused = not trace.run.rules.slope, _fused(vit.model)
+    tangent = not trace.run.rules.slope
     scores = []
     for x, weight in zip(trace.run.hidden[layer].detach(), weights, strict=True):
         n, d = x.shape
-        replay = _Replay(rule, tangent, fused)
-        sources = x.new_zeros(n + 1, n, d)
+        replay = _Replay(rule, tangent)
+        sources = x.new_zeros(n + 2, n, d)  # one for each token, biases, biases of attention
         sources[torch.arange(n), torch.arange(n)] = x
         with replay:
             logits = _run(trace, layer, remember(x[None].clone(), trace.run.layout))
@@ -208,23 +241,12 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
                 f"{vit.plan.kind}, which "
                 f"adds something else (such as a class token behind the blocks). Use bias='none'."
             )
-        scores.append(shares[:-1] @ weight)
+        scores.append(shares[:n] @ weight)
     return torch.stack(scores)
 
 
-def _fused(model: nn.Module) -> frozenset[int]:
-    """Weights that make q, k and v in one product."""
-    children = (getattr(m, "qkv", None) for m in model.modules())
-    within = (
-        inner for m in children if isinstance(m, nn.Module) for inner in m.modules()
-    )  # also inside a wrapper (LoRA)
-    weights = [inner.weight for inner in within if isinstance(inner, nn.Linear)]
-    weights += [
-        m.in_proj_weight
-        for m in model.modules()
-        if isinstance(m, nn.MultiheadAttention) and m.in_proj_weight is not None
-    ]
-    return frozenset(id(w) for w in weights if w.shape[0] == 3 * w.shape[1])
+def _not_residual(event: str) -> bool:
+    return event != "residual"
 
 
 def _run(trace: Trace, layer: int, x: Tensor) -> Tensor:

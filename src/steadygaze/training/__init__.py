@@ -2,7 +2,8 @@
 
 | module          | content                                                                              |
 | --------------- | ------------------------------------------------------------------------------------ |
-| loop            | `train`: steps, log, tests, checkpoints                                              |
+| loop            | `train`: steps, log, tests, checkpoints; result is what it reports and returns       |
+| setup           | everything the steps need, made from a recipe                                        |
 | recipe          | what a recipe may hold; recipe_files reads it, recipe_errors explains what is wrong  |
 | model           | from a recipe to the model that is trained                                           |
 | images/         | selection, loading and augmentation of images, and which of them make a step         |

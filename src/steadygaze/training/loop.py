@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
@@ -25,13 +25,7 @@ from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.manifest import versions
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.evaluation import evaluate
-from steadygaze.training.images.dataset import TrainingImages
-from steadygaze.training.images.preparation import prepare_images
-from steadygaze.training.images.sampling import RemainingBatches, StepSampler, make_mixer
-from steadygaze.training.losses import LossSetup
-from steadygaze.training.model import build_recipe_model
-from steadygaze.training.objective import Objective
-from steadygaze.training.optimisation import make_accelerator, make_average, make_optimiser, make_schedule
+from steadygaze.training.images.sampling import RemainingBatches
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.recipe_files import make_recipe, read_recipe
@@ -47,6 +41,7 @@ from steadygaze.training.run_files import (
     save_state,
     save_weights,
 )
+from steadygaze.training.setup import TrainingSetup
 
 log = logging.getLogger(__name__)
 MicroBatch = tuple[Tensor, Tensor, Tensor]  # images, labels, masks
@@ -86,75 +81,18 @@ def train(
         run.close()
 
 
-class TrainingRun:
-    """A training run, with everything its steps need."""
+class TrainingRun(TrainingSetup):
+    """The steps of a training run, with its log, tests and checkpoints."""
 
     def __init__(
         self, recipe: Recipe, out: Path, device: str = "auto", on_progress: OnProgress = ignore_progress
     ) -> None:
-        self.recipe, self.out, self.on_progress = recipe, out, on_progress
-        self.accelerator = make_accelerator(recipe, device)
-        self.built = build_recipe_model(recipe)
-        self.images, self.notes = self._prepare_images("train")
-        self.test_images: TrainingImages | None = None
-        if recipe.data.test:
-            self.test_images, notes = self._prepare_images("test")
-            self.notes += notes
-        processes = self.accelerator.num_processes
-        self.sampler = StepSampler(
-            len(self.images),
-            recipe.batch,
-            recipe.accumulate,
-            recipe.seed,
-            self.accelerator.process_index,
-            processes,
-        )
-        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
-        self.notes += self._schedule_notes()
-        self.model = self.built.model.to(self.accelerator.device)
-        parts = recipe.accumulate * processes
-        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess)
-        self.objective = Objective(self.model, recipe.active_losses, setup)
-        self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
-        if self.mixer is not None and self.sampler.micro_batch_size % 2:
-            raise BadInput(
-                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
-                f"in each micro-batch, got {self.sampler.micro_batch_size}"
-            )
-        self.optimiser = make_optimiser(self.model, recipe)
-        self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
-        self.average = make_average(self.model, recipe)
+        super().__init__(recipe, device, on_progress)
+        self.out = out
         self.step = self.resumed = 0
         self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
         self.best_loss, self.seconds = math.inf, 0.0
         self.log: Log | None = None  # of the main process
-        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
-            self.objective, self.optimiser
-        )
-
-    def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
-        return prepare_images(self.recipe, self.built, part, self.accelerator.device, self.on_progress)
-
-    def _schedule_notes(self) -> list[str]:
-        recipe, notes = self.recipe, []
-        if self.sampler.step_size < recipe.batch:
-            notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
-        if recipe.keep == "best" and self.test_images is None:
-            notes.append(
-                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
-            )
-        warmup = recipe.schedule.warmup_epochs
-        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
-            notes.append(
-                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
-                "the learning rate of the recipe is never reached"
-            )
-        return notes
-
-    @property
-    def kept_model(self) -> nn.Module:
-        """The model that is tested and written: the weight average if the recipe uses one."""
-        return self.model if self.average is None else self.average.module
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -30,6 +30,13 @@ def suites(*, json: options.Json = False) -> None:
     print_suites(json)
 
 
+def losses(*, json: options.Json = False) -> None:
+    """List the losses that training recipes can name."""
+    from steadygaze.cli.listing import print_losses
+
+    print_losses(json)
+
+
 def models(
     *,
     pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",

@@ -19,9 +19,22 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions import blurs, pixelwise, weather
 
 COMMON = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
-    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
-)  # fmt: skip
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+)
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 CORRUPTIONS = COMMON + EXTRA
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -172,7 +185,8 @@ def check_image(image: np.ndarray, *, batch: bool = True) -> None:
     height, width = image.shape[-3:-1]
     if min(height, width) < SMALLEST:
         raise BadInput(
-            f"expected at least {SMALLEST} x {SMALLEST} pixels, got {height} x {width}; enlarge the picture first"
+            f"expected at least {SMALLEST} x {SMALLEST} pixels, got {height} x {width}; "
+            "enlarge the image first"
         )
 
 

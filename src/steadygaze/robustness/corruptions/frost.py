@@ -137,7 +137,8 @@ def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
         path = Path(folder) / PUBLISHED[index]
         if not path.is_file():
             raise BadInput(
-                f"expected the published frost pictures {', '.join(PUBLISHED)} in {folder}; {path.name} is missing"
+                f"expected the published frost images {', '.join(PUBLISHED)} in {folder}; "
+                f"{path.name} is missing"
             )
         picture = Image.open(path).convert("RGB")
     if abs(scale - 1) < 1e-9:

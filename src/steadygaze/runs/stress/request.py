@@ -24,7 +24,8 @@ from steadygaze.runs.processes import World
 from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
 from steadygaze.runs.rows import STRESS, Row, Rows
 from steadygaze.runs.stress.evaluator import Batch, Evaluator
-from steadygaze.runs.stress.images import ImageLoader, MadeImages, RunImage, StressJob
+from steadygaze.runs.stress.images import ImageLoader, MadeImages, StressJob
+from steadygaze.runs.stress.jobs import batch_jobs, reference_jobs, split_images
 from steadygaze.runs.stress.parse import parse_suites
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import quantity_record
@@ -33,8 +34,6 @@ from steadygaze.runs.stress.sources import FolderData, MemoryData
 from steadygaze.runs.stress.suite import Condition, ImageSet, Suite
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
-
-VIEWS_PER_JOB = 64  # images that one job makes, about; sequences make 31 of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class PreparedStress:
         if isinstance(self.data, MemoryData):
             for number, batch in enumerate(self.data.batches(self.normalisation, self.evaluator.classes)):
                 self.loader.show_batch(batch.pixels, batch.given, batch.label_maps)
-                yield list(_batch_jobs(batch.images, self.data_conditions, number))
+                yield list(batch_jobs(batch.images, self.data_conditions, number))
             return
         yield self.jobs()
 
@@ -105,12 +104,12 @@ class PreparedStress:
         jobs: list[StressJob] = []
         number = 0
         for batch in self.data.batches():
-            jobs += _batch_jobs(batch.images, self.data_conditions, number)
+            jobs += batch_jobs(batch.images, self.data_conditions, number)
             number += 1
         for image_set in self.image_sets:
-            references = _reference_jobs(image_set, self.request.batch_size)
-            for images in _split(image_set.images, self.request.batch_size):
-                jobs += _batch_jobs(images, image_set.conditions, number, references)
+            references = reference_jobs(image_set, self.request.batch_size)
+            for images in split_images(image_set.images, self.request.batch_size):
+                jobs += batch_jobs(images, image_set.conditions, number, references)
                 number += 1
         return jobs
 
@@ -388,49 +387,3 @@ def _class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> i
     with torch.no_grad(), evaluation_mode(model):
         output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
     return scores_of(output).shape[1]
-
-
-# -- jobs ------------------------------------------------------------------------------------------
-
-
-def _batch_jobs(
-    images: Sequence[RunImage],
-    conditions: Sequence[Condition],
-    number: int,
-    references: tuple[StressJob, ...] = (),
-) -> Iterator[StressJob]:
-    """A batch under every condition; conditions that make many views of an image take a few images at a
-    time."""
-    for condition in conditions:
-        step = len(images) if condition.views <= 2 else max(1, VIEWS_PER_JOB // condition.views)
-        for some in _split(images, 1 if condition.single else step):
-            yield StressJob(
-                tuple(image.name for image in some),
-                tuple((setting, "", metric) for setting, metric in condition.rows),
-                batch=number,
-                work=len(some) * condition.views,
-                requires=references,
-                run_images=some,
-                condition=condition,
-            )
-
-
-def _reference_jobs(image_set: ImageSet, size: int) -> tuple[StressJob, ...]:
-    """Jobs that show the references of a set to its suite; they have no rows."""
-    if not image_set.references:
-        return ()
-    condition = Condition(image_set.conditions[0].suite, (), ())
-    return tuple(
-        StressJob(
-            tuple(image.name for image in some),
-            (),
-            run_images=some,
-            condition=condition,
-            set_name=image_set.name,
-        )
-        for some in _split(image_set.references, size)
-    )
-
-
-def _split(images: Sequence[RunImage], size: int) -> list[tuple[RunImage, ...]]:
-    return [tuple(images[start : start + size]) for start in range(0, len(images), size)]

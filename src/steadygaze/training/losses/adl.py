@@ -26,7 +26,7 @@ from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, Po
 
 
 def adl(
-    attentions: Sequence[Float[Tensor, "b h n n"]], *, tau: float = 2.0, form: str = "paper"
+    attentions: Sequence[Float[Tensor, "_ _ _ _"]], *, tau: float = 2.0, form: str = "paper"
 ) -> Float[Tensor, ""]:
     """The loss of the attention of each layer, kept in the graph.
 

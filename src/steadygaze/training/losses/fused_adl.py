@@ -134,7 +134,7 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> None:
     torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
-def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"]:
+def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "_ b q k"]:
     """Memory for the maps of all heads and one more, reused by every slice and layer: allocating costs as
     much as computing."""
     shape = (q.shape[1] + 1, _batch_slices(q, k)[0].stop, q.shape[2], k.shape[2])
@@ -146,7 +146,7 @@ def _buffer(buffers: Buffers, q: Tensor, k: Tensor) -> Float[Tensor, "h+1 b n n"
 
 def _attention_weights(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float, images: slice, buffer: Tensor
-) -> list[Float[Tensor, "b n n"]]:
+) -> list[Float[Tensor, "b q k"]]:
     """A of every head."""
     heads = []
     for h in range(q.shape[1]):
@@ -163,7 +163,7 @@ def _attention_weights(
     return heads
 
 
-def _compared_maps(heads: list[Tensor], form: str) -> list[Float[Tensor, "b n n"]]:
+def _compared_maps(heads: list[Tensor], form: str) -> list[Float[Tensor, "b q k"]]:
     """The maps whose rows are compared: of each head, or their sum, whose rows have the direction of the
     mean. New tensors."""
     wide = torch.float32 if heads[0].dtype.itemsize < 4 else heads[0].dtype
@@ -182,7 +182,7 @@ def _threshold_(m: Tensor, level: float, form: str) -> Tensor:
     return F.threshold(m, below.item(), 0.0, inplace=True)
 
 
-def _similarity(m: Float[Tensor, "b n n"], level: float, form: str) -> tuple[Tensor, ...]:
+def _similarity(m: Float[Tensor, "b q k"], level: float, form: str) -> tuple[Tensor, ...]:
     """û · mean_i û_i of every map; and for the backward pass û, |m̂|, mean_i û_i and 1/|M̂_i|."""
     whole = _threshold_(m.mean(1), level, form) if form == "code" else None
     rows = _threshold_(m, level, form)
@@ -196,8 +196,8 @@ def _similarity(m: Float[Tensor, "b n n"], level: float, form: str) -> tuple[Ten
 
 
 def _similarity_gradient(
-    m: Float[Tensor, "b n n"], saved: list[Tensor], weight: Tensor, level: float, form: str
-) -> Float[Tensor, "b n n"]:
+    m: Float[Tensor, "b q k"], saved: list[Tensor], weight: Tensor, level: float, form: str
+) -> Float[Tensor, "b q k"]:
     """∂similarity/∂A: through the mean row, (ū − û(û·ū))/|m̂|, and through each row, (û −
     û_i(û_i·û))/|M̂_i|."""
     unit, length, direction_mean, inverse = saved

@@ -1,0 +1,87 @@
+"""Everything the steps of a training run need: model, images, objective, optimiser."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from steadygaze.errors import BadInput
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images.preparation import prepare_images
+from steadygaze.training.images.sampling import StepSampler, make_mixer
+from steadygaze.training.losses import LossSetup
+from steadygaze.training.model import build_recipe_model
+from steadygaze.training.objective import Objective
+from steadygaze.training.optimisation import make_accelerator, make_average, make_optimiser, make_schedule
+from steadygaze.training.recipe import Recipe
+
+
+class TrainingSetup:
+    """What a recipe describes, ready to be trained.
+
+    notes: what the user should know before the first step
+    parallel_objective, parallel_optimiser: as accelerate wraps them for several processes
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: str = "auto", on_progress: OnProgress = ignore_progress
+    ) -> None:
+        self.recipe, self.on_progress = recipe, on_progress
+        self.accelerator = make_accelerator(recipe, device)
+        self.built = build_recipe_model(recipe)
+        self.images, self.notes = self._prepare_images("train")
+        self.test_images: TrainingImages | None = None
+        if recipe.data.test:
+            self.test_images, notes = self._prepare_images("test")
+            self.notes += notes
+        processes = self.accelerator.num_processes
+        self.sampler = StepSampler(
+            len(self.images),
+            recipe.batch,
+            recipe.accumulate,
+            recipe.seed,
+            self.accelerator.process_index,
+            processes,
+        )
+        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
+        self.notes += self._schedule_notes()
+        self.model = self.built.model.to(self.accelerator.device)
+        parts = recipe.accumulate * processes
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess)
+        self.objective = Objective(self.model, recipe.active_losses, setup)
+        self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
+        if self.mixer is not None and self.sampler.micro_batch_size % 2:
+            raise BadInput(
+                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
+                f"in each micro-batch, got {self.sampler.micro_batch_size}"
+            )
+        self.optimiser = make_optimiser(self.model, recipe)
+        self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
+        self.average = make_average(self.model, recipe)
+        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
+            self.objective, self.optimiser
+        )
+
+    def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
+        return prepare_images(self.recipe, self.built, part, self.accelerator.device, self.on_progress)
+
+    def _schedule_notes(self) -> list[str]:
+        recipe, notes = self.recipe, []
+        if self.sampler.step_size < recipe.batch:
+            notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
+        if recipe.keep == "best" and self.test_images is None:
+            notes.append(
+                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
+            )
+        warmup = recipe.schedule.warmup_epochs
+        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
+            notes.append(
+                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
+                "the learning rate of the recipe is never reached"
+            )
+        return notes
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is tested and written: the weight average if the recipe uses one."""
+        return self.model if self.average is None else self.average.module
