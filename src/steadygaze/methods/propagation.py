@@ -245,8 +245,8 @@ def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
             if trace.target is None
             else F.one_hot(trace.target, logits.shape[1]).to(logits)
         )
-        found = torch.autograd.grad(logits, mode.attention, one_hot)
-        trace.memory["transatt"] = [r.to(logits.dtype) for r in found]
+        relevance = torch.autograd.grad(logits, mode.attention, one_hot)
+        trace.memory["transatt"] = [r.to(logits.dtype) for r in relevance]
     return trace.memory["transatt"]
 
 

@@ -134,7 +134,7 @@ def rests(
 ) -> list[Term]:
     """The rest of the offset as terms at `out`: of explicit biases, and (`implicit`) of everything else."""
     explicit = rest_of(block, x, layout, rules, "explicit")
-    found: list[Term] = [Term(out, explicit, (1,), False)]
+    terms: list[Term] = [Term(out, explicit, (1,), False)]
     if implicit:
-        found.append(Term(out, rest_of(block, x, layout, rules, "complete") - explicit, (1,), True))
-    return found
+        terms.append(Term(out, rest_of(block, x, layout, rules, "complete") - explicit, (1,), True))
+    return terms

@@ -71,7 +71,7 @@ def register_adapter(
     which describes embed, blocks and head by functions that call the model's own modules. It is
         checked on random images: the view must reproduce the model's logits, or `UnsupportedModel` is raised.
 
-    Adapters from outside the package are asked before its own, the last registered first.
+    Adapters from outside the package are tried before its own, the last registered first.
     """
     test = _is_instance(matches) if isinstance(matches, (type, tuple)) else matches
     ADAPTERS.add(name, Adapter(name, test, plan), replace=replace)

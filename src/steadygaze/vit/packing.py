@@ -2,7 +2,7 @@
 
 Everything in a plain ViT's block but attention works on each token alone, so subsets can be laid end to
 end; attention is answered group by group (a group: subsets of one size). That saves the overhead of many
-short runs. Whether a model can be packed is found out by trying: once for a model, against separate runs,
+short runs. Whether a model can be packed is determined by trying: once for a model, against separate runs,
 and at every run its attention calls are counted.
 """
 
@@ -54,10 +54,10 @@ def packed_logits(
         for block in vit.blocks:
             x = block(x)
         return [vit.head(remember(x, replace(vit.layout(tokens), kept=groups[0].keep)))]
-    found, calls = _run(vit, tokens, groups)
+    logits, calls = _run(vit, tokens, groups)
     if calls != _CALLS.get(vit):
         raise CannotPack
-    return found
+    return logits
 
 
 def packable(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
@@ -76,10 +76,10 @@ def _try(vit: ViT, tokens: Tensor) -> int:
     some = torch.arange(patches - 1, -1, -1, device=tokens.device)[None]
     groups = [Group(first, some[:, :1]), Group(first.repeat(2), torch.cat([some[:, 1:3], some[:, :2]]))]
     try:
-        found, calls = _run(vit, tokens, groups)
+        results, calls = _run(vit, tokens, groups)
     except Exception:  # whatever a library's block does with a length that it did not expect
         return 0
-    for group, logits in zip(groups, found, strict=True):
+    for group, logits in zip(groups, results, strict=True):
         expected = vit.logits(take(vit, tokens, group))
         error = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
         if not error <= 200 * torch.finfo(expected.dtype).eps ** (
@@ -143,7 +143,7 @@ class _Apart(Interception):
         for s, m in self.sizes:
             span = slice(start, start + s * m)
             query, key, value = (t[0, :, span].unflatten(1, (s, m)).transpose(0, 1) for t in (q, k, v))
-            found = func(query, key, value, dropout_p=dropout_p, **kwargs)
-            out[0, :, span] = found.transpose(0, 1).flatten(1, 2)
+            part = func(query, key, value, dropout_p=dropout_p, **kwargs)
+            out[0, :, span] = part.transpose(0, 1).flatten(1, 2)
             start += s * m
         return out

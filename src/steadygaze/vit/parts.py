@@ -91,9 +91,9 @@ def classifies(model: Any) -> bool:
 def first(root: Any, *paths: str) -> Any:
     """The first of the dotted attributes that exists; None if none does."""
     for path in paths:
-        found: Any = root
+        value: Any = root
         for step in path.split("."):
-            found = getattr(found, step, None)
-        if found is not None:
-            return found
+            value = getattr(value, step, None)
+        if value is not None:
+            return value
     return None

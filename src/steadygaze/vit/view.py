@@ -205,7 +205,7 @@ class ViT:
         return layout_of(x, self.plan)
 
     def patches(self, layer: int, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
-        """Tokens that lie as x^layer does, as a picture; layer L is the output of the last block."""
+        """Tokens of the shape of x^layer on their grid; layer L is the output of the last block."""
         spatial = self.blocks[layer].spatial if layer < len(self.blocks) else self.plan.spatial
         return _picture(spatial, x, layout, self.prefix)
 
@@ -312,13 +312,13 @@ def verify(vit: ViT) -> None:
 
 def logits_of(output: Any) -> Tensor:
     """The logits in a model's output: a tensor, or an output object of transformers (CLIP: the embedding)."""
-    found = (
+    logits = (
         output
         if isinstance(output, Tensor)
         else getattr(output, "logits", getattr(output, "image_embeds", None))
     )
-    if found is None:
+    if logits is None:
         raise UnsupportedModel(
             f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them"
         )
-    return found
+    return logits
