@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 import steadygaze as sg
-from steadygaze.drawing import Row, as_picture, tile
+from steadygaze.drawing import Row, tile, to_pil_image
 from steadygaze.explainer import unavailable
 from steadygaze.faithfulness.ground_truth import Task, counting, score, train
 from steadygaze.faithfulness.metric import Batch
@@ -158,7 +158,7 @@ def _picture(data: Batch, maps: dict[str, Attribution], file: Path) -> None:
     rows = []
     for n in (1, 2, 4, 6, 8):
         i = int((data.labels == n).nonzero()[0])
-        picture = as_picture((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize(
+        picture = to_pil_image((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize(
             (240, 240), Image.Resampling.NEAREST
         )
         black = Image.new("RGB", picture.size)

@@ -340,5 +340,5 @@ def test_indices_of_maps() -> None:
 def test_pictures_and_class_names_for_display() -> None:
     maps = sg.explain(MODEL, IMAGES[:1])
     picture = Image.new("RGB", (12, 12))
-    assert maps.with_pictures(picture)._repr_html_() == maps.with_pictures([picture])._repr_html_()
-    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_pictures, [picture], ["ant"])
+    assert maps.with_images(picture)._repr_html_() == maps.with_images([picture])._repr_html_()
+    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_images, [picture], ["ant"])

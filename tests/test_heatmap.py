@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from steadygaze.drawing import COOL, WARM, Row, as_picture, paint, ramp, robust_scale, tile
+from steadygaze.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
-from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent
+from steadygaze.heatmap import Attribution, comparison_grid, overlay_name, percent
 
 
 def attribution(scores: torch.Tensor, **other) -> Attribution:
@@ -116,7 +116,7 @@ def test_kinds_of_pictures(maps, picture, kind):
         "grey": np.asarray(picture.convert("L")),
     }[kind]
     expected = picture.convert("L").convert("RGB") if kind == "grey" else picture
-    assert np.array_equal(as_picture(given), expected)
+    assert np.array_equal(to_pil_image(given), expected)
     assert maps.overlay(given).size == picture.size
 
 
@@ -145,7 +145,7 @@ def test_title_and_probability():
 
 def test_title_of_several_targets():
     att = attribution(torch.zeros(1, 2, 2, 2), target=torch.tensor([[1, 2]]))
-    assert [att.title(place) for place in att.places()] == ["class 1 67 %", "class 2 24 %"]
+    assert [att.title(place) for place in att.indices()] == ["class 1 67 %", "class 2 24 %"]
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.5, "50 %"), (0.997, "99.7 %"), (0.003, "0.3 %"), (None, "")])
@@ -193,13 +193,13 @@ def test_save_refuses_other_counts(tmp_path, maps, picture):
 
 
 def test_images_of_an_attribution(maps, picture):
-    first, last = maps.with_pictures([picture, picture])
+    first, last = maps.with_images([picture, picture])
     assert (
         len(first) == len(last) == 1
         and torch.equal(last.scores, maps.scores[1:])
         and torch.equal(last.logits, maps.logits[1:])
     )
-    assert last.title() == maps.title(1) and len(last.pictures) == 1
+    assert last.title() == maps.title(1) and len(last.images) == 1
     assert (
         torch.equal(maps[-1].target, maps.target[1:])
         and len(maps[:1]) == 1
@@ -226,7 +226,7 @@ def test_file_names_of_methods_with_options():
 def test_notebook_shows_maps_with_and_without_pictures(maps, picture):
     bare = maps._repr_html_()
     assert bare.count("<img") == 2 and "gaze" in bare
-    shown = maps.with_pictures([picture, picture], ["a", "<b>", "c"])
+    shown = maps.with_images([picture, picture], ["a", "<b>", "c"])
     assert "&lt;b&gt; 67 %" in shown._repr_html_()
     assert shown._repr_html_() != bare
     assert maps._repr_png_().startswith(b"\x89PNG") and shown._repr_png_() != maps._repr_png_()
@@ -238,29 +238,29 @@ def test_to_moves_every_tensor(maps):
     assert moved.method == maps.method
 
 
-def test_grid_picture_has_a_row_for_each_picture_and_a_column_for_each_method(maps, picture):
-    small = grid_picture([picture, picture], {"gaze": maps}, cell=64)
-    wide = grid_picture([picture, picture], {"gaze": maps, "gae": maps}, cell=64)
+def test_comparison_grid_has_a_row_for_each_picture_and_a_column_for_each_method(maps, picture):
+    small = comparison_grid([picture, picture], {"gaze": maps}, cell=64)
+    wide = comparison_grid([picture, picture], {"gaze": maps, "gae": maps}, cell=64)
     assert wide.width - small.width == 64 + 4 and wide.height == small.height
     several = attribution(torch.randn(2, 2, 4, 6))
-    assert grid_picture([picture, picture], {"gaze": several}, cell=64).height > small.height
+    assert comparison_grid([picture, picture], {"gaze": several}, cell=64).height > small.height
 
 
-def test_grid_picture_survives_long_words(maps, picture):
+def test_comparison_grid_survives_long_words(maps, picture):
     names = ["word " * 40] * 3
-    grid = grid_picture(
+    grid = comparison_grid(
         [picture, picture], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64
     )
     assert grid.width < 200
 
 
-def test_grid_picture_refuses_what_does_not_match(maps, picture):
+def test_comparison_grid_refuses_what_does_not_match(maps, picture):
     with pytest.raises(BadInput, match="at least one"):
-        grid_picture([picture], {})
+        comparison_grid([picture], {})
     with pytest.raises(BadInput, match="2 images"):
-        grid_picture([picture], {"gaze": maps})
+        comparison_grid([picture], {"gaze": maps})
     with pytest.raises(BadInput, match="same images"):
-        grid_picture([picture] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
+        comparison_grid([picture] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
     with pytest.raises(BadInput, match="heading"):
         tile([Row([picture])], ["one", "two"])
 

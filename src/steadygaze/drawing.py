@@ -3,7 +3,7 @@
 Evidence for a class is warm (plum, red, orange, pale yellow), evidence against it is cool (navy, blue, pale
 mint). Both ramps are straight lines between a few anchors of OKLab (Ottosson 2020), whose distances follow
 the eye's, with lightness rising evenly, so equal steps of score look like equal steps of colour, also in
-grey print. Colour grows from transparent: where there is no evidence, the picture itself is seen, a little
+grey print. Colour grows from transparent: where there is no evidence, the image itself is seen, a little
 muted.
 """
 
@@ -47,7 +47,7 @@ def ramp(anchors: tuple[str, ...]) -> Float[np.ndarray, "256 3"]:
     return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
 
 
-def as_picture(image: Any) -> Image.Image:
+def to_pil_image(image: Any) -> Image.Image:
     """An RGB image of unchanged size.
 
     image: PIL, a uint8 array (H, W, 3) or (H, W), or a float tensor or array (3, H, W) in [0, 1]
@@ -91,7 +91,7 @@ def robust_scale(values: np.ndarray, percentile: float = 99.0) -> float:
 
 def paint(
     values: Float[np.ndarray, "h w"],
-    picture: Image.Image | None,
+    image: Image.Image | None,
     *,
     signed: bool = False,
     opacity: float = 0.78,
@@ -103,19 +103,19 @@ def paint(
     strength = np.abs(values).clip(0, 1) if signed else values.clip(0, 1)
     place = (strength * 255).round().astype(np.uint8)
     colours = np.where((values < 0)[..., None], ramp(COOL)[place], ramp(WARM)[place])
-    if picture is None:
+    if image is None:
         # bare: the ramp itself, faded to black below its darkest colour
         return _to_image(colours * np.minimum(1, strength / 0.15)[..., None])
-    below = np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+    below = np.asarray(image.convert("RGB"), dtype=np.float64) / 255
     grey = (below @ np.array([0.2126, 0.7152, 0.0722]))[..., None]
     below = (0.55 * below + 0.45 * grey) * 0.88
     alpha = (opacity * _smooth(strength / 0.75))[..., None]
     return _to_image((1 - alpha) * below + alpha * colours)
 
 
-def struck_out(picture: Image.Image, cells: Bool[np.ndarray, "rows columns"]) -> Image.Image:
+def struck_out(image: Image.Image, cells: Bool[np.ndarray, "rows columns"]) -> Image.Image:
     """An image with some cells of a grid crossed out: almost white, with fine diagonal lines."""
-    seen = np.asarray(picture.convert("RGB"), dtype=np.float64) / 255
+    seen = np.asarray(image.convert("RGB"), dtype=np.float64) / 255
     height, width, _ = seen.shape
     y, x = np.mgrid[:height, :width]
     gone = cells[y * cells.shape[0] // height, x * cells.shape[1] // width]
@@ -138,7 +138,7 @@ def _to_image(array: np.ndarray) -> Image.Image:
 class Row:
     """One row of a comparison grid: images from left to right, a title, and a note in grey beside it."""
 
-    pictures: Sequence[Image.Image]
+    images: Sequence[Image.Image]
     title: str = ""
     note: str = ""
 
@@ -151,10 +151,10 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
 
     legend: "", "positive" or "signed": a labelled colour bar.
     """
-    if not rows or any(len(row.pictures) != len(headings) for row in rows):
+    if not rows or any(len(row.images) != len(headings) for row in rows):
         raise BadInput(
             f"expected at least one row with {len(headings)} images each, one below each heading, "
-            f"got {[len(row.pictures) for row in rows]}"
+            f"got {[len(row.images) for row in rows]}"
         )
     gap, margin = max(4, cell // 28), max(10, cell // 10)
     large, small = _font(max(11, cell // 12)), _font(max(10, cell // 14))
@@ -185,8 +185,8 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
                 anchor="ls",
             )
             above += line + gap
-        for column, picture in enumerate(row.pictures):
-            sheet.paste(_square(picture, cell), (margin + column * (cell + gap), above))
+        for column, image in enumerate(row.images):
+            sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
     if legend:
         _draw_legend(
             sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small
@@ -211,11 +211,11 @@ def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length:
     pen.text((right - 2 * height - length, top + height), words[0], QUIET, font, anchor="rs")
 
 
-def _square(picture: Image.Image, cell: int) -> Image.Image:
+def _square(image: Image.Image, cell: int) -> Image.Image:
     """The whole image, fitted into a white square cell; small images are enlarged without blur."""
-    scale = cell / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    grown = picture.resize(size, Image.Resampling.NEAREST if scale >= 4 else Image.Resampling.LANCZOS)
+    scale = cell / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    grown = image.resize(size, Image.Resampling.NEAREST if scale >= 4 else Image.Resampling.LANCZOS)
     canvas = Image.new("RGB", (cell, cell), PAPER)
     canvas.paste(grown, ((cell - size[0]) // 2, (cell - size[1]) // 2))
     return canvas

@@ -7,6 +7,7 @@ import io
 import math
 import operator
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -20,13 +21,13 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
+from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.target import class_probabilities
 
 Index = int | tuple[int, int]
-BARE_PIXELS = 224  # longer side of a map that is drawn without its picture
+BARE_PIXELS = 224  # longer side of a map that is drawn without its image
 SHOWN_IN_NOTEBOOK = 12  # maps
 
 
@@ -37,7 +38,7 @@ class Attribution:
     scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
     target: (B,) or (B, K), the class explained; None where the target was a callable
     logits: (B, C), the model's output           method, score: the names this was made with
-    pictures, classes: only for display; `with_pictures` sets them
+    images, classes: only for display; `with_images` sets them
     """
 
     scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]
@@ -45,7 +46,7 @@ class Attribution:
     logits: Float[Tensor, "b c"]
     method: str
     score: str
-    pictures: tuple[Image.Image, ...] | None = None
+    images: tuple[Image.Image, ...] | None = None
     classes: tuple[str, ...] | None = None
 
     @property
@@ -64,12 +65,12 @@ class Attribution:
             if not -len(self) <= at < len(self):
                 raise IndexError(f"expected an index into {len(self)} images, got {at}")
             which = slice(at, at + 1 or None)
-        target, pictures = (
+        target, images = (
             None if self.target is None else self.target[which],
-            None if self.pictures is None else self.pictures[which],
+            None if self.images is None else self.images[which],
         )
         return replace(
-            self, scores=self.scores[which], target=target, logits=self.logits[which], pictures=pictures
+            self, scores=self.scores[which], target=target, logits=self.logits[which], images=images
         )
 
     def __repr__(self) -> str:
@@ -80,19 +81,24 @@ class Attribution:
         target = None if self.target is None else self.target.to(device)
         return replace(self, scores=self.scores.to(device), target=target, logits=self.logits.to(device))
 
-    def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
+    def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
         """The same attribution with the images (and class names) that notebooks, `save` and titles show.
 
         images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
         """
-        pictures = tuple(
-            as_picture(image) for image in ([images] if isinstance(images, Image.Image) else images)
+        originals = tuple(
+            to_pil_image(image) for image in ([images] if isinstance(images, Image.Image) else images)
         )
-        if len(pictures) != len(self):
-            raise BadInput(f"expected {len(self)} images, one per map, got {len(pictures)}")
+        if len(originals) != len(self):
+            raise BadInput(f"expected {len(self)} images, one per map, got {len(originals)}")
         if classes is not None and len(classes) != self.logits.shape[1]:
             raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
-        return replace(self, pictures=pictures, classes=None if classes is None else tuple(classes))
+        return replace(self, images=originals, classes=None if classes is None else tuple(classes))
+
+    def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
+        """Deprecated name of `with_images`."""
+        warnings.warn("with_pictures is now with_images", DeprecationWarning, stacklevel=2)
+        return self.with_images(images, classes)
 
     def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
         """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
@@ -113,7 +119,7 @@ class Attribution:
         percentile: float = 99.0,
         opacity: float = 0.78,
     ) -> Image.Image:
-        """The map drawn over its picture, as large as the picture that was given.
+        """The map drawn over its image, as large as the image that was given.
 
         image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and
         crop, so that
@@ -125,9 +131,9 @@ class Attribution:
         """
         if not 0 <= percentile <= 100:
             raise BadInput(f"percentile: expected a number in 0..100, got {percentile!r}")
-        picture = as_picture(image)
-        values = self._display(index, (picture.height, picture.width), mode, signed, percentile)
-        return paint(values, picture, signed=signed, opacity=opacity)
+        original = to_pil_image(image)
+        values = self._display(index, (original.height, original.width), mode, signed, percentile)
+        return paint(values, original, signed=signed, opacity=opacity)
 
     def bare(self, index: Index = 0, *, signed: bool = False, mode: str = "bicubic") -> Image.Image:
         """The map alone, its longer side 224 pixels."""
@@ -173,7 +179,7 @@ class Attribution:
         label, names = int(self.target[self._place(index)]), classes or self.classes
         return f"{names[label] if names else f'class {label}'} {percent(self.probability(index))}"
 
-    def places(self) -> list[Index]:
+    def indices(self) -> list[Index]:
         """Every index there is: i for one target an image, (i, k) for several."""
         if self.scores.ndim == 3:
             return list(range(len(self)))
@@ -182,9 +188,9 @@ class Attribution:
     def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
         """Write one PNG per map, scores.npz and manifest.json; returns the paths.
 
-        images: as for `with_pictures`; without them, and without pictures of its own, bare maps are drawn.
+        images: as for `with_images`; without them, and without images of its own, bare maps are drawn.
         """
-        shown = self if images is None else self.with_pictures(images, self.classes)
+        shown = self if images is None else self.with_images(images, self.classes)
         names = [str(number) for number in range(len(self))] if names is None else list(names)
         if len(names) != len(self):
             raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
@@ -196,13 +202,11 @@ class Attribution:
         except FileExistsError as error:
             raise BadInput(f"expected a folder to save into, got a file, {folder}") from error
         overlays: dict[int, list[str]] = {image: [] for image in range(len(self))}
-        for index in self.places():
+        for index in self.indices():
             image = index if isinstance(index, int) else index[0]
-            picture = (
-                shown.bare(index) if shown.pictures is None else shown.overlay(shown.pictures[image], index)
-            )
+            drawn = shown.bare(index) if shown.images is None else shown.overlay(shown.images[image], index)
             file = overlay_name(names[image], self.method, index)
-            picture.save(folder / file)
+            drawn.save(folder / file)
             overlays[image].append(file)
         numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
         np.savez_compressed(folder / "scores.npz", **numbers)
@@ -221,29 +225,27 @@ class Attribution:
         return [*written, folder / "scores.npz", manifest]
 
     def _shown(self) -> list[tuple[str, Image.Image]]:
-        """Title and picture of the maps that a notebook shows."""
+        """Title and image of the maps that a notebook shows."""
         shown = []
-        for index in self.places()[:SHOWN_IN_NOTEBOOK]:
+        for index in self.indices()[:SHOWN_IN_NOTEBOOK]:
             image = index if isinstance(index, int) else index[0]
-            picture = self.bare(index) if self.pictures is None else self.overlay(self.pictures[image], index)
-            shown.append((self.title(index), picture))
+            drawn = self.bare(index) if self.images is None else self.overlay(self.images[image], index)
+            shown.append((self.title(index), drawn))
         return shown
 
     def _repr_png_(self) -> bytes:
         shown = self._shown()[:4]
-        return _png(
-            tile([Row([picture for _, picture in shown])], [title or self.method for title, _ in shown])
-        )
+        return _png(tile([Row([drawn for _, drawn in shown])], [title or self.method for title, _ in shown]))
 
     def _repr_html_(self) -> str:
         figures = "".join(
             f'<figure style="margin:0 8px 8px 0">'
             f'<img width="{BARE_PIXELS}" alt="{escape(title or self.method)}" '
-            f'src="data:image/png;base64,{base64.b64encode(_png(picture)).decode()}">'
+            f'src="data:image/png;base64,{base64.b64encode(_png(drawn)).decode()}">'
             f"<figcaption>{escape(title)}</figcaption></figure>"
-            for title, picture in self._shown()
+            for title, drawn in self._shown()
         )
-        rest = len(self.places()) - SHOWN_IN_NOTEBOOK
+        rest = len(self.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         rows, columns = self.grid
         head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
@@ -264,7 +266,7 @@ def resized(
     return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
 
 
-def grid_picture(
+def comparison_grid(
     images: Sequence[Any],
     attributions: Mapping[str, Attribution],
     *,
@@ -283,23 +285,23 @@ def grid_picture(
     first = next(iter(attributions.values()))
     if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
         raise BadInput("expected attributions of the same images and targets in every column")
-    pictures = [as_picture(image) for image in images]
-    if len(pictures) != len(first):
-        raise BadInput(f"expected {len(first)} images, one per map, got {len(pictures)}")
-    # small pictures are drawn on an enlarged copy, so that the map is smooth over their visible pixels
-    pictures = [p.resize(_enlarged(p, cell), Image.Resampling.NEAREST) for p in pictures]
+    originals = [to_pil_image(image) for image in images]
+    if len(originals) != len(first):
+        raise BadInput(f"expected {len(first)} images, one per map, got {len(originals)}")
+    # small images are drawn on an enlarged copy, so that the map is smooth over their visible pixels
+    originals = [p.resize(_enlarged(p, cell), Image.Resampling.NEAREST) for p in originals]
     rows = []
-    for index in first.places():
+    for index in first.indices():
         image = index if isinstance(index, int) else index[0]
-        drawn = [att.overlay(pictures[image], index, signed=signed) for att in attributions.values()]
+        drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
         note = notes[image] if notes else ""
-        rows.append(Row([pictures[image], *drawn], first.title(index, classes), note))
-    return tile(rows, ["picture", *attributions], cell=cell, legend="signed" if signed else "positive")
+        rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
+    return tile(rows, ["image", *attributions], cell=cell, legend="signed" if signed else "positive")
 
 
-def _enlarged(picture: Image.Image, cell: int) -> tuple[int, int]:
-    factor = max(1, math.ceil(cell / max(picture.size)))
-    return picture.width * factor, picture.height * factor
+def _enlarged(image: Image.Image, cell: int) -> tuple[int, int]:
+    factor = max(1, math.ceil(cell / max(image.size)))
+    return image.width * factor, image.height * factor
 
 
 def percent(probability: float | None) -> str:
@@ -323,7 +325,7 @@ def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
     return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
 
 
-def _png(picture: Image.Image) -> bytes:
+def _png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    image.save(buffer, "PNG")
     return buffer.getvalue()

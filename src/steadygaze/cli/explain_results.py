@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from steadygaze.cli.running import print_line
-from steadygaze.heatmap import Attribution, grid_picture, overlay_name, percent
+from steadygaze.heatmap import Attribution, comparison_grid, overlay_name, percent
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.runs.messages import plural as counted
@@ -114,7 +114,7 @@ def write_overlays(
     probabilities = attribution.method.startswith("diffmask")
     percentile = 100.0 if probabilities else 99.0
     written = []
-    for index in attribution.places():
+    for index in attribution.indices():
         if (index if isinstance(index, int) else index[0]) != row:
             continue
         file = overlay_name(name, attribution.method, index)
@@ -135,7 +135,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
     """Write grid.png, scores.npz and manifest.json."""
     rows = slice(0, GRID_ROWS)
     attributions = {method: concatenate(parts)[rows] for method, parts in results.grid_maps.items()}
-    grid = grid_picture(
+    grid = comparison_grid(
         results.grid_images[rows],
         attributions,
         classes=short_names(loaded.class_names),

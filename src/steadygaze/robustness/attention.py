@@ -225,7 +225,7 @@ def attention_picture(
     Clean and corrupted share each column's colour scale. pictures: what to show beside the maps, one for each
     row.
     """
-    from steadygaze.drawing import Row, as_picture, paint, robust_scale, tile
+    from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 
     vit = adapt(model)
     depth = len(vit.blocks)
@@ -253,7 +253,7 @@ def attention_picture(
     drawn = [[paint(a / s, None) for a, s in zip(rows, scales, strict=True)] for rows in columns]
     if pictures:
         headings = ["picture", *headings]
-        drawn = [[as_picture(p), *row] for p, row in zip(pictures, drawn, strict=True)]
+        drawn = [[to_pil_image(p), *row] for p, row in zip(pictures, drawn, strict=True)]
     note = f"attention of layer {layer % depth + 1} of {depth}; rows look at columns"
     titles = ("clean", "corrupted")
     return tile(

@@ -34,16 +34,16 @@ class Placed(Seam):
     """A seam that records the terms of maps whose tokens lie as the block's input does, and no others."""
 
     tokens: tuple[int, ...] = ()  # (B, N) of the block's input
-    picture: tuple[int, ...] = ()  # (B, h, w), where the block takes its tokens so
+    feature_map: tuple[int, ...] = ()  # (B, h, w), where the block takes its tokens so
 
     def begin(self, block: Block, x: Tensor, layout: Layout) -> "Placed":
         """Make ready for `block` on x."""
         self.tokens = tuple(x.shape[:2])
-        self.picture = tuple(block.patches(x.detach(), layout).shape[:3]) if block.picture else ()
+        self.feature_map = tuple(block.patches(x.detach(), layout).shape[:3]) if block.channels_last else ()
         return self
 
     def placed(self, y: Tensor) -> bool:
-        return tuple(y.shape[:-1]) in (self.tokens, self.picture)
+        return tuple(y.shape[:-1]) in (self.tokens, self.feature_map)
 
     def term(
         self, y: Tensor, offset: Tensor, axes: int | tuple[int, ...] = -2, *, implicit: bool = False

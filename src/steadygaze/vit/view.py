@@ -68,7 +68,7 @@ class Block:
     spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = (
         None  # None: prefix, then patches in raster order
     )
-    picture: bool = False  # the module takes (B, h, w, C), not (B, N, C)
+    channels_last: bool = False  # the module takes (B, h, w, C), not (B, N, C)
 
     def __call__(self, x: Tensor) -> Tensor:
         layout = layout_of(x, self.plan)
@@ -77,7 +77,7 @@ class Block:
 
     def patches(self, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
         """The input of this block (or a tensor of its shape) on the grid: prefix dropped, channels last."""
-        return _picture(self.spatial, x, layout, self.plan.prefix)
+        return _feature_map(self.spatial, x, layout, self.plan.prefix)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class ViT:
     def patches(self, layer: int, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
         """Tokens of the shape of x^layer on their grid; layer L is the output of the last block."""
         spatial = self.blocks[layer].spatial if layer < len(self.blocks) else self.plan.spatial
-        return _picture(spatial, x, layout, self.prefix)
+        return _feature_map(spatial, x, layout, self.prefix)
 
     def check(self, images: Any) -> Tensor:
         """The images, if the model can take them; else an error that says why not."""
@@ -241,7 +241,7 @@ class ViT:
         return images
 
 
-def _picture(
+def _feature_map(
     spatial: Callable[[Tensor, Layout], Tensor] | None, x: Tensor, layout: Layout, prefix: int
 ) -> Float[Tensor, "b h w c"]:
     if spatial is not None:

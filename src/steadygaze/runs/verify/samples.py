@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.drawing import as_picture
+from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
@@ -157,7 +157,7 @@ def _shown(batch: Batch) -> Image.Image:
     """The image that the model sees, with the normalisation undone."""
     assert batch.mean is not None and batch.std is not None
     image, mean, std = (x.detach().cpu().float() for x in (batch.images[0], batch.mean, batch.std))
-    return as_picture((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
+    return to_pil_image((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
 
 
 def _title(probabilities: Tensor, target: int, class_names: Sequence[str] | None) -> str:

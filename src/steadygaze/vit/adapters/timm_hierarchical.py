@@ -39,7 +39,7 @@ class Layer:
     module: nn.Module
     run: Callable[[Tensor, Grid], Tensor]
     stride: int = 1
-    picture: bool = False  # the module takes (B, h, w, C)
+    channels_last: bool = False  # the module takes (B, h, w, C)
 
 
 def plan(model: nn.Module) -> Plan:
@@ -79,15 +79,15 @@ def hierarchical_plan(
         state = grids((int(grid[0]), int(grid[1])))
         return x, state, state[-1]
 
-    def picture(index: int, x: Tensor, layout: Layout) -> Tensor:
+    def feature_map(index: int, x: Tensor, layout: Layout) -> Tensor:
         return x[:, prefix:].unflatten(1, layout.state[index]) if spatial is None else spatial(index, x)
 
     blocks = [
         {
             "module": layer.module,
             "call": lambda x, layout, i=i, run=layer.run: run(x, layout.state[i]),
-            "spatial": lambda x, layout, i=i: picture(i, x, layout),
-            "picture": layer.picture,
+            "spatial": lambda x, layout, i=i: feature_map(i, x, layout),
+            "channels_last": layer.channels_last,
         }
         for i, layer in enumerate(layers)
     ]
@@ -107,7 +107,7 @@ def hierarchical_plan(
         kind=f"timm {type(model).__name__}",
         removable=False,
         global_attention=False,
-        spatial=lambda x, layout: picture(len(layers), x, layout),
+        spatial=lambda x, layout: feature_map(len(layers), x, layout),
         classes=classifies(model),
     )
 
@@ -137,7 +137,7 @@ def _swin(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             merge = stages[s + 1].downsample if last else None
             stride = 1 if merge is None or isinstance(merge, nn.Identity) else 2
-            layers.append(Layer(block, partial(run, block, merge), stride, picture=True))
+            layers.append(Layer(block, partial(run, block, merge), stride, channels_last=True))
 
     def head(x: Tensor, grid: Grid) -> Tensor:
         if channels_first:
