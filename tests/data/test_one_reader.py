@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app
+from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
+from steadygaze.data.masks import LabelledImages
 from steadygaze.data.preprocess import Preprocess
+from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.recipe import Augment
 
 RNG = np.random.default_rng(0)
 PIXELS = np.kron(RNG.integers(0, 256, (8, 10, 4)), np.ones((5, 5, 1))).astype(np.uint8)
@@ -109,6 +113,14 @@ def test_stress_reads_the_same_pixels(file):
     expected = loaded.model(loaded.preprocess(read_image(file))[None]).softmax(-1).max().item()
     (clean,) = [row for row in rows if (row["setting"], row["metric"]) == ("clean", "confidence")]
     assert clean["value"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_training_reads_the_same_pixels(file):
+    loaded = sg.load_model("embedded")
+    labelled = LabelledImages([Item("image", file, 0)])
+    images = TrainingImages(labelled, loaded.preprocess, Augment(), seed=0)
+    image, *_ = images[None, 0]
+    assert torch.equal(image, loaded.preprocess(read_image(file)))
 
 
 def test_no_other_module_opens_image_files():

@@ -88,8 +88,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(
-            f"{folder} is no run: it has no run.json. Make a run with: steadygaze verify (or stress) ... "
-            f"--out {folder}"
+            f"{folder} is no run: it has no run.json. Make one with verify or stress and this folder as out."
         ) from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
