@@ -106,7 +106,9 @@ class _Replay(Interception):
 
     def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y: Tensor = func(x, weight)
-        return y if bias is None else self.add_bias(y, bias)
+        y = y if bias is None else self.add_bias(y, bias)
+        y.linear_ = True  # type: ignore[attr-defined]
+        return y
 
     def layer_norm(
         self,
@@ -174,7 +176,11 @@ class _Replay(Interception):
         if isinstance(y, Tensor) and y.dim() == 1 and isinstance(x, Tensor) and x.dim() >= 3:
             return self.add_bias(x, y)
         out: Tensor = func(x, y, **kwargs)
-        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() == 3 and x.shape == y.shape:
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() == 3 and x.shape == y.shape):
+            return out
+        if _is_linear(x) and _is_linear(y):  # two linear maps of one input, such as LoRA beside a weight
+            out.linear_ = True  # type: ignore[attr-defined]
+        else:
             self.event("residual")
             if not self.noting:
                 out = self.share(torch.cat([out[:-1], torch.zeros_like(out[-1:])]), out[-1])
@@ -243,6 +249,11 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             )
         scores.append(shares[:n] @ weight)
     return torch.stack(scores)
+
+
+def _is_linear(x: Tensor) -> bool:
+    """Whether x is the output of a linear map, perhaps scaled by a number."""
+    return hasattr(x, "linear_") or hasattr(getattr(x, "source_", None), "linear_")
 
 
 def _not_residual(event: str) -> bool:
