@@ -44,12 +44,12 @@ def make_method(name: str, **options: Any) -> Method:
     """A method with options, all checked."""
     if ":" in name:
         parsed = parse_method(name)
-        return make_method(parsed.name.partition(":")[0], **(dict(parsed.options) | options))
+        return make_method(parsed.stem, **(dict(parsed.given) | options))
     entry = entry_of(name)
     if isinstance(entry, Alias):
         target = parse_method(entry.target)
-        method = make_method(target.name.partition(":")[0], **(dict(target.options) | options))
-        return replace(method, name=_join(name, options), score=entry.score)
+        method = make_method(target.stem, **(dict(target.options) | options))
+        return replace(_named(method, name, options), score=entry.score)
     stem, plus, aggregator = name.partition("+")
     entry = entry_of(stem)
     if isinstance(entry, Alias):
@@ -60,13 +60,19 @@ def make_method(name: str, **options: Any) -> Method:
         )
     chosen = _aggregator_of(entry, aggregator if plus else None)
     options = _checked_options(name, entry, chosen, options)
-    return Method(_join(name, options), entry, chosen, tuple(sorted(options.items())), entry.score)
+    method = Method(name, entry, chosen, tuple(sorted(options.items())), entry.score)
+    return _named(method, name, options)
+
+
+def _named(method: Method, stem: str, given: Options) -> Method:
+    """The method under the name that the user wrote."""
+    return replace(method, name=join_name(stem, given), stem=stem, given=tuple(sorted(given.items())))
 
 
 def _aggregated_alias(name: str, stem: str, aggregator: str, alias: Alias, options: dict[str, Any]) -> Method:
     """`gae+plus`: an alias of a bare base method can be aggregated, an alias of a pair cannot."""
     if isinstance(entry_of(alias.target), BaseMethod):
-        return replace(make_method(f"{alias.target}+{aggregator}", **options), name=_join(name, options))
+        return _named(make_method(f"{alias.target}+{aggregator}", **options), name, options)
     pair, colon, tail = alias.target.partition(":")
     other = f"{pair.partition('+')[0]}+{aggregator}{colon}{tail}"
     with_score = "" if alias.score == "logit" else f" with score={alias.score!r}"
@@ -91,7 +97,8 @@ def _aggregator_of(base: BaseMethod, given: str | None) -> Aggregator | None:
     return given  # type: ignore[return-value]  # one of AGGREGATORS
 
 
-def _join(name: str, options: Options) -> str:
+def join_name(name: str, options: Options) -> str:
+    """A name with options, as `parse_method` reads it."""
     tail = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
     return f"{name}:{tail}" if tail else name
 

@@ -115,13 +115,20 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Method:
-    """A base method with aggregator, options and default score. Accepted wherever a method's name is."""
+    """A base method with aggregator, options and default score. Accepted wherever a method's name is.
+
+    name: `stem`, a colon and the options in `given`
+    options: all options, also those that an alias stands for
+    stem, given: the name without options and the options, as the user wrote them
+    """
 
     name: str
     base: BaseMethod = field(repr=False)
     aggregator: Aggregator | None
     options: tuple[tuple[str, Any], ...] = ()
     score: str = "logit"
+    stem: str = ""
+    given: tuple[tuple[str, Any], ...] = ()
 
     def option(self, key: str) -> Any:
         """The value given for an option; None if it was left at its default."""

@@ -15,8 +15,9 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader
 
 from steadygaze import __version__
-from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.errors import BadInput, RowsNotWritten, SteadygazeError
 from steadygaze.faithfulness.metric import METRICS
+from steadygaze.method_names import join_name, parse_method
 from steadygaze.report import svg
 from steadygaze.report.gallery import gallery
 from steadygaze.report.page import Figure, how, legend
@@ -24,8 +25,6 @@ from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.table import Cell
 from steadygaze.runs.verify.summary import Line, Section, quantity
-
-START = re.compile(r"[:,]start=(\d+)")
 
 
 def write_report(
@@ -107,7 +106,7 @@ def _soft(name: str) -> str:
 def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) -> dict[str, Any]:
     """Everything the template shows of one model on one data set."""
     base = section.line(baseline) if baseline else section.lines[0]
-    drawn = [line for line in section.lines if not START.search(line[0])]
+    drawn = [line for line in section.lines if _start_of(line[0]) is None]
     ranks = {line: rank for rank, line in enumerate(drawn)}
     run = rows.runs[section.run]
     return {
@@ -208,14 +207,26 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
     return None
 
 
+def _start_of(name: str) -> tuple[str, int] | None:
+    """A method's name without the option `start`, and its value; None if it has none or is not installed."""
+    try:
+        method = parse_method(name)
+    except SteadygazeError:
+        return None
+    options = dict(method.given)
+    start = options.pop("start", None)
+    return None if start is None else (join_name(method.stem, options), int(start))
+
+
 def _start(section: Section) -> Figure | None:
     """The score over the layer where PLUS starts, one line for each method."""
     metric = section.shown[0]
     groups: dict[str, list[tuple[int, Cell]]] = {}
     for line in section.lines:
-        layer, cell = START.search(line[0]), section.cells.get((metric, line))
-        if layer and cell:
-            groups.setdefault(START.sub("", _called(line, section)), []).append((int(layer[1]), cell))
+        started, cell = _start_of(line[0]), section.cells.get((metric, line))
+        if started is not None and cell is not None:
+            name, layer = started
+            groups.setdefault(_called((name, line[1]), section), []).append((layer, cell))
     if not groups:
         return None
     series = []

@@ -178,18 +178,14 @@ def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
             f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as "
             "ixg+plus."
         )
-    options = {k: v for k, v in method.options if k != "start"}
-    name = method.name.partition(":")[0]
-    if method.aggregator != "plus":
-        name, options = f"{method.base.name}+plus", {k: v for k, v in options.items() if k != "cut"}
-    given = options if "+" in name else _own_options(method, options)
-    return [make_method(name, **given, start=layer) for layer in layers]
-
-
-def _own_options(method: Method, options: dict[str, object]) -> dict[str, object]:
-    """Of an alias, the options that were given and are not part of what it stands for."""
-    plain = dict(parse_method(method.name.partition(":")[0]).options)
-    return {k: v for k, v in options.items() if plain.get(k) != v}
+    if method.aggregator == "plus":
+        name, options = method.stem, {k: v for k, v in method.given if k != "start"}
+    else:
+        name, options = (
+            f"{method.base.name}+plus",
+            {k: v for k, v in method.options if k not in ("start", "cut")},
+        )
+    return [make_method(name, **options, start=layer) for layer in layers]
 
 
 def parse_start_layers(text: str | None, vit: ViT) -> list[int] | None:
