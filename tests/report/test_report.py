@@ -75,7 +75,7 @@ def test_best_and_worst_pictures_are_shown(run, tmp_path):
         re.search(r"[a-z]+/\d\.png", text[text.index("Where it did best") :])[0] in best
         or values.max() == sorted(values)[-2]
     )
-    without = write_report([run], tmp_path / "page.html", repeats=50, pictures=False)[0].read_text()
+    without = write_report([run], tmp_path / "page.html", repeats=50, images=False)[0].read_text()
     assert "data:image/jpeg" not in without
 
 
@@ -106,7 +106,7 @@ def test_samples_are_stored_for_data_in_memory_too(tmp_path):
 
 
 def test_tables_hold_the_numbers(run, tmp_path):
-    _, table, markdown = write_report([run], tmp_path / "page.html", repeats=100, pictures=False)
+    _, table, markdown = write_report([run], tmp_path / "page.html", repeats=100, images=False)
     rows = list(csv.DictReader(table.open()))
     assert len(rows) == 6 * 5
     first = rows[0]
@@ -124,12 +124,12 @@ def test_tables_hold_the_numbers(run, tmp_path):
 
 
 def test_a_chosen_baseline(run, tmp_path):
-    text = write_report([run], tmp_path / "a.html", repeats=50, baseline="rollout/logit", pictures=False)[
+    text = write_report([run], tmp_path / "a.html", repeats=50, baseline="rollout/logit", images=False)[
         0
     ].read_text()
     assert "against rollout · logit" in text
     with pytest.raises(sg.BadInput, match="nobody"):
-        write_report([run], tmp_path / "a.html", baseline="nobody", pictures=False)
+        write_report([run], tmp_path / "a.html", baseline="nobody", images=False)
 
 
 def test_runs_of_two_models_stand_side_by_side(run, tmp_path):
@@ -141,7 +141,7 @@ def test_runs_of_two_models_stand_side_by_side(run, tmp_path):
     (other / "rows-00000.jsonl").write_text(
         "".join(json.dumps({**r, "model": "another"}) + "\n" for r in lines)
     )
-    text = write_report([run, other], tmp_path / "both.html", repeats=50, pictures=False)[0].read_text()
+    text = write_report([run, other], tmp_path / "both.html", repeats=50, images=False)[0].read_text()
     assert text.count("<table>") == 2 and "another" in text
 
 
@@ -174,7 +174,7 @@ def copied(run, folder, rows=lambda row: row, **settings):
 )
 def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings, rows, says):
     other = copied(run, tmp_path / "other", rows, **settings)
-    text = write_report([run, other], tmp_path / "both.html", repeats=50, pictures=False)[0].read_text()
+    text = write_report([run, other], tmp_path / "both.html", repeats=50, images=False)[0].read_text()
     assert text.count("<table>") == 2 and f"({says})" in text
     alone, first = (Rows.read(*folders).table(repeats=50).sections[0] for folders in ([run], [run, other]))
     assert alone.cells == first.cells and not alone.variant
@@ -201,7 +201,7 @@ def test_the_start_layer_is_drawn(run, tmp_path):
         start_layers="0,2,5",
     )
     run_verify(ask)
-    text = write_report([tmp_path / "run"], repeats=50, pictures=False)[0].read_text()
+    text = write_report([tmp_path / "run"], repeats=50, images=False)[0].read_text()
     assert "Where PLUS starts" in text and text.count("<polyline") == 2
     assert "ixg+plus</span>" in text
 

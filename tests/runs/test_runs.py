@@ -337,7 +337,7 @@ def test_one_is_one_and_few_are_few(data, tmp_path):
         *words, "ixg,rollout", "--score", "logit,log_odds", "--limit", "3", "--out", str(tmp_path / "few")
     )
     assert "3 images, 2 methods, 2 scores each (3 different maps), 2 metrics" in few and "too narrow" in few
-    page = write_report([tmp_path / "few"], pictures=False)[0].read_text()
+    page = write_report([tmp_path / "few"], images=False)[0].read_text()
     assert (
         "4 ways of explaining" in page
         and "too narrow" in page

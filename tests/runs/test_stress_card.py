@@ -186,7 +186,7 @@ def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
         (tmp_path / name / "rows-00000.jsonl").write_text(
             "".join([*kept, *(json.dumps(row) + "\n" for row in also)])
         )
-        write_report([tmp_path / name], pictures=False, repeats=20)
+        write_report([tmp_path / name], images=False, repeats=20)
         for file in ("report.html", "table.md"):
             text = (tmp_path / name / file).read_text()
             assert ("Not finished: 1 of" in text and "(fog/3)" in text) == (name == "killed"), (name, file)

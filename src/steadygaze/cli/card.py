@@ -25,7 +25,7 @@ STYLE = {"better": "green", "worse": "red"}
 COLUMNS = ("before", "after", "difference", "95 %")
 
 
-def run(before: str, after: str, request: CardRequest, show: int, pictures: bool) -> int:
+def run(before: str, after: str, request: CardRequest, show: int, images: bool) -> int:
     """Measure what is missing, compare, print and write; returns the exit code."""
 
     def work(world: World, notes: Console) -> int:
@@ -37,12 +37,12 @@ def run(before: str, after: str, request: CardRequest, show: int, pictures: bool
         world.wait()
         if world.rank:
             return 0
-        return _close(folders, request, show, pictures, wide(Console()))
+        return _close(folders, request, show, images, wide(Console()))
 
     return guarded(request.out, work)
 
 
-def _close(folders: Sequence[Path], request: CardRequest, show: int, pictures: bool, console: Console) -> int:
+def _close(folders: Sequence[Path], request: CardRequest, show: int, images: bool, console: Console) -> int:
     comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
     faithfulness = faithfulness_changes(folders[0] / "verify", folders[1] / "verify")
     console.print(_changes_table(short_list(comparison.changes)))
@@ -59,7 +59,7 @@ def _close(folders: Sequence[Path], request: CardRequest, show: int, pictures: b
         request.out / "card.html",
         [read_run(folder / kind) for folder in folders for kind in ("stress", "verify")],
         show=show,
-        pictures=pictures,
+        images=images,
         masked=[bool(masked_models(side)) for side in sections],
     )
     for file in files:

@@ -28,7 +28,7 @@ def run(
     out: Path | None,
     setting: str,
     show: int,
-    pictures: bool,
+    images: bool,
     console: Console | None = None,
 ) -> int:
     """Compare, print and write; returns the exit code."""
@@ -40,13 +40,13 @@ def run(
     if comparison.turned:
         _print_classes(comparison, console)
         _print_turned(comparison, show, console)
-    images = comparison.before[0].image_count
-    if images and (caution := small_sample_note(images)):
+    count = comparison.before[0].image_count
+    if count and (caution := small_sample_note(count)):
         print_line(console, caution, "yellow")
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
     path = out or folders[1][0] / "compare.html"
-    for file in write_comparison(comparison, path, show=show, pictures=pictures):
+    for file in write_comparison(comparison, path, show=show, images=images):
         print_line(console, f"wrote {file}")
     return 0
 

@@ -10,10 +10,10 @@ from steadygaze.report.html import write_report
 
 
 def run(
-    runs: list[Path], out: Path | None, baseline: str | None, pictures: bool, console: Console | None = None
+    runs: list[Path], out: Path | None, baseline: str | None, images: bool, console: Console | None = None
 ) -> int:
     """Write the report; returns the exit code."""
     console = console or Console()
-    for path in write_report(runs, out, baseline=baseline, pictures=pictures):
+    for path in write_report(runs, out, baseline=baseline, images=images):
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -67,7 +67,7 @@ class Curve:
     better: str
 
 
-# several metrics that share forward passes have one function, which is told the names that are wanted
+# several metrics that share forward passes have one function, which receives the requested names
 Compute = Callable[[MetricInput, Sequence[str]], Mapping[str, Values]]
 
 

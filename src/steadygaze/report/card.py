@@ -50,7 +50,7 @@ def write_card(
     runs: Sequence[dict[str, Any]],
     *,
     show: int = 6,
-    pictures: bool = True,
+    images: bool = True,
     masked: Sequence[bool] = (False, False),
 ) -> list[Path]:
     """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were
@@ -82,11 +82,11 @@ def write_card(
             text=FAITHFULNESS_TEXT + _masking_text(*masked),
         ),
     ]
-    if pictures and show:
+    if images and show:
         shots, text = shots_of(comparison, {"samples": _spread(comparison, show)}, show)
         parts.append(Part("Maps side by side", "maps", shots=shots.get("samples", []), text=text))
     parts.append(classes_part(comparison))
-    parts += turned_parts(comparison, show if pictures else 0, show)
+    parts += turned_parts(comparison, show if images else 0, show)
     folded = f"{len(comparison.changes)} numbers before and after"
     everything = [row(c) for c in comparison.changes]
     parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))

@@ -21,9 +21,7 @@ NOTE = (
 )
 
 
-def write_comparison(
-    comparison: Comparison, path: Path, *, show: int = 8, pictures: bool = True
-) -> list[Path]:
+def write_comparison(comparison: Comparison, path: Path, *, show: int = 8, images: bool = True) -> list[Path]:
     """Write the page and, beside it, the numbers as .csv; returns the files."""
     one, two = comparison.before[0], comparison.after[0]
     parts = [
@@ -39,7 +37,7 @@ def write_comparison(
     ]
     if comparison.turned:
         parts.append(classes_part(comparison))
-        parts += turned_parts(comparison, show if pictures else 0, show)
+        parts += turned_parts(comparison, show if images else 0, show)
     folded = f"{len(comparison.changes)} numbers before and after"
     everything = [row(c) for c in comparison.changes]
     parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))

@@ -32,7 +32,7 @@ def write_report(
     out: str | Path | None = None,
     *,
     baseline: str | None = None,
-    pictures: bool = True,
+    images: bool = True,
     repeats: int = 2000,
 ) -> list[Path]:
     """Write the report of these runs; returns the files: report.html, table.csv, table.md.
@@ -43,11 +43,11 @@ def write_report(
     if STRESS in rows.kinds:
         from steadygaze.report.stress import write_stress
 
-        return write_stress(rows, out, pictures=pictures, repeats=repeats)
+        return write_stress(rows, out, images=images, repeats=repeats)
     table = rows.table(repeats=repeats)
     if not table.sections:
         raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Run steadygaze verify first.")
-    parts = [_part(section, rows, baseline, pictures) for section in table.sections]
+    parts = [_part(section, rows, baseline, images) for section in table.sections]
     about = table.sections[0].model
     explained = _explained(table.sections)
     page = rendered(
@@ -103,7 +103,7 @@ def _soft(name: str) -> str:
     return re.sub(r"([+:,=])", "\\1\u200b", name)
 
 
-def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) -> dict[str, Any]:
+def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> dict[str, Any]:
     """Everything the template shows of one model on one data set."""
     base = section.line(baseline) if baseline else section.lines[0]
     drawn = [line for line in section.lines if _start_of(line[0]) is None]
@@ -125,7 +125,7 @@ def _part(section: Section, rows: Rows, baseline: str | None, pictures: bool) ->
             for figure in (_scatter(section, ranks), _start(section), _agreement(section, run))
             if figure
         ],
-        "gallery": gallery(rows.folders[section.run] if rows.folders else None, run) if pictures else None,
+        "gallery": gallery(rows.folders[section.run] if rows.folders else None, run) if images else None,
     }
 
 
@@ -148,8 +148,8 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
         cells = []
         for metric in section.shown:
             cell = known.get((metric, line))
-            picture = svg.bar(cell.value, cell.low, cell.high, spans[metric]) if cell else ""
-            cells.append({"metric": metric, "cell": cell, "bar": picture, "best": best[metric] == line})
+            bar = svg.bar(cell.value, cell.low, cell.high, spans[metric]) if cell else ""
+            cells.append({"metric": metric, "cell": cell, "bar": bar, "best": best[metric] == line})
         gap = gaps.get(line)
         table_rows.append(
             {

@@ -18,7 +18,7 @@ from steadygaze.runs.stress.setting import CLEAN
 
 
 def write_stress(
-    rows: Rows, out: str | Path | None = None, *, pictures: bool = True, repeats: int = 2000
+    rows: Rows, out: str | Path | None = None, *, images: bool = True, repeats: int = 2000
 ) -> list[Path]:
     """Write the report of these stress runs; returns the files: report.html, table.csv, table.md."""
     if rows.kinds != {STRESS}:
@@ -27,7 +27,7 @@ def write_stress(
     if not all(card.keys for card in cards):
         raise BadInput(f"{', '.join(map(str, rows.folders))}: no rows yet. Let steadygaze stress run first.")
     several = len(cards) > 1
-    parts = [part for i, card in enumerate(cards) for part in _parts(card, i if several else None, pictures)]
+    parts = [part for i, card in enumerate(cards) for part in _parts(card, i if several else None, images)]
     leads = [text for card in cards for text in (_lead(card), _unfinished(card)) if text]
     page = rendered(
         "card.html",
@@ -63,7 +63,7 @@ def _unfinished(card: Card) -> str:
     )
 
 
-def _parts(card: Card, index: int | None, pictures: bool) -> list[Part]:
+def _parts(card: Card, index: int | None, images: bool) -> list[Part]:
     tail = "" if index is None else f": {card.model} {index + 1}"
     mark = "" if index is None else str(index + 1)
     text = "± half of the 95 % interval, by bootstrap over images."
@@ -72,7 +72,7 @@ def _parts(card: Card, index: int | None, pictures: bool) -> list[Part]:
         figures = [draw(figure) for figure in suite.figures(card)]
         if figures:
             parts.append(Part(f"{suite.title}{tail}", f"{suite.name}{mark}", suite.title, figures=figures))
-    if pictures:
+    if images:
         parts += _samples(card, tail, mark)
     return [*parts, _all_numbers(card, tail, mark)]
 

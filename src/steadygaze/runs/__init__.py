@@ -1,1 +1,1 @@
-"""Runs over many pictures: the rows they leave, and how a run that stopped goes on."""
+"""Runs over many images: rows, the resumable loop, tables and comparisons."""

@@ -125,7 +125,7 @@ class Run:
 
     settings: everything that defines the numbers; a folder that holds a run with other settings is refused
     about: what does not change the numbers, such as the command
-    task, unit: what `on_progress` is told; total: units of all jobs of this process, None if unknown
+    task, unit: reported to `on_progress`; total: units of all jobs of this process, None if unknown
 
         with Run(out, settings, about, task="verify", unit="images") as run:
             run.execute(jobs, loader, compute)

@@ -32,7 +32,7 @@ class ImageSource(Protocol):
         ...
 
     def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[Any]]:
-        """Groups of jobs; each group is executed before the next is asked for."""
+        """Groups of jobs; each group is executed before the next is made."""
         ...
 
     def position(self, image: str) -> int:
