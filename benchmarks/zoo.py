@@ -17,19 +17,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from steadygaze.loading.model_names import TIMM_STAGED
+
 PLAIN = ("vision_transformer", "eva", "beit", "deit")
 OTHER_PLAIN = ("cait", "vision_transformer_relpos", "vision_transformer_hybrid")
-HIERARCHICAL = (
-    "swin_transformer",
-    "swin_transformer_v2",
-    "swin_transformer_v2_cr",
-    "pvt_v2",
-    "pit",
-    "mvitv2",
-    "hiera",
-    "twins",
-    "xcit",
-)
+HIERARCHICAL = TIMM_STAGED
 CLASSES = 7
 
 

@@ -1,4 +1,4 @@
-"""Shared by tests."""
+"""Tiny models for the tests of losses and of `steadygaze.models`."""
 
 from functools import cache
 from typing import Any
@@ -11,7 +11,8 @@ from torch import nn
 from benchmarks import zoo
 
 
-def tiny(**more) -> VisionTransformer:
+def tiny(noise: float = 0.3, **more) -> VisionTransformer:
+    """A ViT of two blocks in float64; noise: standard deviation of what is added to its initial weights."""
     torch.manual_seed(0)
     given = {
         "img_size": 16,
@@ -25,7 +26,7 @@ def tiny(**more) -> VisionTransformer:
     model = VisionTransformer(**given | more).double()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(noise * torch.randn_like(parameter))
     return model
 
 

@@ -4,9 +4,9 @@ gradient."""
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
 
 import steadygaze as sg
+from helpers.losses import tiny
 from steadygaze.trace import Seam, Want
 from steadygaze.training import losses
 from steadygaze.training.losses import fused_adl
@@ -16,28 +16,10 @@ from steadygaze.training.losses.fused_adl import DiversitySeam
 FORMS = ("paper", "code", "per_head")
 
 
-def tiny(**more) -> VisionTransformer:
-    torch.manual_seed(0)
-    given = {
-        "img_size": 16,
-        "patch_size": 4,
-        "num_classes": 5,
-        "embed_dim": 8,
-        "depth": 3,
-        "num_heads": 2,
-        "mlp_ratio": 2.0,
-    }
-    model = VisionTransformer(**given | more).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.8 * torch.randn_like(parameter))
-    return model
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_fused_is_the_same_as_kept(form, size, monkeypatch):
-    model = tiny()
+    model = tiny(noise=0.8, depth=3)
     monkeypatch.setattr(
         fused_adl, "CACHE_SIZE", 2 * 2 * 17**2
     )  # two pictures at a time: 5 are taken in three parts
@@ -60,7 +42,7 @@ def test_fused_is_the_same_as_kept(form, size, monkeypatch):
 
 
 def test_eager_attention_is_read_from_its_softmax():
-    model, images = tiny(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    model, images = tiny(noise=0.8, depth=3), torch.randn(2, 3, 16, 16, dtype=torch.float64)
     with DiversitySeam() as fused:
         model(images)
     for block in model.blocks:

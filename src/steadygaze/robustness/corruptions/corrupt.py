@@ -2,8 +2,8 @@
 
 D. Hendrycks, T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
 ICLR 2019, arXiv:1903.12261. Definitions and settings agree with the package imagecorruptions-imaug (settings
-"imagenet") and with the published script for CIFAR-10-C (settings "cifar"; its motion blur is the one of that
-package).
+"imagenet"; elastic_transform with the authors' own code) and with the published script for CIFAR-10-C
+(settings "cifar"; its motion blur is the one of that package).
 
 Same image, name, severity, settings and seed: same bytes, in any process and order. No global random state
 is used.
