@@ -1,12 +1,24 @@
-"""Writing files so that a reader finds the old content or the new one, never half of it."""
+"""Writing files so that a reader finds the old content or the new one, never half of it, and so that a
+folder has one writer at a time.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+from steadygaze.errors import BadInput, RowsNotWritten
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock; everything else is the same
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"  # the file whose lock stands for its whole folder
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
@@ -31,3 +43,68 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], o
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+_OPEN: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives its killed parent would hold the lock, and the run could not be
+    resumed.
+    """
+    for lock in list(_OPEN):
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+class FileLock:
+    """A file that is open for appending and locked: another process that locks it gets a `BadInput`.
+
+    path: the file, which is created if there is none; `lock_folder` locks a whole folder
+    The lock ends with `close`, with the `with` block, or with the process, however it ends. It also holds
+    against other threads of this process. File systems without locks are written to without one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = -1
+        try:
+            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
+        if fcntl is not None:
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self.close()
+                raise BadInput(
+                    f"{path.parent}: another process is writing this run. Wait for it, or choose another "
+                    "output folder."
+                ) from error
+            except OSError:  # a file system without locks
+                pass
+        _OPEN.add(self)
+
+    def close(self) -> None:
+        """Give the lock back; a second call does nothing."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock_folder(folder: str | Path) -> FileLock:
+    """Lock the folder of a run, which must exist, for this process alone.
+
+    with lock_folder(out):
+        ...  # write files into out
+    """
+    return FileLock(Path(folder) / LOCK)

@@ -15,7 +15,7 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.quantity import mean, pooled
 from steadygaze.runs import store as store_module
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.store import Done, Store, prepare, repair
+from steadygaze.runs.store import Done, Store, prepare
 from steadygaze.runs.table import bootstrap, difference, draws, interval
 
 SETTINGS = {"data": "d", "ratios": [0.1, 0.9], "seed": 0, "versions": {"steadygaze": "0.1.0", "torch": "2.6"}}
@@ -74,7 +74,7 @@ def test_half_a_line_is_dropped(tmp_path, cut):
     long = json.dumps(row("b", note="x" * 200_000))
     path.write_text(whole + long[:cut])
     assert [r["image"] for r in Rows([{}], folders=[tmp_path])] == ["a"]
-    repair(path)
+    Store(tmp_path).close()
     assert path.read_text() == whole
 
 
@@ -85,24 +85,21 @@ def test_rows_that_cannot_be_written_are_told(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied")
 
-    real = Path.open
-    monkeypatch.setattr(
-        Path,
-        "open",
-        lambda self, mode="r", *a, **k: real(self, mode, *a, **k) if "+" not in mode else refused(),
-    )
-    monkeypatch.setattr(os, "truncate", refused)
-    prepare(folder, SETTINGS, {})  # nothing to cut off
+    monkeypatch.setattr(os, "ftruncate", refused)
+    Store(folder).close()  # nothing to cut off
     with (folder / "rows-00000.jsonl").open("ab") as file:
         file.write(b'{"half')
     with pytest.raises(RowsNotWritten, match="Permission denied"):
-        prepare(folder, SETTINGS, {})
+        Store(folder)
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(RowsNotWritten, match="Permission denied"):
+        Store(folder)
 
 
 def test_a_file_of_half_a_line_becomes_empty(tmp_path):
     path = tmp_path / "rows-00000.jsonl"
     path.write_text("x" * 100_000)
-    repair(path)
+    Store(tmp_path).close()
     assert path.read_bytes() == b""
 
 

@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from steadygaze.errors import BadImage
+from steadygaze.files import FileLock, lock_folder
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.load_ahead import load_ahead
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
-from steadygaze.runs.store import Done, Store, prepare
+from steadygaze.runs.store import Done, Store, make_folder, prepare
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -151,27 +152,45 @@ class Run:
         self.done = Done(None)
         self._finished = self._resumed = 0
         self._gathered: list[Row] = []
+        self._lock: FileLock | None = None
         self._store: Store | None = None
         self._prepared: dict[int, Job] = {}  # required jobs that are done, by id
         self._retried: set[str] = set()  # images that were unreadable in an earlier run and can be read now
 
     def __enter__(self) -> Run:
         if self.out is not None:
-            if self.world.local_main:
-                prepare(self.out, self.settings, self.about)
-            self.world.wait()
-            self._store = Store(self.out, self.world.rank)
-            self.world.wait()  # every file is open before any process reads them
-            self.done = Done(self.out)
+            try:
+                self._open(self.out)
+            except BaseException:
+                self._close()
+                raise
         return self
+
+    def _open(self, out: Path) -> None:
+        if self.world.rank == 0:
+            make_folder(out)
+            self._lock = lock_folder(out)
+        if self.world.local_main:
+            prepare(out, self.settings, self.about)
+        self.world.wait()
+        self._store = Store(out, self.world.rank)
+        self.world.wait()  # every file is open before any process reads them
+        self.done = Done(out)
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._store is not None:
-            self._store.close()
-        if error is None:
-            self.world.wait()
+        try:
+            if error is None:
+                self.world.wait()  # the folder is locked until the last process is done
+        finally:
+            self._close()
 
     def rows(self) -> Rows:
         """Everything that was computed, by this and by earlier runs into the same folder."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, RowsNotWritten
-from steadygaze.files import write_atomic
+from steadygaze.files import FileLock, write_atomic
 from steadygaze.runs.rows import (
     Key as Key,
 )
@@ -34,20 +33,23 @@ from steadygaze.runs.rows import (
     key_of as key_of,
 )
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; everything else is the same
-    fcntl = None  # type: ignore[assignment]
 
-
-def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:
-    """Begin the run in `folder`, or make it ready to be resumed; one with other settings is refused."""
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run, if there is none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RowsNotWritten(
             f"the folder {folder} cannot be made ({error.strerror}): choose another output folder"
         ) from error
+
+
+def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:
+    """Begin the run in `folder`, or check that it can be resumed; one with other settings is refused.
+
+    Changes no file of rows: another process may be writing them.
+    """
+    make_folder(folder)
     path = folder / "run.json"
     if path.exists():
         _check_same_settings(folder, read_run(folder)["settings"], settings)
@@ -58,8 +60,6 @@ def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> No
         )
     else:
         _write_run(path, {"settings": settings, "about": about})
-    for file in row_files(folder):
-        repair(file)
 
 
 def _write_run(path: Path, run: dict[str, Any]) -> None:
@@ -89,64 +89,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def repair(path: Path) -> None:
-    """Cut off a last line that was not finished."""
-    if path.suffix == ".gz":
-        return
-    with path.open("rb") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-    if end < size:
-        try:
-            os.truncate(path, end)
-        except OSError as error:
-            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
-
-
-_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked worker that outlives its killed parent would hold the lock, and the run could not be
-    resumed.
-    """
-    for store in list(_OPEN):
-        store.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
-
-
 class Store:
-    """The file of one process, open for appending."""
+    """The file of one process, open for appending and locked. What a kill cut off at its end is removed."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = folder, rank
         self.path = folder / f"rows-{rank:05d}.jsonl"
+        self._lock = FileLock(self.path)
         try:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise RowsNotWritten(f"{self.path} cannot be written ({error.strerror})") from error
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(self._file)
-                raise BadInput(
-                    f"{folder}: another process is writing this run. Wait for it, or choose another output "
-                    "folder."
-                ) from error
-            except OSError:  # a file system without locks
-                pass
-        _OPEN.add(self)
+            repair(self._file, self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _file(self) -> int:
+        return self._lock.file
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write the rows of a job; when this returns, they are on the disk. If it fails, the file is as it
@@ -191,9 +149,7 @@ class Store:
                 raise
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        self._lock.close()
 
     def __enter__(self) -> Store:
         return self
@@ -203,6 +159,27 @@ class Store:
 
 
 _NO_SYNC = {22, 95}  # EINVAL, EOPNOTSUPP: pipes and special files
+READ_SIZE = 65536  # bytes that are searched for the end of a line at a time
+
+
+def repair(file: int, path: Path) -> None:
+    """Cut off a last line that was not finished. `file` is open and locked: a line that its writer has not
+    finished yet looks the same.
+    """
+    size = end = os.lseek(file, 0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - READ_SIZE)
+        os.lseek(file, start, os.SEEK_SET)
+        newline = os.read(file, end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        try:
+            os.ftruncate(file, end)
+        except OSError as error:
+            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
 
 
 class Done:

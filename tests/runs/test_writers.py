@@ -1,0 +1,100 @@
+"""Two processes and one run folder: a second writer is refused, only the writer changes its file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import steadygaze as sg
+from steadygaze.files import lock_folder
+from steadygaze.runs.loop import Run
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.store import Store, prepare
+
+SETTINGS = {"data": "d", "seed": 0, "versions": {"steadygaze": "0.2.0"}}
+ROW = {"model": "m", "weights": "w", "method": "gaze", "score": "logit", "metric": "insertion_accuracy"}
+LINE = json.dumps({**ROW, "image": "b", "value": 2.0, "seed": 0}).encode() + b"\n"
+WRITER = """
+import os, sys
+from pathlib import Path
+from steadygaze.files import lock_folder
+from steadygaze.runs.store import Store
+
+folder, line = Path(sys.argv[1]), sys.argv[2].encode() + b"\\n"
+with lock_folder(folder), Store(folder) as store:
+    os.write(store._file, line[:20])  # the writer is in the middle of a row
+    print("half", flush=True)
+    sys.stdin.readline()
+    os.write(store._file, line[20:])
+    print("whole", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    prepare(tmp_path, SETTINGS, {})
+    with Store(tmp_path) as store:
+        store.append([{**ROW, "image": "a", "value": 1.0, "seed": 0}])
+    return tmp_path
+
+
+@pytest.fixture
+def writer(folder: Path):
+    source = str(Path(sg.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), LINE.decode().strip()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": source, "PATH": ""},
+    )
+    assert process.stdout.readline() == "half\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def proceed(writer: subprocess.Popen) -> str:
+    writer.stdin.write("\n")
+    writer.stdin.flush()
+    return writer.stdout.readline()
+
+
+def test_a_row_that_is_being_written_is_not_cut_off(folder: Path, writer: subprocess.Popen) -> None:
+    path = folder / "rows-00000.jsonl"
+    before = path.read_bytes()
+    assert not before.endswith(b"\n"), "the writer is in the middle of a row"
+    assert [row["image"] for row in Rows.read(folder)] == ["a"]
+    with pytest.raises(sg.BadInput, match="another process"):
+        Run(folder, SETTINGS, {}, task="verify").__enter__()
+    with pytest.raises(sg.BadInput, match="another process"):
+        Store(folder)
+    assert path.read_bytes() == before
+    assert proceed(writer) == "whole\n"
+    assert [row["image"] for row in Rows.read(folder)] == ["a", "b"]
+
+
+def test_a_second_run_does_not_replace_the_settings_of_the_first(tmp_path: Path) -> None:
+    """Both start in an empty folder; the one that is refused has written nothing."""
+    with lock_folder(tmp_path):
+        with pytest.raises(sg.BadInput, match="another process"):
+            Run(tmp_path, SETTINGS, {}, task="verify").__enter__()
+        assert not (tmp_path / "run.json").exists()
+
+
+def test_a_run_that_cannot_start_gives_the_lock_back(folder: Path) -> None:
+    with pytest.raises(sg.BadInput, match="seed was 0, is now 1"):
+        Run(folder, {**SETTINGS, "seed": 1}, {}, task="verify").__enter__()
+    with Run(folder, SETTINGS, {}, task="verify"):
+        pass
+
+
+def test_the_lock_of_a_killed_writer_is_free(folder: Path, writer: subprocess.Popen) -> None:
+    writer.kill()
+    writer.wait()
+    with Run(folder, SETTINGS, {}, task="verify"):
+        assert (folder / "rows-00000.jsonl").read_bytes().endswith(b"\n"), "half a row is removed"
+    assert [row["image"] for row in Rows.read(folder)] == ["a"]
