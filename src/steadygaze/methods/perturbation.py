@@ -34,6 +34,7 @@ from torch import Tensor
 from steadygaze.errors import UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
+from steadygaze.outputs import predictions
 from steadygaze.trace.query import Query
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the listed costs
@@ -200,7 +201,7 @@ def hsic(
 
 
 def _distribution(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r c"]:
-    return logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    return predictions(query.vit.plan.outputs, logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def _class(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r 1"]:

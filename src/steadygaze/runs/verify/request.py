@@ -138,7 +138,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
 def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     folder = request.folder  # checked before the model is loaded, which takes longer
     loaded = request.load(world)
-    vit, classes = adapt(loaded.model), number_of_classes(loaded.model, loaded.size)
+    vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
     plan = _plan(request, vit)
     labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
     if plan.needs_masks and labelled.decode is None:
@@ -188,7 +188,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     loaded = request.model if isinstance(request.model, LoadedModel) else None
     if isinstance(request.model, str):
         loaded = request.load(World())
-    vit = adapt(request.model if loaded is None else loaded.model)
+    vit = adapt(request.model if loaded is None else loaded)
     plan = _plan(request, vit)
     normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
     if plan.painting and not normalisation.known:

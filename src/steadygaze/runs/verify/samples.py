@@ -19,7 +19,7 @@ from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.heatmap import percent
+from steadygaze.outputs import percent
 from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity

@@ -137,9 +137,8 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
                 f"CLIPVisionModelWithProjection and a callable target."
             )
         (head,) = heads
-        return {"readout": "class", "classes": not name.endswith("WithProjection")}, lambda x: head(
-            norm(x)[:, 0]
-        )
+        outputs = "features" if name.endswith("WithProjection") else "classes"
+        return {"readout": "class", "outputs": outputs}, lambda x: head(norm(x)[:, 0])
     if name == "DeiTForImageClassificationWithTeacher":
 
         def teacher(x: Tensor) -> Tensor:
