@@ -18,10 +18,10 @@ from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavaila
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
-from steadygaze.outputs import Outputs
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.target import (
     CallableTarget,
+    Outputs,
     Target,
     check_score,
     default_score,

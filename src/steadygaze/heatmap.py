@@ -24,7 +24,7 @@ from torch import Tensor
 from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.manifest import image_entry, write_manifest
-from steadygaze.outputs import Outputs, describe, predictions, task_of_outputs
+from steadygaze.target import Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image

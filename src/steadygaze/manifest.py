@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.files import write_atomic
-from steadygaze.outputs import NOUNS, Outputs, Task, predictions
+from steadygaze.target import NOUNS, Outputs, Task, predictions
 
 PREDICTIONS = 3  # most probable classes that are listed for each image
 PACKAGES = ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow")

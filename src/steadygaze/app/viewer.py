@@ -27,9 +27,9 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
-from steadygaze.outputs import percent, predictions
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
+from steadygaze.target import percent, predictions
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.outputs import predictions
+from steadygaze.target import predictions
 from steadygaze.vit import ViT
 from steadygaze.vit.subsets import chunk_of
 from steadygaze.vit.view import evaluation_mode

@@ -31,7 +31,7 @@ from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
-from steadygaze.outputs import Task, outputs_of_task, own_task
+from steadygaze.target import Task, outputs_of_task, own_task
 
 
 def load_model(

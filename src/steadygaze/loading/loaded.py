@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.outputs import Task
+from steadygaze.target import Task
 
 
 @dataclass(frozen=True, eq=False)

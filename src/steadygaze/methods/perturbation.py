@@ -34,7 +34,7 @@ from torch import Tensor
 from steadygaze.errors import UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
-from steadygaze.outputs import predictions
+from steadygaze.target import predictions
 from steadygaze.trace.query import Query
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the listed costs

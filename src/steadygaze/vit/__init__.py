@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.outputs import outputs_of_task, own_task
+from steadygaze.target import outputs_of_task, own_task
 from steadygaze.vit.adapter_registry import find_plan, register_adapter
 from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted

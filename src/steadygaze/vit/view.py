@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.outputs import Outputs, task_of_outputs
+from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
 from steadygaze.vit.positions import KeptPositions
 
@@ -103,7 +103,7 @@ class Plan:
     spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = (
         None  # the last block's output; None as in `Block`
     )
-    outputs: Outputs = "classes"  # what the head gives; see `steadygaze.outputs`
+    outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,10 @@ from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.outputs import percent
 from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity
+from steadygaze.target import percent
 
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows

@@ -15,8 +15,7 @@ from benchmarks import zoo
 from helpers.tiny_models import served
 from oracles.models import random_images, tiny
 from steadygaze.methods.sufficient import subsets
-from steadygaze.outputs import describe, predictions
-from steadygaze.target import class_score
+from steadygaze.target import class_score, describe, predictions
 
 
 @pytest.fixture(scope="module")
