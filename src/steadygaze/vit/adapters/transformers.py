@@ -109,7 +109,7 @@ def _view(model: nn.Module, body: Any) -> Plan:
     return Plan(
         embed=embed,
         blocks=[
-            {"module": b, "call": partial(call, i), "parts": _parts(b, norm_pre if i == 0 else None)}
+            {"module": b, "call": partial(call, i), "parts": layer_parts(b, norm_pre if i == 0 else None)}
             for i, b in enumerate(layers)
         ],
         head=lambda x, layout: head(x),
@@ -201,7 +201,7 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
     return lambda layout: needed
 
 
-def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
+def layer_parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm layer, whatever this model calls them."""
     attention = first(block, "attention", "self_attn")
     value, output = (
