@@ -1,4 +1,5 @@
-"""Tiny vision-language models of transformers with tokenizers and processors, made in memory; every weight random.
+"""Tiny vision-language models of transformers with tokenizers and processors, made in memory.
+
 
 Nothing is downloaded: tokenizers know a dozen words, image processors are configured for small images.
 """
@@ -151,7 +152,7 @@ def idefics() -> tuple[Any, Any]:
 
 
 def smolvlm() -> tuple[Any, Any]:
-    """(SmolVLMForConditionalGeneration, processor). SmolVLM's own processor needs one more package, num2words."""
+    """(SmolVLMForConditionalGeneration, processor); its own processor needs the package num2words."""
     config = tr.SmolVLMConfig(
         vision_config=VISION,
         text_config=tr.LlamaConfig(**TEXT),

@@ -1,4 +1,4 @@
-"""ViLT: the view against transformers' own logits; patches and words that are removed; context broadcasting."""
+"""ViLT: the view against transformers' own logits, removed patches and words, context broadcasting."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_the_score_of_a_word_by_occlusion_is_what_masking_it_changes(question: V
         torch.testing.assert_close(scores[:, column], drop, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["gaze_removal", "gae", "alti", "decompx+skipplus", "rollout", "rise"])
+@pytest.mark.parametrize("method", ["gaze_removal", "gae", "alti", "decompx+skipplus", "rise:budget=32"])
 def test_batch_equals_singles_and_the_random_state_stays(question: VisualQuestion, method: str) -> None:
     pixels = images()
     state = torch.get_rng_state()
@@ -85,10 +85,7 @@ def test_batch_equals_singles_and_the_random_state_stays(question: VisualQuestio
 
 
 def test_pieces_of_a_word_are_added_up() -> None:
-    question = visual_question(*_of("what is on the table red"))
-    assert question.is_word == (False, *[True] * 6, False)
-    model, tokenizer = vilt()
-    tokenizer.add_tokens([])
+    model, _ = vilt()
     words = VisualQuestion(
         model,
         "tablet",

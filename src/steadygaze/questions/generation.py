@@ -178,6 +178,7 @@ def plan(answer: Answer) -> Plan:
         readout_rows=tuple(range(prefix)[reads]),
         kind=f"transformers {type(model).__name__}",
         rotary=True,
+        outputs="values",
     )
 
 

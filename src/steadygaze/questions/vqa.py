@@ -1,6 +1,6 @@
 """Visual question answering: a question turns a ViLT model of transformers into a classifier of images.
 
-    question = VisualQuestion(model, "what is on the table?", tokenizer)
+    question = visual_question(model, "what is on the table?", tokenizer)
     question(images)    # (B, answers): the logits that the model itself gives for this question
 
 ViLT runs one sequence, [text tokens, image class token, patches], through one stack of blocks. In the view,
@@ -181,6 +181,7 @@ def _plan(question: VisualQuestion, size: tuple[int, int] | None = None, **own: 
         input_size=(model.config.num_channels, height, width),
         readout="class",
         kind="transformers ViltForQuestionAnswering",
+        outputs="labels",  # trained by one binary cross-entropy for each answer
         fixed_size=size is not None,
         **own,
     )

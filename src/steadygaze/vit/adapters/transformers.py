@@ -243,4 +243,22 @@ def _pair(size: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
+def needs_question(model: nn.Module) -> bool:
+    """Whether a model answers a question, or a prompt, about an image."""
+    return type(model).__name__ in ("ViltForQuestionAnswering",) or (
+        hasattr(model, "generate") and hasattr(model, "lm_head") and hasattr(model, "get_image_features")
+    )
+
+
+def refuse_without_question(model: nn.Module) -> Plan:
+    """Raise an error that says how to ask."""
+    name = type(model).__name__
+    option = "question" if name == "ViltForQuestionAnswering" else "prompt"
+    raise UnsupportedModel(
+        f"{name} answers a {option} about an image, and none was given. Use steadygaze.explain(model, image, "
+        f"{option}='What is on the table?'), or steadygaze.ask(model, {option}=...) for verify and the page."
+    )
+
+
 register_built_in("transformers", matches=matches, plan=plan)
+register_built_in("transformers_answers", matches=needs_question, plan=refuse_without_question)
