@@ -167,7 +167,7 @@ class _Relevance(Interception):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[Tensor] = []
-        self.intercept("passes", F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm)
+        self.intercept("passes", F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm, F.normalize)
         self.intercept("passes", torch.sigmoid, torch.Tensor.sigmoid)
         self.intercept("linear", F.linear)
         self.intercept("sdpa", F.scaled_dot_product_attention)
