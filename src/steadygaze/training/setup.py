@@ -42,6 +42,7 @@ class TrainingSetup:
             recipe.seed,
             self.accelerator.process_index,
             processes,
+            recipe.augment.repeats,
         )
         self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
         self.notes += self._schedule_notes()
