@@ -201,11 +201,8 @@ class DiffMaskRun:
         identity = facts.get("identity", {})
         before = {**identity, **identity.get("asked", {})}
         now = {**self.identity, **self.identity["asked"]}
-        ignored = {"asked"}
-        if (
-            "begin" not in before
-        ):  # written by a version without this option, which matters for the first step only
-            ignored.add("begin")
+        # options that the version which wrote the file did not have: the file decides (`Settings.read`)
+        ignored = {"asked"} | {"begin", "definition"} - before.keys()
         changed = [key for key in now if key not in ignored and before.get(key) != now[key]]
         if changed:
             listing = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
