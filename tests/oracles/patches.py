@@ -16,7 +16,9 @@ def augmented_patch(patch: Tensor, side: int, top: int, left: int, noise: Tensor
     return out
 
 
-def augmented_images(images: Tensor, draws: list[dict], p: int, mean: list[float], std: list[float]) -> Tensor:
+def augmented_images(
+    images: Tensor, draws: list[dict], p: int, mean: list[float], std: list[float]
+) -> Tensor:
     """Images (B, C, H, W) whose patches, row by row, are augmented by `draws`, within the range of images."""
     out, number = torch.empty_like(images), 0
     batch, channels, height, width = images.shape

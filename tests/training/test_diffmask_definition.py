@@ -1,4 +1,5 @@
-"""DiffMask training as the authors' code defines it, and files of version 0.1, which continue as they began."""
+"""DiffMask training as the authors' code defines it, and files of version 0.1, which continue as they
+began."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,8 @@ def trainer(model, settings=QUICK) -> tuple[Trainer, Tensor]:
 
 
 def reference_l0(model, images: Tensor, made: Trainer, layer: int) -> float:
-    """Mean over images and tokens of Σ ln P(z ≠ 0), token by token: state 0 is the class token, then the patch
-    embeddings without positions; the others are what the blocks get and give."""
+    """Mean over images and tokens of Σ ln P(z ≠ 0), token by token: state 0 is the class token, then the
+    patch embeddings without positions; the others are what the blocks get and give."""
     with torch.no_grad():
         x = model.patch_embed(images) - model.patch_embed.proj.bias  # the gates' own biases hold it
         content = torch.cat([model.cls_token.expand(len(x), -1, -1), x], 1)

@@ -1,5 +1,5 @@
-"""Patch-wise augmentation: against a slow oracle with the same draws, how often each operation happens, and as a
-loss of a training run."""
+"""Patch-wise augmentation: against a slow oracle with the same draws, how often each operation happens, and
+as a loss of a training run."""
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def often(**more) -> PatchAugmentationOptions:
-    return PatchAugmentationOptions(**{"patch": 8, "crop": 0.5, "noisy": 0.5, "flip": 0.5, "noise": 0.3} | more)
+    return PatchAugmentationOptions(
+        **{"patch": 8, "crop": 0.5, "noisy": 0.5, "flip": 0.5, "noise": 0.3} | more
+    )
 
 
 def as_dicts(draws: ours.PatchDraws) -> list[dict]:
@@ -54,7 +56,9 @@ def test_each_operation_happens_as_often_as_the_options_say():
     cropped, noisy = draws.side < 16, draws.noise.abs().amax((1, 2, 3)) > 0
     for happened in (cropped, noisy, draws.flipped):
         assert happened.float().mean().item() == pytest.approx(0.1, abs=0.01)
-    assert set(draws.side.tolist()) == {15, 16}, "√.85 · 16 = 14.75 rounds to 15; a whole patch is drawn again"
+    assert set(draws.side.tolist()) == {15, 16}, (
+        "√.85 · 16 = 14.75 rounds to 15; a whole patch is drawn again"
+    )
     assert set(draws.top[cropped].tolist()) == {0, 1} and not draws.top[~cropped].any()
     assert draws.noise[noisy].std().item() == pytest.approx(0.01, rel=0.02)
     whole = PatchAugmentationOptions(crop_draw="batch", crop=0.5)

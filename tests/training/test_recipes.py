@@ -63,7 +63,7 @@ FAN = {
     "precision": "fp16",  # --amp
 }
 RVT = {
-    "model.name": "rvt_tiny_plus",  # the command has tap_rvt_base_plus: the plus models have patch augmentation
+    "model.name": "rvt_tiny_plus",  # the command has tap_rvt_base_plus; patch augmentation is of plus models
     "model.arguments": {"drop_path_rate": 0.1},  # --drop-path, default
     "data.interpolation": "bicubic",  # of testing: Resize(interpolation=3)
     "augment.interpolation": "bicubic",  # --train-interpolation, default

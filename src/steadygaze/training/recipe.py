@@ -128,7 +128,9 @@ class Augment(Table):
     ratio: Range = Field(default_factory=lambda: [0.75, 4 / 3])
     resize: PositiveInt = 256
     pad: CountFromZero = 4
-    interpolation: Literal["random", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = None
+    interpolation: Literal["random", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = (
+        None
+    )
     flip: Share = 0.5
     color_jitter: NonNegative = 0.0
     rand_augment: str | None = None  # in timm's notation, such as rand-m9-mstd0.5-inc1

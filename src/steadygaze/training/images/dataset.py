@@ -1,7 +1,7 @@
 """The dataset of a training run: images are read, augmented, and their masks move along.
 
-What is random follows from (seed, view, index), where view numbers the augmented copies of an image: not from a state that a killed run would lose, nor from the
-number of processes or workers.
+What is random follows from (seed, view, index), where view numbers the augmented copies of an image: not from
+a state that a killed run would lose, nor from the number of processes or workers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Patch-wise augmentation (RVT; Mao et al. 2022): cross-entropy also of images whose patches were augmented one
-by one.
+"""Patch-wise augmentation (RVT; Mao et al. 2022): cross-entropy also of images whose patches were augmented
+one by one.
 
 Equations: docs/equations.md#patch-augmentation.
 
@@ -42,8 +42,8 @@ def _scale(values: list[float]) -> list[float]:
 
 
 class PatchAugmentationOptions(CrossEntropyOptions):
-    """patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities; noise: standard deviation
-    (of normalised values); crop_draw: whether crops are decided for each patch, or once for all patches of a
+    """patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities; noise: standard
+    deviation (of normalised values); crop_draw: whether crops are decided for each patch, or once for all patches of a
     micro-batch, as kornia 0.6 does; smoothing: of labels without mixup
     """
 
@@ -103,7 +103,10 @@ def augment_patches(patches: Float[Tensor, "n c p p"], draws: PatchDraws) -> Flo
 
 
 def _resized_crops(
-    patches: Float[Tensor, "n c p p"], side: Int[Tensor, " n"], top: Int[Tensor, " n"], left: Int[Tensor, " n"]
+    patches: Float[Tensor, "n c p p"],
+    side: Int[Tensor, " n"],
+    top: Int[Tensor, " n"],
+    left: Int[Tensor, " n"],
 ) -> Float[Tensor, "n c p p"]:
     p = patches.shape[-1]
     steps = torch.linspace(0, 1, p, device=patches.device, dtype=patches.dtype)
@@ -151,8 +154,8 @@ class PatchAugmentation(Loss):
         size = setup.preprocess.size
         if size[0] % options.patch or size[1] % options.patch:
             raise BadInput(
-                f"losses.patch_augmentation.patch: images of {size[0]}x{size[1]} cannot be divided into patches "
-                f"of {options.patch}x{options.patch} pixels. Use a divisor of both sides."
+                f"losses.patch_augmentation.patch: images of {size[0]}x{size[1]} cannot be divided into "
+                f"patches of {options.patch}x{options.patch} pixels. Use a divisor of both sides."
             )
         self.mean, self.std = (torch.tensor(v) for v in (setup.preprocess.mean, setup.preprocess.std))
 
