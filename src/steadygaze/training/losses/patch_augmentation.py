@@ -42,9 +42,13 @@ def _scale(values: list[float]) -> list[float]:
 
 
 class PatchAugmentationOptions(CrossEntropyOptions):
-    """patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities; noise: standard
-    deviation (of normalised values); crop_draw: whether crops are decided for each patch, or once for all patches of a
-    micro-batch, as kornia 0.6 does; smoothing: of labels without mixup
+    """Options of [losses.patch_augmentation].
+
+    patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities
+    noise: standard deviation, of normalised values
+    crop_draw: whether crops are decided for each patch, or once for all patches of a micro-batch, as kornia
+        0.6 does
+    smoothing: of labels without mixup
     """
 
     patch: Annotated[int, Field(gt=0)] = 16
