@@ -157,8 +157,8 @@ def _convolve(
     x: Tensor, weight: Tensor, how: tuple[Any, ...]
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
     """The convolution without a bias, and its transpose."""
-    z, transpose = torch.func.vjp(lambda pixels: F.conv2d(pixels, weight, None, *how), x)
-    return z, transpose
+    result: Any = torch.func.vjp(lambda pixels: F.conv2d(pixels, weight, None, *how), x)
+    return result[0], result[1]
 
 
 class _Relevance(Interception):
