@@ -149,6 +149,7 @@ def measure(users: int, minutes: float) -> Results:
     results, viewer = Results(), Viewer(sg.load_model("embedded"))
     with tempfile.TemporaryDirectory() as folder, served(users) as (address, pid):
         everyone = [User.make(number, Path(folder), viewer) for number in range(users)]
+        assert len({tuple(user.predictions.values()) for user in everyone}) == users
         begin = time.monotonic()
         end = begin + 60 * minutes
         threads = [Thread(target=user.work, args=(address, end, results)) for user in everyone]
