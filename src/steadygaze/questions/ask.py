@@ -68,8 +68,8 @@ def ask(
     if prompt is not None:
         if image is None:
             raise BadInput("image: expected the image that the prompt is about", option="image")
-        module, _ = _answer(model, image, prompt, answer, processor)
-        return with_module(model, module, [prompt, *module.class_names])
+        asked, _ = _answer(model, image, prompt, answer, processor)
+        return with_module(model, asked, [prompt, *asked.class_names])
     if text_embeddings is not None:
         module = embedding_classifier(model, text_embeddings, logit_scale=logit_scale)
         return with_module(model, module, [str(text_embeddings.double().sum().item())])
