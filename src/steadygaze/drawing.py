@@ -9,6 +9,7 @@ muted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -149,7 +150,8 @@ INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
 def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a labelled colour bar.
+    legend: "", "positive" or "signed": a labelled colour bar; a grid that is narrower than its legend is
+        widened
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise BadInput(
@@ -165,6 +167,8 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
     pitch = cell + (line + gap if titled else 0) + 2 * gap
     bottom = line + 2 * gap if legend else 0
     width = 2 * margin + len(headings) * (cell + gap) - gap
+    if legend:
+        width = max(width, 2 * margin + _legend_width(legend, cell // 2, small))
     sheet = Image.new("RGB", (width, top + pitch * len(rows) + bottom + margin - gap), PAPER)
     pen = ImageDraw.Draw(sheet)
     for column, caption in enumerate(captions):
@@ -188,10 +192,22 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
         for column, image in enumerate(row.images):
             sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
     if legend:
-        _draw_legend(
-            sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small
-        )
+        room = width - 2 * margin - _legend_width(legend, 0, small)
+        bar = min(cell, room)
+        _draw_legend(sheet, legend, right=width - margin, top=top + pitch * len(rows), length=bar, font=small)
     return sheet
+
+
+LEGEND_WORDS = {
+    "signed": ("against the class", "for the class"),
+    "positive": ("least evidence", "most evidence for the class"),
+}
+LEGEND_GAP = 9  # pixels between the colour bar and a word
+
+
+def _legend_width(kind: str, length: int, font: Any) -> int:
+    """Pixels of a legend whose colour bar has this length."""
+    return length + 2 * LEGEND_GAP + sum(math.ceil(font.getlength(word)) for word in LEGEND_WORDS[kind])
 
 
 def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length: int, font: Any) -> None:
@@ -199,16 +215,12 @@ def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length:
     signed, height = kind == "signed", max(6, length // 24)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
-    words = (
-        ("against the class", "for the class")
-        if signed
-        else ("least evidence", "most evidence for the class")
-    )
+    lowest, highest = LEGEND_WORDS[kind]
     pen = ImageDraw.Draw(sheet)
-    right -= int(pen.textlength(words[1], font))
-    pen.text((right, top + height), words[1], QUIET, font, anchor="ls")
-    sheet.paste(bar, (right - height - length, top))
-    pen.text((right - 2 * height - length, top + height), words[0], QUIET, font, anchor="rs")
+    right -= math.ceil(pen.textlength(highest, font))
+    pen.text((right, top + height), highest, QUIET, font, anchor="ls")
+    sheet.paste(bar, (right - LEGEND_GAP - length, top))
+    pen.text((right - 2 * LEGEND_GAP - length, top + height), lowest, QUIET, font, anchor="rs")
 
 
 def _square(image: Image.Image, cell: int) -> Image.Image:

@@ -13,9 +13,13 @@ DegenerateMap (UserWarning)             a map that is zero everywhere
 PartialMap (UserWarning)                an interrupted search: the map uses the runs that were done
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
+
+SUGGESTED = 5  # names that are suggested for an unknown one
+SHORTEST_PART = 3  # letters; shorter words are contained in too many names
 
 
 class SteadygazeError(Exception):
@@ -39,7 +43,7 @@ class MethodUnavailable(SteadygazeError, ValueError):
 
 
 class UnknownName(SteadygazeError, ValueError):
-    """An unknown name; the message suggests the nearest known one.
+    """An unknown name; the message suggests known ones (see `suggestions`).
 
     elsewhere: names that other packages use, each with the name it has here
     """
@@ -54,12 +58,44 @@ class UnknownName(SteadygazeError, ValueError):
         option: str | None = None,
     ) -> None:
         known = sorted(known)
-        lower = {**{word.lower(): word for word in known}, **elsewhere}
-        near = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-        guess = f" Did you mean {lower[near[0]]!r}?" if near else ""
+        near = suggestions(name, known, elsewhere)
+        guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         shown = f"Known: {', '.join(known)}" if len(known) <= 40 else f"{len(known)} are known"
         message = f"unknown {kind} {name!r}.{guess} {shown}.{' ' + hint if hint else ''}"
         super().__init__(message, option=option)
+
+
+def suggestions(
+    name: str, known: Iterable[str], elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Known names that an unknown name may stand for, best first; case, hyphens and underscores do not count.
+
+    Names that contain the given one come first, as a whole word before a part of a word, short before long;
+    if there are none, the one whose spelling is nearest.
+
+    >>> suggestions("deit-tiny", ["rdnet_tiny", "deit_tiny_patch16_224"])
+    ['deit_tiny_patch16_224']
+    >>> suggestions("dog", ["dough", "Eskimo dog", "dogsled"])
+    ['Eskimo dog', 'dogsled']
+    >>> suggestions("gazze", ["gae", "gaze"])
+    ['gaze']
+    """
+    wanted = _normalised(name)
+    names = {_normalised(word): word for word in known} | {_normalised(a): b for a, b in elsewhere.items()}
+    if wanted in names:
+        return [names[wanted]]
+    if len(wanted) >= SHORTEST_PART:
+        containing = [word for word in names if wanted in word]
+        whole_word = re.compile(rf"\b{re.escape(wanted)}\b")
+        containing.sort(key=lambda word: (not whole_word.search(word), len(word), word))
+        if containing:
+            return list(dict.fromkeys(names[word] for word in containing))[:SUGGESTED]
+    return [names[word] for word in get_close_matches(wanted, names, n=1, cutoff=0.5)]
+
+
+def _normalised(name: str) -> str:
+    """Lower case, with spaces for hyphens and underscores."""
+    return re.sub(r"[-_\s]+", " ", name.lower()).strip()
 
 
 class BadInput(SteadygazeError, ValueError):

@@ -4,14 +4,18 @@ folder has one writer at a time.
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from steadygaze.errors import BadInput, RowsNotWritten
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 try:
     import fcntl
@@ -25,9 +29,32 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], o
     """Write `content` beside `path`, flush it to the disk, then rename it into place.
 
     content: bytes, text (written as UTF-8), or a function that writes into the open binary file it is given
-    Raises OSError, and leaves what was at `path`, if the disk is full or read-only.
+    Raises OSError with `path` as its `filename`, and leaves what was at `path`, if the disk is full or
+    read-only.
     """
     path = Path(path)
+    try:
+        return _write_and_rename(path, content)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def write_png(path: str | Path, image: Image) -> Path:
+    """Write an image as PNG, with `write_atomic`."""
+    return write_atomic(path, lambda file: image.save(file, "PNG"))
+
+
+def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> Path:
+    """Write arrays by name as a compressed .npz file, with `write_atomic`."""
+    import numpy as np
+
+    buffer = io.BytesIO()  # numpy's writer does not end cleanly on a full disk
+    np.savez_compressed(buffer, **arrays)
+    return write_atomic(path, buffer.getvalue())
+
+
+def _write_and_rename(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

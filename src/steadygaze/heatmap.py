@@ -23,6 +23,7 @@ from torch import Tensor
 
 from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
+from steadygaze.files import write_npz, write_png
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.target import Outputs, describe, predictions, task_of_outputs
 
@@ -235,10 +236,10 @@ class Attribution:
             image = index if isinstance(index, int) else index[0]
             drawn = shown.bare(index) if shown.images is None else shown.overlay(shown.images[image], index)
             file = overlay_name(names[image], self.method, index)
-            drawn.save(folder / file)
+            write_png(folder / file, drawn)
             overlays[image].append(file)
         numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
-        np.savez_compressed(folder / "scores.npz", **numbers)
+        write_npz(folder / "scores.npz", numbers)
         entries = [
             image_entry(
                 name,

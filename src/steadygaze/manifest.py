@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,35 @@ def write_manifest(
         "versions": versions(),
     }
     return write_atomic(Path(folder) / "manifest.json", json.dumps(content, indent=2) + "\n")
+
+
+def listed_overlays(folder: str | Path) -> set[str]:
+    """Names of the overlays that the manifest of `folder` lists; empty without a manifest of this package."""
+    try:
+        content = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+        overlays = [image["overlays"] for image in content["images"]]
+        names = [name for by_method in overlays for files in by_method.values() for name in files]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+    return {name for name in names if isinstance(name, str) and _is_overlay_name(name)}
+
+
+def remove_overlays(folder: str | Path, names: Iterable[str]) -> list[str]:
+    """Remove these overlays of an earlier run; returns the names of those that were there.
+
+    Links and folders are not removed: `steadygaze` writes plain files.
+    """
+    removed = []
+    for name in sorted(names):
+        path = Path(folder) / name
+        if path.is_file() and not path.is_symlink():
+            path.unlink()
+            removed.append(name)
+    return removed
+
+
+def _is_overlay_name(name: str) -> bool:
+    return name.endswith(".png") and name == Path(name).name and "\0" not in name
 
 
 def image_entry(

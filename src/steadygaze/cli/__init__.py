@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -15,9 +16,17 @@ from steadygaze.errors import SteadygazeError
 
 __all__ = ["app", "main"]
 
+_SPACE = "Free some space, or choose another output folder."
+_FOLDER = "Choose another output folder."
+FILE_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _SPACE),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FOLDER),
+}
+
 
 class Commands(TyperGroup):
-    """Prints an error of steadygaze as one message, exit code 2; `--debug`, anywhere, shows its traceback."""
+    """Prints an error of steadygaze or of the file system as one message, exit code 2; `--debug`, anywhere,
+    shows its traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["debug"] = "--debug" in args
@@ -29,8 +38,15 @@ class Commands(TyperGroup):
         except SteadygazeError as error:
             if ctx.meta["debug"]:
                 raise
-            typer.secho(f"error: {error}{self.flag(ctx, error)}", fg=typer.colors.RED, err=True)
-            raise typer.Exit(2) from error
+            self.fail(f"{error}{self.flag(ctx, error)}", error)
+        except OSError as error:
+            if ctx.meta["debug"] or error.errno == errno.EPIPE:  # `| head`: click ends the command
+                raise
+            self.fail(file_error(error), error)
+
+    def fail(self, message: str, error: Exception) -> NoReturn:
+        typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from error
 
     def flag(self, ctx: Any, error: SteadygazeError) -> str:
         """The command's option that the error is about, such as " (--masks)"; "" if there is none."""
@@ -43,6 +59,17 @@ class Commands(TyperGroup):
             if parameter.name == error.option and parameter.opts[0] not in str(error):
                 return f" ({parameter.opts[0]})"
         return ""
+
+
+def file_error(error: OSError) -> str:
+    """The file, what is wrong with it, and what to do.
+
+    >>> file_error(OSError(errno.ENOSPC, "No space left on device", "out/grid.png"))
+    'out/grid.png: No space left on device. Free some space, or choose another output folder.'
+    """
+    file = "the output" if error.filename is None else error.filename
+    advice = FILE_ADVICE.get(error.errno or 0, "")
+    return f"{file}: {error.strerror or error}{'.' if advice else ''} {advice}".rstrip()
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib.resources import as_file, files
@@ -22,19 +21,21 @@ from steadygaze.cli.explain_results import (
     unique_names,
     write_results,
 )
-from steadygaze.cli.running import progress_bar
+from steadygaze.cli.interruptions import Interruptions
+from steadygaze.cli.running import print_line, progress_bar
 from steadygaze.data.images import find_images, read_image
-from steadygaze.errors import BadImage, BadInput, BrokenMap, DegenerateMap, PartialMap
+from steadygaze.errors import BadImage, BadInput, BrokenMap
 from steadygaze.explainer import explain
-from steadygaze.heatmap import Attribution
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, Progress
+from steadygaze.runs.messages import plural
 from steadygaze.vit import ViT, adapt
 
+MAX_TOP = 100  # classes that are explained of each image
 DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
 
 
@@ -45,8 +46,16 @@ def run_demo(out: Path) -> int:
 
 
 def run(request: ExplainOptions, console: Console | None = None) -> int:
-    """Explain the images and write the results; returns 1 if a file was not read or not explained, else 0."""
+    """Explain the images and write the results; returns the exit code.
+
+    0, success; 1, a file was not read or not explained; 130, stopped before all images were explained.
+    """
     console, live = console or Console(), Console(stderr=True)
+    if request.top > MAX_TOP:
+        raise BadInput(
+            f"--top {request.top}: expected at most {MAX_TOP} classes for each image: every class is one "
+            "overlay for each image and method. Choose a smaller number, or call sg.explain with target=."
+        )
     if request.top > 1 and request.target != "auto":
         raise BadInput(
             f"--top {request.top} explains the most probable classes, but --target is {request.target}: "
@@ -78,7 +87,10 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     if results.rows:
         write_results(request, loaded, results)
     print_results(request, results, console)
-    return 1 if results.unreadable or results.broken else 0
+    left = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
+    if left > 0:
+        print_line(console, f"stopped: {left} of {plural(len(image_files), 'image')} not explained", "yellow")
+    return 130 if results.stopped else 1 if results.unreadable or results.broken else 0
 
 
 def explain_files(
@@ -92,26 +104,31 @@ def explain_files(
     """Explain the images batch by batch and write their overlays."""
     names, results = unique_names(image_files), Results()
     device = next(vit.model.parameters()).device
+    interruptions = Interruptions(console, methods, several_classes=request.top > 1)
     # short lists end before a bar is read; in a file or pipe they need no line either
     with progress_bar(console, visible=console.is_terminal) as on_progress:
         on_progress(Progress("explain", 0, len(image_files), "images"))
-        for batch_files, images in batches(image_files, loaded, request.batch_size, results.unreadable):
-            batch_names = [names[file] for file in batch_files]
-            explain_batch(
-                request,
-                methods,
-                loaded,
-                vit,
-                batch_names,
-                batch_files,
-                images.to(device),
-                results,
-                on_progress,
-            )
-            done = len(results.rows) + len(results.unreadable) + len(results.broken)
-            on_progress(Progress("explain", done, len(image_files), "images"))
-            if results.partial:  # interrupted: what is finished is written, and no further batch is started
-                break
+        try:
+            for batch_files, images in batches(image_files, loaded, request.batch_size, results.unreadable):
+                batch_names = [names[file] for file in batch_files]
+                explain_batch(
+                    request,
+                    methods,
+                    loaded,
+                    vit,
+                    batch_names,
+                    batch_files,
+                    images.to(device),
+                    results,
+                    interruptions,
+                    on_progress,
+                )
+                done = len(results.rows) + len(results.unreadable) + len(results.broken)
+                on_progress(Progress("explain", done, len(image_files), "images"))
+                if results.partial:  # what is finished is written, and no further batch is started
+                    break
+        except KeyboardInterrupt:
+            results.stopped = True
     return results
 
 
@@ -143,6 +160,7 @@ def explain_batch(
     image_files: list[Path],
     images: Tensor,
     results: Results,
+    interruptions: Interruptions,
     on_progress: OnProgress,
 ) -> None:
     """Explain one batch and add it to the results; an image whose map is not finite is left out."""
@@ -152,7 +170,15 @@ def explain_batch(
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices
     try:
-        attributions, partial = _explain_recording(vit, images, methods, target, request.score, on_progress)
+        with interruptions.announced():
+            explained = explain(
+                vit,
+                images,
+                target=target,
+                methods=list(methods),
+                score=request.score,
+                on_progress=on_progress,
+            )
     except BrokenMap as error:
         if len(image_files) == 1:
             results.broken.append(f"{image_files[0]}: {error}")
@@ -160,32 +186,19 @@ def explain_batch(
         for index in range(len(image_files)):
             one = slice(index, index + 1)
             explain_batch(
-                request, methods, loaded, vit, names[one], image_files[one], images[one], results, on_progress
+                request,
+                methods,
+                loaded,
+                vit,
+                names[one],
+                image_files[one],
+                images[one],
+                results,
+                interruptions,
+                on_progress,
             )
         return
-    results.partial += [f"{', '.join(names)}: {message}" for message in partial]
+    attributions = {name: attribution.to("cpu") for name, attribution in explained.items()}
+    results.partial += [f"{', '.join(names)}: {message}" for message in interruptions.take()]
     originals = [loaded.to_image(image) for image in images]
     add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
-
-
-def _explain_recording(
-    vit: ViT,
-    images: Tensor,
-    methods: Sequence[str | Method],
-    target: Any,
-    score: str | None,
-    on_progress: OnProgress,
-) -> tuple[dict[str, Attribution], list[str]]:
-    """The attributions by method, on the CPU, and the messages of interrupted searches."""
-    with warnings.catch_warnings(record=True) as recorded:
-        warnings.simplefilter("ignore", DegenerateMap)  # reported at the end, with the image's name
-        attributions = explain(
-            vit, images, target=target, methods=list(methods), score=score, on_progress=on_progress
-        )
-    partial = []
-    for warning in recorded:
-        if issubclass(warning.category, PartialMap):
-            partial.append(str(warning.message))
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return {name: attribution.to("cpu") for name, attribution in attributions.items()}, partial

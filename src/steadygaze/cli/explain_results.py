@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from steadygaze.cli.running import print_line
+from steadygaze.files import write_npz, write_png
 from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.manifest import image_entry, write_manifest
+from steadygaze.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
 from steadygaze.runs.messages import plural as counted
 from steadygaze.target import percent
 
 MAX_NAME = 120  # bytes of an image's name in names of files
-GRID_ROWS = 12  # images in grid.png
+GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
 TABLE_ROWS = 20  # images in the printed table
 MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
 
@@ -65,6 +66,21 @@ class Results:
     broken: list[str] = field(default_factory=list)  # images with a map that is not finite
     empty: list[str] = field(default_factory=list)  # maps that are zero everywhere
     partial: list[str] = field(default_factory=list)  # interrupted searches
+    stopped: bool = False  # the user ended the command before all images were explained
+    removed: list[str] = field(default_factory=list)  # overlays of an earlier run into the same folder
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes of the model."""
+        return self.logits[0].shape[-1]
+
+    @property
+    def grid_extent(self) -> tuple[int, int, int]:
+        """How many images, classes of each and methods grid.png shows."""
+        targets = self.targets[0]
+        classes = min(targets.shape[1] if targets.ndim == 2 else 1, GRID_ROWS)
+        images = min(len(self.rows), GRID_IMAGES, GRID_ROWS // classes)
+        return images, classes, min(len(self.scores), GRID_COLUMNS)
 
 
 def add_results(
@@ -97,7 +113,7 @@ def add_results(
             for method, attribution in attributions.items()
             if not attribution.scores[index].any()
         ]
-    if len(results.grid_images) < GRID_ROWS:
+    if len(results.grid_images) < GRID_IMAGES:
         results.grid_images += images
         results.grid_names += names
         for method, attribution in attributions.items():
@@ -120,34 +136,26 @@ def write_overlays(
             continue
         file = overlay_name(name, attribution.method, index)
         overlay = attribution.overlay(image, index, signed=request.signed, percentile=percentile)
-        overlay.save(request.out / file)
+        write_png(request.out / file, overlay)
         written.append(file)
         if request.patches or probabilities:
             file = file.removesuffix(".png") + "-patches.png"
             overlay = attribution.overlay(
                 image, index, mode="nearest", signed=request.signed, percentile=percentile
             )
-            overlay.save(request.out / file)
+            write_png(request.out / file, overlay)
             written.append(file)
     return written
 
 
 def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
-    """Write grid.png, scores.npz and manifest.json."""
-    rows = slice(0, GRID_ROWS)
-    attributions = {method: concatenate(parts)[rows] for method, parts in results.grid_maps.items()}
-    grid = comparison_grid(
-        results.grid_images[rows],
-        attributions,
-        classes=short_names(loaded.class_names),
-        notes=results.grid_names[rows],
-        signed=request.signed,
-    )
-    grid.save(request.out / "grid.png")
+    """Write grid.png, scores.npz and manifest.json, and remove overlays of an earlier run."""
+    earlier = listed_overlays(request.out)
+    write_png(request.out / "grid.png", draw_grid(request, loaded, results))
     arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
     arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
-    names = np.array([row["name"] for row in results.rows])
-    np.savez_compressed(request.out / "scores.npz", **arrays, names=names)
+    arrays["names"] = np.array([row["name"] for row in results.rows])
+    write_npz(request.out / "scores.npz", arrays)
     model = {
         "name": loaded.name,
         "source": loaded.source,
@@ -159,12 +167,12 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
     write_manifest(
         request.out,
         methods={method: results.score_of[method] for method in results.scores},
-        grid=next(iter(attributions.values())).grid,
+        grid=next(iter(results.grid_maps.values()))[0].grid,
         images=results.rows,
         before={
             "model": model,
             "preprocessing": dict(loaded.preprocess.config),
-            "target": request.target if request.top == 1 else f"top {request.top}",
+            "target": request.target if request.top == 1 else f"top {min(request.top, results.class_count)}",
             **gates,
         },
         after={
@@ -174,6 +182,30 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
             "zero_maps": results.empty,
         },
     )
+    results.removed += remove_overlays(request.out, earlier - listed_overlays(request.out))
+
+
+def draw_grid(request: ExplainOptions, loaded: LoadedModel, results: Results) -> Image.Image:
+    """The methods side by side, as far as `grid_extent` allows."""
+    images, classes, methods = results.grid_extent
+    attributions = {
+        method: first_targets(concatenate(parts)[:images], classes)
+        for method, parts in list(results.grid_maps.items())[:methods]
+    }
+    return comparison_grid(
+        results.grid_images[:images],
+        attributions,
+        classes=short_names(loaded.class_names),
+        notes=results.grid_names[:images],
+        signed=request.signed,
+    )
+
+
+def first_targets(attribution: Attribution, count: int) -> Attribution:
+    """The attribution of the first targets of each image."""
+    if attribution.target is None or attribution.target.dim() == 1:
+        return attribution
+    return replace(attribution, scores=attribution.scores[:, :count], target=attribution.target[:, :count])
 
 
 def concatenate(parts: list[Attribution]) -> Attribution:
@@ -197,6 +229,7 @@ def print_results(request: ExplainOptions, results: Results, console: Console) -
     """Print the predictions, the files written, and everything that went wrong."""
     if results.rows:
         print_predictions(results, console)
+        print_targets(request, results, console)
         print_files(request, results, console)
     for message in results.partial:
         print_line(console, f"interrupted; the map is partial. {message}", "yellow")
@@ -230,17 +263,45 @@ def print_predictions(results: Results, console: Console) -> None:
         console.print(f"and {len(results.rows) - TABLE_ROWS} more in manifest.json")
 
 
+def print_targets(request: ExplainOptions, results: Results, console: Console) -> None:
+    """Print which class was explained, if that is not the predicted one."""
+    if request.target != "auto":
+        target = results.rows[0]["targets"][0]
+        name = f"{target['name']} (class {target['class']})" if target["name"] else f"class {target['class']}"
+        print_line(console, f"explained class: {name}")
+    if request.top > results.class_count:
+        print_line(
+            console,
+            f"--top {request.top}: the model has {counted(results.class_count, 'class', 'classes')}; "
+            "all of them were explained",
+            "yellow",
+        )
+
+
 def print_files(request: ExplainOptions, results: Results, console: Console) -> None:
     """Print what was written where."""
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
     print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
-    only_first = f", the first {GRID_ROWS} of {len(results.rows)} images"
     for name, content in (
-        ("grid.png", "the methods side by side" + (only_first if len(results.rows) > GRID_ROWS else "")),
+        ("grid.png", "the methods side by side" + omitted_from_grid(results)),
         ("scores.npz", "the scores of every patch"),
         ("manifest.json", "model, preprocessing, targets, versions"),
     ):
         print_line(console, f"  {request.out / name}  {content}")
+    if results.removed:
+        print_line(console, f"removed {counted(len(results.removed), 'overlay')} of an earlier run")
+
+
+def omitted_from_grid(results: Results) -> str:
+    """What grid.png leaves out; "" if it shows everything."""
+    targets = results.targets[0]
+    classes = targets.shape[1] if targets.ndim == 2 else 1
+    totals = (len(results.rows), "images"), (classes, "classes"), (len(results.scores), "methods")
+    return "".join(
+        f", the first {shown} of {total} {noun}"
+        for shown, (total, noun) in zip(results.grid_extent, totals, strict=True)
+        if shown < total
+    )
 
 
 def _shortened(name: str) -> str:

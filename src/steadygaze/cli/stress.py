@@ -13,7 +13,7 @@ from steadygaze.cli.running import guarded, print_line, print_unreadable, progre
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.runs.figures import Table
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.messages import plural, small_sample_note
+from steadygaze.runs.messages import INTERVALS, plural, small_sample_note
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.card import Card
@@ -60,8 +60,8 @@ def run(request: StressRequest, console: Console | None = None) -> int:
             workers = plural(ready.num_workers, "worker")
             print_line(
                 notes,
-                f"the model was busy {100 * pace.share:.0f} % of the time, otherwise waiting for images "
-                f"({workers})",
+                f"time: {100 * pace.share:.0f} % running the model, {100 - 100 * pace.share:.0f} % loading "
+                f"images and writing rows ({workers})",
             )
         return _close(request, rows, console or wide(Console()))
 
@@ -94,7 +94,8 @@ def _close(request: StressRequest, rows: Rows, console: Console) -> int:
 def print_card(card: Card, console: Console) -> None:
     """The tables of every suite, then the scores of whole sets."""
     data = f" on {card.data}, {plural(card.image_count, 'image')}" if card.image_count else ""
-    print_line(console, f"{card.model}{data}; ± half of the 95 % interval", "bold")
+    print_line(console, f"{card.model}{data}", "bold")
+    print_line(console, INTERVALS)
     for suite in card.suites:
         for table in suite.tables(card):
             console.print(_rich(table))
@@ -109,7 +110,7 @@ def _rich(table: Table) -> RichTable:
     rich = RichTable(title=table.title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     rich.add_column(table.columns[0], no_wrap=True)
     for column in table.columns[1:]:
-        rich.add_column(column, justify="right", no_wrap=True)
+        rich.add_column(column, justify="right")  # an interval may go to a second line
     for row in table.rows:
         rich.add_row(*row)
     return rich

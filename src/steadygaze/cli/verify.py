@@ -119,7 +119,7 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 
 def _ranking(section: Section) -> RichTable:
     images = plural(len(section.names), "image")
-    title = f"{section.title}, {images}; ± half of the 95 % interval"
+    title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
     table = RichTable(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     table.add_column("score", no_wrap=True)
@@ -134,7 +134,8 @@ def _ranking(section: Section) -> RichTable:
             if cell is None or isnan(cell.value):
                 cells.append("")
                 continue
-            text = f"{q.text(cell.value)} ±{q.text((cell.high - cell.low) / 2)}"
+            half = "" if cell.low == cell.high else f" ±{q.text((cell.high - cell.low) / 2)}"
+            text = f"{q.text(cell.value)}{half}"
             cells.append(f"[bold]{text}[/bold]" if best[q.name] == line else text)
         table.add_row(escape(line[0]), line[1], *cells)
     return table

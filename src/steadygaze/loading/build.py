@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import BadInput, UnknownName, suggestions
 from steadygaze.loading.checkpoint import Weights
 from steadygaze.loading.embedded import EMBEDDED, build_embedded_model
 from steadygaze.loading.loaded import BuiltModel
@@ -56,8 +55,8 @@ def build_model(
     if only_timm:
         import timm
 
-        nearest = get_close_matches(name, timm.list_models(), n=1, cutoff=0.5)
-        guess = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        near = suggestions(name, timm.list_models())
+        guess = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
         raise BadInput(
             f"arguments, new_head: {name!r} is not a timm model{guess}, and only those can be built anew"
         )

@@ -47,7 +47,8 @@ class ModelInfo:
 def list_models(pattern: str = "") -> list[str]:
     """Names for `load_model`: vision transformers of timm, torchvision and this package.
 
-    pattern: part of the name, or with *, ? and [] a pattern for the whole name
+    pattern: part of the name, where a hyphen stands for an underscore; or with *, ? and [] a pattern for the
+        whole name
 
     >>> list_models("embed")
     ['embedded']
@@ -58,7 +59,7 @@ def list_models(pattern: str = "") -> list[str]:
 def model_infos(pattern: str = "") -> list[ModelInfo]:
     """The same with library and view."""
     has_wildcards = any(sign in pattern for sign in "*?[")
-    wanted = pattern.lower() if has_wildcards else f"*{pattern.lower()}*"
+    wanted = pattern.lower() if has_wildcards else f"*{pattern.lower().replace('-', '_')}*"
     return [info for info in _all_models() if fnmatch(info.name.lower(), wanted)]
 
 

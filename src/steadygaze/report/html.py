@@ -17,6 +17,7 @@ from jinja2 import Environment, FunctionLoader
 from steadygaze import __version__
 from steadygaze.errors import BadInput, RowsNotWritten, SteadygazeError
 from steadygaze.faithfulness.metric import METRICS
+from steadygaze.files import write_atomic
 from steadygaze.method_names import join_name, parse_method
 from steadygaze.report import svg
 from steadygaze.report.gallery import gallery
@@ -71,7 +72,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, text in written.items():
-            file.write_text(text, encoding="utf-8")
+            write_atomic(file, text)
     except OSError as error:
         raise RowsNotWritten(f"{error.filename or path} could not be written: {error.strerror}") from error
     return list(written)

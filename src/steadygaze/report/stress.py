@@ -11,10 +11,9 @@ from steadygaze.report.figures import draw, records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
 from steadygaze.report.samples import condition_images
-from steadygaze.runs.messages import plural
+from steadygaze.runs.messages import INTERVALS, plural
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.stress.card import Card, Number
-from steadygaze.runs.stress.setting import CLEAN
 
 
 def write_stress(
@@ -47,9 +46,8 @@ def write_stress(
 
 
 def _lead(card: Card) -> str:
-    settings = len({label for label, _ in card.keys} - {CLEAN.label})
     images = f", on {plural(card.image_count, 'image')} of {card.data}" if card.image_count else ""
-    return f"{card.model} under {plural(settings, 'setting')}{images}."
+    return f"{card.model} under {plural(card.setting_count, 'setting')}{images}."
 
 
 def _unfinished(card: Card) -> str:
@@ -57,17 +55,15 @@ def _unfinished(card: Card) -> str:
     if not settings:
         return ""
     return (
-        f"Not finished: {len(settings)} of {card.planned} settings lack images ({some(settings)}). Their "
-        "numbers may "
-        "be of other images than the rest; repeat the steadygaze stress command to resume."
+        f"Not finished: {len(settings)} of {card.setting_count} settings lack images ({some(settings)}). "
+        "Their numbers may be of other images than the rest; repeat the steadygaze stress command to resume."
     )
 
 
 def _parts(card: Card, index: int | None, images: bool) -> list[Part]:
     tail = "" if index is None else f": {card.model} {index + 1}"
     mark = "" if index is None else str(index + 1)
-    text = "± half of the 95 % interval, by bootstrap over images."
-    parts = [Part(f"Summary{tail}", f"card{mark}", tiles=_tiles(card), text=text)]
+    parts = [Part(f"Summary{tail}", f"card{mark}", tiles=_tiles(card), text=f"{INTERVALS}.")]
     for suite in card.suites:
         figures = [draw(figure) for figure in suite.figures(card)]
         if figures:
@@ -101,15 +97,14 @@ def _with_unit(number: Number) -> str:
 
 
 def _small_print(number: Number) -> str:
-    half = f"± {number.quantity.text((number.high - number.low) / 2)}"
-    return f"{half}; {number.note}" if number.note else half
+    return "; ".join(filter(None, (number.spread_text, number.note)))
 
 
 def _all_numbers(card: Card, tail: str, mark: str) -> Part:
     rows = []
     for (label, metric), number in card.numbers.items():
         scale = number.quantity.scale
-        span = f"{scale * number.low:.4g} to {scale * number.high:.4g}"
+        span = f"{scale * number.low:.4g} to {scale * number.high:.4g}" if number.has_interval else ""
         rows.append(
             [
                 Cell(label, label),
@@ -130,7 +125,7 @@ def _all_numbers(card: Card, tail: str, mark: str) -> Part:
 
 def _markdown(card: Card) -> str:
     images = plural(card.image_count, "image")
-    lines = [f"**{card.model}** ({card.weights}) on {card.data}, {images}; 95 % intervals", ""]
+    lines = [f"**{card.model}** ({card.weights}) on {card.data}, {images}; {INTERVALS}", ""]
     if text := _unfinished(card):
         lines += [text, ""]
     lines += [
@@ -139,11 +134,12 @@ def _markdown(card: Card) -> str:
     ]
     for (label, metric), number in card.numbers.items():
         scale, unit = number.quantity.scale, number.quantity.unit
+        limits = f"[{scale * number.low:.4g}, {scale * number.high:.4g}]" if number.has_interval else ""
         cells = [
             label,
             f"{metric} {unit}".strip(),
             number.text(spread=False),
-            f"[{scale * number.low:.4g}, {scale * number.high:.4g}]",
+            limits,
             str(number.images),
             number.note,
         ]

@@ -5,13 +5,19 @@ from __future__ import annotations
 ENOUGH = 20  # images; a bootstrap interval of 12 images covers the truth in 91 % of cases, one of 4 in 80 %
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """A number of things.
 
-    >>> plural(1, "image"), plural(2, "image")
-    ('1 image', '2 images')
+    >>> plural(1, "image"), plural(2, "image"), plural(2, "class", "classes")
+    ('1 image', '2 images', '2 classes')
     """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
+INTERVALS = (
+    "95 % intervals: Wilson's for accuracies, bootstrap (±) for other numbers; none where all images have "
+    "the same value"
+)
 
 
 def small_sample_note(images: int) -> str:
@@ -21,7 +27,6 @@ def small_sample_note(images: int) -> str:
     if images == 1:
         return "A single image says nothing about others: its intervals have no width."
     return (
-        f"{images} images are few: their intervals come out too narrow. Use {ENOUGH} or more before you "
-        "trust a "
-        "difference."
+        f"{images} images are few: bootstrap intervals (±) come out too narrow. Use {ENOUGH} or more before "
+        "you trust a difference."
     )

@@ -1,11 +1,12 @@
 """From the rows of a stress run to its card: every setting and metric with its 95 % interval, and the scores
-that the suites derive from them. Intervals: bootstrap over images, the same draws for every number."""
+that the suites derive from them. Intervals: Wilson's of accuracies, which also hold for few images; of
+everything else bootstrap over images, the same draws for every number."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ import numpy as np
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
+from steadygaze.robustness.by_class import wilson
 from steadygaze.runs.stress import first_version
 from steadygaze.runs.stress.predictions import Predictions
-from steadygaze.runs.stress.quantities import TOP1
+from steadygaze.runs.stress.quantities import TOP1, Accuracy
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES, Score, Suite
 from steadygaze.runs.table import bootstrap, interval
@@ -32,8 +34,11 @@ Key = tuple[str, str]  # label of the setting, name of the metric
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A number of the card with its 95 % interval. samples: its value, then that of every resampled data
-    set."""
+    """A number of the card with its 95 % interval.
+
+    samples: its value, then that of every resampled data set
+    proportion: a share of images, whose interval is Wilson's; otherwise it is the bootstrap's
+    """
 
     setting: Setting
     quantity: Quantity
@@ -44,13 +49,26 @@ class Number:
     note: str
     samples: np.ndarray
     headline: bool = False
+    proportion: bool = False
 
     def text(self, *, spread: bool = True) -> str:
-        """For people: in the unit of the quantity, with half of the interval."""
+        """For people: in the unit of the quantity, with its interval."""
         if np.isnan(self.value):
             return "no number"
-        half = f" ±{self.quantity.text((self.high - self.low) / 2)}" if spread else ""
-        return f"{self.quantity.text(self.value)}{half}"
+        return f"{self.quantity.text(self.value)} {self.spread_text if spread else ''}".rstrip()
+
+    @property
+    def has_interval(self) -> bool:
+        """False where all images have the same value: the bootstrap then has no width, whatever the truth."""
+        return self.proportion or self.low != self.high
+
+    @property
+    def spread_text(self) -> str:
+        """The interval for people: (low–high) of a proportion, ± half of a bootstrap interval, or empty."""
+        text = self.quantity.text
+        if self.proportion:
+            return f"({text(self.low)}–{text(self.high)})"
+        return f"±{text((self.high - self.low) / 2)}" if self.has_interval else ""
 
     @classmethod
     def of(cls, score: Score) -> Number:
@@ -269,7 +287,7 @@ class Card:
                 all_samples = np.concatenate([point[k : k + 1], samples[:, k]])
                 note = self._columns[label, metric].note
                 score = Score(self.settings[label], self.quantity(metric), all_samples, count, note)
-                measured[label, metric] = Number.of(score)
+                measured[label, metric] = _with_wilson(Number.of(score), values[k])
             for suite in self._suites:
                 measured |= _by_key(suite.numbers(self, population))
         return measured
@@ -301,9 +319,9 @@ class Card:
         return self._suites
 
     @property
-    def planned(self) -> int:
-        """Number of settings of the run."""
-        return len(self._planned)
+    def setting_count(self) -> int:
+        """Number of settings of the run, clean images included."""
+        return len(self.settings)
 
     def unfinished(self) -> list[str]:
         """The settings that some images have not been through: the run was killed, or is still running."""
@@ -350,6 +368,15 @@ class Card:
         import pandas as pd
 
         return pd.DataFrame(list(self.records()))
+
+
+def _with_wilson(number: Number, values: np.ndarray) -> Number:
+    """The number with Wilson's interval if it is a share of images."""
+    known = values[~np.isnan(values)]
+    if not isinstance(number.quantity, Accuracy) or not len(known) or not np.isin(known, (0, 1)).all():
+        return number
+    share = wilson(int(known.sum()), len(known))
+    return replace(number, low=share.low, high=share.high, proportion=True)
 
 
 def _by_key(scores: Iterable[Score]) -> dict[Key, Number]:

@@ -11,7 +11,8 @@ from steadygaze.quantity import Better, Quantity
 
 @dataclass(frozen=True)
 class Accuracy(Quantity):
-    """A share of correct predictions: each image is 0 or 1, so that McNemar's test compares two models."""
+    """A share of correct predictions: each image is 0 or 1, so that its interval is Wilson's, and McNemar's
+    test compares two models."""
 
 
 def share(name: str, label: str = "", better: Better = "higher", summary: str = "") -> Quantity:
@@ -25,14 +26,14 @@ def accuracy(name: str, label: str = "") -> Accuracy:
 
 
 TOP1 = accuracy("top1", "top-1")
-TOP5 = share("top5", "top-5")
+TOP5 = accuracy("top5", "top-5")
 CONFIDENCE = share("confidence", better="neither", summary="probability of the predicted class")
 ECE = share("ece", "ECE", "lower", "expected calibration error")
 
 
-def restricted(k: int, classes: int) -> Quantity:
+def restricted(k: int, classes: int) -> Accuracy:
     """Accuracy among the official classes of a data set."""
-    return (accuracy if k == 1 else share)(f"top{k}_of_{classes}", f"top-{k} of {classes}")
+    return accuracy(f"top{k}_of_{classes}", f"top-{k} of {classes}")
 
 
 def quantity_record(quantity: Quantity) -> dict[str, Any]:
