@@ -150,8 +150,7 @@ INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
 def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a labelled colour bar; a grid that is narrower than its legend is
-        widened
+    legend: "", "positive" or "signed": a labelled colour bar; a narrow grid has a shorter bar and fewer words
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise BadInput(
@@ -167,8 +166,6 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
     pitch = cell + (line + gap if titled else 0) + 2 * gap
     bottom = line + 2 * gap if legend else 0
     width = 2 * margin + len(headings) * (cell + gap) - gap
-    if legend:
-        width = max(width, 2 * margin + _legend_width(legend, cell // 2, small))
     sheet = Image.new("RGB", (width, top + pitch * len(rows) + bottom + margin - gap), PAPER)
     pen = ImageDraw.Draw(sheet)
     for column, caption in enumerate(captions):
@@ -192,35 +189,34 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
         for column, image in enumerate(row.images):
             sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
     if legend:
-        room = width - 2 * margin - _legend_width(legend, 0, small)
-        bar = min(cell, room)
-        _draw_legend(sheet, legend, right=width - margin, top=top + pitch * len(rows), length=bar, font=small)
+        box = margin, top + pitch * len(rows), width - margin
+        _draw_legend(sheet, legend, box, length=cell, font=small)
     return sheet
 
 
 LEGEND_WORDS = {
-    "signed": ("against the class", "for the class"),
-    "positive": ("least evidence", "most evidence for the class"),
-}
+    "signed": (("against the class", "for the class"), ("against", "for"), ("", "")),
+    "positive": (("least evidence", "most evidence for the class"), ("least", "most"), ("", "")),
+}  # the longest that fit are drawn
 LEGEND_GAP = 9  # pixels between the colour bar and a word
 
 
-def _legend_width(kind: str, length: int, font: Any) -> int:
-    """Pixels of a legend whose colour bar has this length."""
-    return length + 2 * LEGEND_GAP + sum(math.ceil(font.getlength(word)) for word in LEGEND_WORDS[kind])
-
-
-def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length: int, font: Any) -> None:
-    """A colour bar that ends at `right`, labelled on both sides."""
-    signed, height = kind == "signed", max(6, length // 24)
+def _draw_legend(sheet: Image.Image, kind: str, box: tuple[int, int, int], *, length: int, font: Any) -> None:
+    """A colour bar of at most this length, labelled on both sides; box: its left, top and right limit."""
+    left, top, right = box
+    for lowest, highest in LEGEND_WORDS[kind]:
+        words = [math.ceil(font.getlength(word)) for word in (lowest, highest)]
+        room = right - left - sum(width + LEGEND_GAP for width in words if width)
+        if room >= length // 2:
+            break
+    signed, height, length = kind == "signed", max(6, length // 24), min(length, room)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
-    lowest, highest = LEGEND_WORDS[kind]
     pen = ImageDraw.Draw(sheet)
-    right -= math.ceil(pen.textlength(highest, font))
-    pen.text((right, top + height), highest, QUIET, font, anchor="ls")
-    sheet.paste(bar, (right - LEGEND_GAP - length, top))
-    pen.text((right - 2 * LEGEND_GAP - length, top + height), lowest, QUIET, font, anchor="rs")
+    end = right - (words[1] + LEGEND_GAP if highest else 0)
+    pen.text((right, top + height), highest, QUIET, font, anchor="rs")
+    sheet.paste(bar, (end - length, top))
+    pen.text((end - length - LEGEND_GAP, top + height), lowest, QUIET, font, anchor="rs")
 
 
 def _square(image: Image.Image, cell: int) -> Image.Image:

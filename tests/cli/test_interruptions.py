@@ -19,6 +19,7 @@ METHODS = "lime:budget=40000,kernel_shap:budget=40000,gae"
 
 # A process as the user starts it, that also prints a line when a search has done some of its runs.
 PROGRAM = """
+import signal
 import sys
 import steadygaze.cli.explain as command
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ def progress_bar(console, *, visible=True):
     yield on_progress
 
 command.progress_bar = progress_bar
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
 main()
 """
 

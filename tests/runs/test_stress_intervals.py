@@ -11,8 +11,6 @@ import steadygaze as sg
 from helpers.runs import made_up
 from steadygaze.cli.stress import print_card
 from steadygaze.report.stress import write_stress
-from steadygaze.robustness.by_class import newcombe
-from steadygaze.runs.compare import _change
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.card import Card
 
@@ -75,14 +73,6 @@ def test_a_bootstrap_without_width_is_not_printed():
     number = card_with(IMAGES).numbers["corruptions", "mean_error"]
     assert number.low == number.high and number.text() == "0.0"
     assert "±" in card_with(7).numbers["corruptions", "mean_error"].text()
-
-
-def test_equal_models_on_few_images_are_not_certainly_equal():
-    """Newcombe's interval of the paired difference, as for classes."""
-    cards = [[card_with(19)], [card_with(19, model="b")]]
-    change = _change(cards, ("clean", "top1"))
-    assert change.difference == 0 and (change.low, change.high) == newcombe(19, 0, 0, 1)
-    assert change.low < -0.01 and change.high > 0.01 and not change.verdict and change.p == 1.0
 
 
 def test_console_and_report_count_the_same_settings(tmp_path):

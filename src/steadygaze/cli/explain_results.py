@@ -267,8 +267,12 @@ def print_targets(request: ExplainOptions, results: Results, console: Console) -
     """Print which class was explained, if that is not the predicted one."""
     if request.target != "auto":
         target = results.rows[0]["targets"][0]
-        name = f"{target['name']} (class {target['class']})" if target["name"] else f"class {target['class']}"
-        print_line(console, f"explained class: {name}")
+        noun = next(noun for noun in ("class", "label", "output") if noun in target)
+        index = f"{noun} {target[noun]}"
+        print_line(
+            console,
+            f"explained {noun}: {target['name']} ({index})" if target["name"] else f"explained: {index}",
+        )
     if request.top > results.class_count:
         print_line(
             console,

@@ -1,7 +1,7 @@
 """What all commands share: the progress bar, exit codes, and the lines printed at the end.
 
-Exit codes: 0, success; 1, some images could not be used; 2, invalid input; 3, the results could not be
-written; 130, interrupted.
+Exit codes: 0, success; 1, some images could not be used; 2, invalid input, or a file that could not be
+written; 3, a run that can be resumed stopped because it could not be written; 130, interrupted.
 """
 
 from __future__ import annotations

@@ -80,24 +80,14 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
     changes = []
     for label in np.unique(labels):
         a, b = before[labels == label], after[labels == label]
-        both, gained, lost, neither = paired_counts(a, b)
+        both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
+        neither = len(a) - both - gained - lost
         low, high = newcombe(both, gained, lost, neither)
         one, two = wilson(both + lost, len(a)), wilson(both + gained, len(a))
         changes.append(
             ClassChange(int(label), len(a), one, two, gained, lost, (gained - lost) / len(a), low, high)
         )
     return sorted(changes, key=lambda c: (c.difference, c.label))
-
-
-def paired_counts(before: Any, after: Any) -> tuple[int, int, int, int]:
-    """How many images are correct with both models, gained, lost, and correct with neither.
-
-    >>> paired_counts([1, 1, 0], [1, 0, 1])
-    (1, 1, 1, 0)
-    """
-    a, b = _pair(before, after)
-    both, gained, lost = int((a & b).sum()), int((~a & b).sum()), int((a & ~b).sum())
-    return both, gained, lost, len(a) - both - gained - lost
 
 
 def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Before and after: two models on the same images under the same settings.
 
 Every number is after minus before, over the images and settings that both have: means over corruptions and
-the like too. The interval is paired (Newcombe's of accuracies, otherwise a bootstrap with the same draws for
-both), so an interval without zero is a significant difference. With several seeds a side, each image counts
-with its mean over them, and each side's own spread over seeds is given.
+the like too. The interval is paired (the same draws for both), so an interval without zero is a significant
+difference. With several seeds a side, each image counts with its mean over them, and each side's own spread
+over seeds is given.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from steadygaze.robustness.by_class import (
     Spread,
     class_changes,
     mcnemar,
-    newcombe,
     over_seeds,
-    paired_counts,
     turned,
 )
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.stress.card import Card, Key
-from steadygaze.runs.stress.quantities import TOP1
+from steadygaze.runs.stress.quantities import TOP1, Accuracy
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES
 from steadygaze.runs.table import interval
@@ -286,8 +284,7 @@ def _change(cards: list[list[Card]], key: Key) -> Change:
     sides = [[card.numbers[key] for card in side] for side in cards]
     samples = [np.mean([number.samples for number in side], axis=0) for side in sides]
     gap = samples[1] - samples[0]
-    correct = _correct(cards, key)
-    low, high = interval(gap[1:]) if correct is None else newcombe(*paired_counts(*correct))
+    low, high = interval(gap[1:])
     spreads = [
         over_seeds([number.value for number in side])
         if all(np.isfinite(number.value) for number in side)
@@ -304,20 +301,20 @@ def _change(cards: list[list[Card]], key: Key) -> Change:
         float(low),
         float(high),
         first.images,
-        None if correct is None else mcnemar(*correct),
+        _significance(cards, key),
         first.note,
     )
 
 
-def _correct(cards: list[list[Card]], key: Key) -> tuple[np.ndarray, np.ndarray] | None:
-    """Before and after, of a metric that is 0 or 1 for each image, such as top1; None for others, and for
-    several seeds."""
+def _significance(cards: list[list[Card]], key: Key) -> float | None:
+    """McNemar's p of a metric that is 0 or 1 for each image, such as top1; None for others, and for several
+    seeds."""
     one_seed = all(len(side) == 1 and key in side[0].measured for side in cards)
-    if not one_seed or not all(side[0].measured[key].proportion for side in cards):
+    if not one_seed or not isinstance(cards[0][0].quantity(key[1]), Accuracy):
         return None
     before, after = (side[0].values(*key) for side in cards)
     both = ~np.isnan(before + after)
-    return (before[both], after[both]) if both.any() else None
+    return mcnemar(before[both], after[both]) if both.any() else None
 
 
 def _predictions(

@@ -23,7 +23,10 @@ def explain(
         typer.Option(help="Class to explain: auto (the predicted class), a class index, or a class name."),
     ] = "auto",
     top: Annotated[
-        int, typer.Option(min=1, help="Explain this many classes of each image, the most probable ones.")
+        int,
+        typer.Option(
+            min=1, help="Explain this many classes of each image, the most probable ones; at most 100."
+        ),
     ] = 1,
     score: Annotated[
         str | None,
@@ -42,12 +45,15 @@ def explain(
     num_classes: options.NumClasses = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("steadygaze-out"),
+    out: Annotated[
+        Path, typer.Option(help="Output folder. Overlays of an earlier run into it are removed.")
+    ] = Path("steadygaze-out"),
 ) -> None:
     """Explain predictions: which patches is a prediction based on?
 
     Writes an overlay for each image and method, a grid that compares the methods, scores.npz and
-    manifest.json. Unreadable files are skipped and listed at the end, and the exit code is 1.
+    manifest.json. Unreadable files are skipped and listed at the end, and the exit code is 1. Ctrl-C ends the
+    current search and keeps its map so far; a second one within two seconds ends the command.
 
     Example: steadygaze explain cat.jpg --model deit_tiny_patch16_224 --methods gae,gaze
     """
