@@ -11,7 +11,7 @@ from steadygaze.report.figures import draw, records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
 from steadygaze.report.samples import condition_images
-from steadygaze.runs.messages import plural
+from steadygaze.runs.messages import markdown_text, plural
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.stress.card import Card, Number
 from steadygaze.runs.stress.setting import CLEAN
@@ -130,9 +130,10 @@ def _all_numbers(card: Card, tail: str, mark: str) -> Part:
 
 def _markdown(card: Card) -> str:
     images = plural(card.image_count, "image")
-    lines = [f"**{card.model}** ({card.weights}) on {card.data}, {images}; 95 % intervals", ""]
+    model, weights, data = map(markdown_text, (card.model, card.weights, card.data))
+    lines = [f"**{model}** ({weights}) on {data}, {images}; 95 % intervals", ""]
     if text := _unfinished(card):
-        lines += [text, ""]
+        lines += [markdown_text(text), ""]
     lines += [
         "| setting | metric | value | 95 % interval | images | note |",
         "| --- | --- | ---: | --- | ---: | --- |",
@@ -140,12 +141,12 @@ def _markdown(card: Card) -> str:
     for (label, metric), number in card.numbers.items():
         scale, unit = number.quantity.scale, number.quantity.unit
         cells = [
-            label,
-            f"{metric} {unit}".strip(),
+            markdown_text(label),
+            markdown_text(f"{metric} {unit}"),
             number.text(spread=False),
             f"[{scale * number.low:.4g}, {scale * number.high:.4g}]",
             str(number.images),
-            number.note,
+            markdown_text(number.note),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

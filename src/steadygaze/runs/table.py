@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from jaxtyping import Float
 
+from steadygaze.errors import BadInput
 from steadygaze.quantity import Combine, pooled
 from steadygaze.quantity import mean as plain_mean
 
@@ -64,7 +65,14 @@ class ImageTable(Generic[Column]):
         self._values.setdefault(column, packed("d")).append(float("nan") if value is None else value)
         if detail:
             numbers = np.array([np.nan if x is None else x for x in detail], dtype=np.float32)
-            self._details.setdefault(column, {})[position] = numbers
+            details = self._details.setdefault(column, {})
+            first = next(iter(details.values()), numbers)
+            if len(first) != len(numbers):
+                raise BadInput(
+                    f"{image}: expected {len(first)} numbers behind the value of {column}, as for others, "
+                    f"got {len(numbers)}. The rows are of runs with different settings."
+                )
+            details[position] = numbers
         self._names = None
 
     def __contains__(self, column: Column) -> bool:
@@ -96,9 +104,10 @@ class ImageTable(Generic[Column]):
 
     def array(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray:
         """The values of these images (default: all, in order of name), NaN where there is none."""
-        out = np.full(len(self._index), np.nan)
-        out[np.frombuffer(self._images[column], dtype=np.int64)] = self._values[column]
-        return out[self._positions(names)]
+        positions = np.frombuffer(self._images[column], dtype=np.int64)
+        return spread_values(positions, self._values[column], len(self._index), column)[
+            self._positions(names)
+        ]
 
     def detail(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray | None:
         """(images, numbers) behind the values, NaN where there are none; None if the column has no
@@ -113,6 +122,22 @@ class ImageTable(Generic[Column]):
 
     def _positions(self, names: Sequence[str] | None) -> np.ndarray:
         return np.array([self._index[name] for name in (self.names if names is None else names)], dtype=int)
+
+
+def spread_values(
+    positions: np.ndarray, values: Sequence[float], count: int, column: Hashable
+) -> Float[np.ndarray, " n"]:
+    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
+    given = np.asarray(values, dtype=np.float64)
+    out = np.full(count, np.nan)
+    out[positions] = given
+    conflicts = int((~np.isclose(out[positions], given, rtol=0, atol=0, equal_nan=True)).sum())
+    if conflicts:
+        raise BadInput(
+            f"{column}: {conflicts} images have two rows with different values. The folder holds rows of two "
+            "runs: remove the row file that does not belong to it."
+        )
+    return out
 
 
 def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:

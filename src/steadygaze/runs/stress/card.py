@@ -20,7 +20,7 @@ from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import TOP1
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES, Score, Suite
-from steadygaze.runs.table import bootstrap, interval
+from steadygaze.runs.table import bootstrap, interval, spread_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,6 +93,11 @@ class _Column:
         filled = np.where(known, detail, 0)
         if self.sums is None:
             self.sums = np.zeros((3, len(detail)))
+        if self.sums.shape[1] != len(detail):
+            raise BadInput(
+                f"rows of a metric have {self.sums.shape[1]} and {len(detail)} numbers behind their values: "
+                "they are of runs with different settings"
+            )
         self.sums = self.sums + np.stack([filled, filled**2, known])
 
 
@@ -194,9 +199,8 @@ class Card:
     def values(self, label: str, metric: str) -> np.ndarray:
         """The value of each image of the setting's population, in order of name, NaN where there is none."""
         order, column = self._orders[self.population(label)], self._columns[label, metric]
-        values = np.full(order.max() + 1, np.nan)
-        values[order[np.asarray(column.indices)]] = column.values
-        return values
+        ranks = order[np.asarray(column.indices)]
+        return spread_values(ranks, column.values, int(order.max() + 1), f"{label}, {metric}")
 
     def details(self, label: str, metric: str) -> tuple[np.ndarray, list[array[int]], int]:
         """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of
@@ -220,7 +224,8 @@ class Card:
         """How many images have been through each setting, those with broken predictions too."""
         done: dict[str, int] = {}
         for (label, _), column in self._columns.items():
-            done[label] = min(done.get(label, len(column.indices)), len(column.indices))
+            count = len(set(column.indices))
+            done[label] = min(done.get(label, count), count)
         return done
 
     @property

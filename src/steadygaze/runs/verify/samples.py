@@ -20,7 +20,8 @@ from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.heatmap import percent
-from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
+from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
+from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity
 
@@ -56,9 +57,7 @@ def read_samples(run: Path) -> VerifySamples | None:
     record = read_index(run)
     if record is None or "methods" not in record:
         return None
-    best, worst = ([MapSample(**sample) for sample in record[group]] for group in ("best", "worst"))
-    methods = [(method, score) for method, score in record["methods"]]
-    return VerifySamples(methods, record["metric"], best, worst)
+    return read_record(VerifySamples, record, str(run / FOLDER / INDEX))
 
 
 def store_samples(out: Path, prepared: PreparedVerify, rows: Rows) -> None:
