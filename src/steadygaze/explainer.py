@@ -11,10 +11,18 @@ from typing import Any, Protocol, overload
 from warnings import warn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.aggregate import aggregate, layers
-from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable, UnknownName
+from steadygaze.errors import (
+    BadInput,
+    BrokenMap,
+    DegenerateMap,
+    ImagesOutOfRange,
+    MethodUnavailable,
+    UnknownName,
+)
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
@@ -22,7 +30,7 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.target import SCORES, CallableTarget, Target, resolve_target, target_value
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
 
 
 class HoldsModel(Protocol):
@@ -116,8 +124,10 @@ def explain(
         reason = unavailable(m, vit)
         if reason:
             raise MethodUnavailable(f"{m.name}: {reason}")
-    with without_autocast(vit.model), evaluation_mode(vit.model):
+    with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
         prepared = _check_images(vit, images)
+        if note := range_note(model, prepared):
+            warn(note, ImagesOutOfRange, stacklevel=2)
         batch = _Batch(vit, prepared, target, score, on_progress, allow_partial)
         results = batch.explain(chosen)
     if isinstance(given, (str, Method)):
@@ -184,6 +194,44 @@ def _check_images(vit: ViT, images: Any) -> Tensor:
             "Use model.float()."
         )
     return images.detach().clone().to(parameter.dtype)
+
+
+PIXELS = -3.0, 4.0  # images with the normalisation undone are within 0..1; noise may pass that by far
+LARGEST = 20.0  # of normalised images, where the normalisation is not known
+
+
+def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
+    """What is wrong with images far outside of what the model's normalisation gives; "" if nothing is."""
+    low, high = (float(value) for value in images.detach().float().aminmax())
+    statistics = _normalisation(model)
+    if statistics is None or len(statistics[0]) != images.shape[1]:
+        if max(-low, high) <= LARGEST:
+            return ""
+        expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalised images are"
+    else:
+        mean, std = (images.new_tensor(list(v), dtype=torch.float32).view(1, -1, 1, 1) for v in statistics)
+        pixels = images.detach().float() * std + mean
+        least, most = (float(value) for value in pixels.aminmax())
+        if PIXELS[0] <= least and most <= PIXELS[1]:
+            return ""
+        expected = f"normalised with mean {list(statistics[0])} and std {list(statistics[1])}"
+    bytes_given = low >= 0 and high <= 255
+    hint = "They look like 0..255: divide by 255, then normalise" if bytes_given else "Normalise them"
+    return (
+        f"images: expected values {expected}, got {low:.3g} to {high:.3g}. {hint} with the model's mean and "
+        "std; the maps explain what the model sees."
+    )
+
+
+def _normalisation(model: Any) -> tuple[Any, Any] | None:
+    """Mean and std by channel, if the model says them: the result of `load_model`, or a module of timm."""
+    if isinstance(model, ViT):
+        model = model.model
+    mean, std = getattr(model, "mean", None), getattr(model, "std", None)
+    if isinstance(model, nn.Module):
+        config = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = config.get("mean"), config.get("std")
+    return (mean, std) if mean and std else None
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -103,9 +103,12 @@ def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor,
 
 def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     """Increasing ratios in 0..1; other input is an error."""
-    values = tuple(float(r) for r in ratios)
+    try:
+        values = tuple(float(r) for r in ratios)
+    except (TypeError, ValueError):
+        values = ()
     increasing = all(a < b for a, b in pairwise(values))
-    if not values or not increasing or values[0] < 0 or values[-1] > 1:
+    if not values or not increasing or not 0 <= values[0] <= values[-1] <= 1:  # NaN is in no order
         raise BadInput(
             f"ratios: expected increasing numbers from 0 to 1, such as 0.1, 0.5, 0.9, got {list(ratios)}"
         )

@@ -19,6 +19,7 @@ from steadygaze.runs.processes import World
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
+TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 Model = str | nn.Module | ViT | LoadedModel
 
 
@@ -115,6 +116,8 @@ def check_counts(**counts: int | None) -> None:
         least = 0 if name in ("num_workers", "seed") else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise BadInput(f"{name}: expected a whole number of {least} or more, got {value!r}")
+        if value is not None and value >= TOO_LARGE:
+            raise BadInput(f"{name}: expected a whole number below 2**63, got {value}")
 
 
 def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:

@@ -17,7 +17,8 @@ from steadygaze.data.content import names_hash, tensor_hash
 from steadygaze.data.folders import Classes
 from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, ImagesOutOfRange
+from steadygaze.explainer import range_note
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
@@ -210,6 +211,8 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     target_of = _target_function(vit, target, source)
     identity = identity_of(vit.model, loaded)
     first = source.first
+    if note := range_note(loaded or vit, vit.check(first.images)):
+        warnings.warn(note, ImagesOutOfRange, stacklevel=5)  # the caller of `verify`
     described: dict[str, Any] = {
         "data": "in memory",
         "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
