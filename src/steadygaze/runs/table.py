@@ -104,10 +104,9 @@ class ImageTable(Generic[Column]):
 
     def array(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray:
         """The values of these images (default: all, in order of name), NaN where there is none."""
-        positions = np.frombuffer(self._images[column], dtype=np.int64)
-        return spread_values(positions, self._values[column], len(self._index), column)[
-            self._positions(names)
-        ]
+        out = np.full(len(self._index), np.nan)
+        out[np.frombuffer(self._images[column], dtype=np.int64)] = self._values[column]
+        return out[self._positions(names)]
 
     def detail(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray | None:
         """(images, numbers) behind the values, NaN where there are none; None if the column has no
@@ -122,22 +121,6 @@ class ImageTable(Generic[Column]):
 
     def _positions(self, names: Sequence[str] | None) -> np.ndarray:
         return np.array([self._index[name] for name in (self.names if names is None else names)], dtype=int)
-
-
-def spread_values(
-    positions: np.ndarray, values: Sequence[float], count: int, column: Hashable
-) -> Float[np.ndarray, " n"]:
-    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
-    given = np.asarray(values, dtype=np.float64)
-    out = np.full(count, np.nan)
-    out[positions] = given
-    conflicts = int((~np.isclose(out[positions], given, rtol=0, atol=0, equal_nan=True)).sum())
-    if conflicts:
-        raise BadInput(
-            f"{column}: {conflicts} images have two rows with different values. The folder holds rows of two "
-            "runs: remove the row file that does not belong to it."
-        )
-    return out
 
 
 def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:

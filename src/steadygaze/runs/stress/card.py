@@ -20,7 +20,7 @@ from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import TOP1
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES, Score, Suite
-from steadygaze.runs.table import bootstrap, interval, spread_values
+from steadygaze.runs.table import bootstrap, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,7 +200,7 @@ class Card:
         """The value of each image of the setting's population, in order of name, NaN where there is none."""
         order, column = self._orders[self.population(label)], self._columns[label, metric]
         ranks = order[np.asarray(column.indices)]
-        return spread_values(ranks, column.values, int(order.max() + 1), f"{label}, {metric}")
+        return _by_rank(ranks, column.values, int(order.max() + 1), f"{label}, {metric}")
 
     def details(self, label: str, metric: str) -> tuple[np.ndarray, list[array[int]], int]:
         """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of
@@ -355,6 +355,20 @@ class Card:
         import pandas as pd
 
         return pd.DataFrame(list(self.records()))
+
+
+def _by_rank(ranks: np.ndarray, values: Sequence[float], count: int, name: str) -> np.ndarray:
+    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
+    given = np.asarray(values, dtype=np.float64)
+    out = np.full(count, np.nan)
+    out[ranks] = given
+    conflicts = int((~np.isclose(out[ranks], given, rtol=0, atol=0, equal_nan=True)).sum())
+    if conflicts:
+        raise BadInput(
+            f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "
+            "runs: remove the row file that does not belong to it."
+        )
+    return out
 
 
 def _by_key(scores: Iterable[Score]) -> dict[Key, Number]:
