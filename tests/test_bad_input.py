@@ -212,6 +212,7 @@ ATTENTION = [
     "globenc",
     "alti",
     "transatt",
+    "full_lrp",
     "gaze_twice",
     "atman",
 ]
@@ -248,6 +249,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         ("parallel branches", "globenc", "defined for pre-norm blocks"),
         ("EVA-02 tiny (rotary, SwiGLU)", "transatt", "without rotary positions.*Use attnlrp"),
         ("attention pool (SigLIP)", "transatt", "a class or mean head"),
+        ("attention pool (SigLIP)", "full_lrp", "a class or mean head"),
         ("average", "decompx:bias=cls", "class token"),
         ("CaiT", "fullgrad:implicit=true", "mixes attention after softmax"),
         ("CaiT", "decompx:bias=absdot", "do not sum to the logits"),

@@ -9,7 +9,8 @@ from PIL import Image
 
 from steadygaze.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
-from steadygaze.heatmap import Attribution, comparison_grid, overlay_name, percent
+from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
+from steadygaze.target import percent
 
 
 def attribution(scores: torch.Tensor, **other) -> Attribution:

@@ -1,9 +1,9 @@
 """Dependencies point one way. Every import is counted: at the top of a file, inside a function, for type
 checkers only, and by the name in a string.
 
-    errors <- registry, progress, files, seeding <- target, drawing <- heatmap, data <- models <- vit <- trace
-    <- method_registry <- method_names <- methods, aggregate <- explainer <- modules <- loading
-    <- faithfulness, robustness, training <- runs <- report <- app <- cli
+    errors <- registry, progress, files, seeding <- target, drawing <- heatmap, data <- models <- vit
+    <- questions <- trace <- method_registry <- method_names <- methods, aggregate <- explainer <- modules
+    <- loading <- faithfulness, robustness, training <- runs <- report <- app <- cli
 
 A part may import itself and parts of lower levels. Parts of one level do not import one another.
 One exception: trace/intercept.py imports torch only, so vit may use it.
@@ -26,6 +26,7 @@ LEVELS = (
     ("heatmap", "data"),
     ("models",),
     ("vit",),
+    ("questions",),
     ("trace",),
     ("method_registry",),  # names views and rules in its types; imports neither when it runs
     ("method_names",),

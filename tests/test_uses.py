@@ -19,6 +19,7 @@ READERS = [
     "gaze_removal",
     "gae",
     "transatt",
+    "full_lrp",
     "alti",
     "globenc",
     "attnlrp",

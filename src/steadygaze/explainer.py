@@ -11,26 +11,27 @@ from typing import Any, Protocol, overload
 from warnings import warn
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.aggregate import aggregate, layers
-from steadygaze.errors import (
-    BadInput,
-    BrokenMap,
-    DegenerateMap,
-    ImagesOutOfRange,
-    MethodUnavailable,
-    UnknownName,
-)
+from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.target import SCORES, CallableTarget, Target, resolve_target, target_value
+from steadygaze.target import (
+    CallableTarget,
+    Outputs,
+    Target,
+    check_score,
+    default_score,
+    resolve_target,
+    target_value,
+)
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
+from steadygaze.vit.image_range import range_note
 
 
 class HoldsModel(Protocol):
@@ -92,13 +93,14 @@ def explain(
     """Attribution maps: how much evidence each patch of an image is for a class.
 
     model: a vision transformer of timm, transformers or torchvision, the result of `load_model`, or a `ViT`
-    images: (B, 3, H, W), floating point, preprocessed for the model target: the class to explain: None (the
-    predicted one), an index, one index per image, (B, K) for several per
-        image, or a callable logits -> (B,) that returns the quantity itself
-    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them methods: the
-    same; give one of the two score: the quantity of the class to explain: "logit", "log_prob", "log_odds",
-    "contrast" or "prob"; None is the
-        method's own
+    images: (B, 3, H, W), floating point, preprocessed for the model
+    target: the class to explain: None (the predicted one), an index, one index per image, (B, K) for several
+        per image, or a callable logits -> (B,) that returns the quantity itself. For a multi-label model a
+        label (None: the most probable), for a regression model the index of a value
+    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them
+    methods: the same; give one of the two
+    score: the quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob"; None
+        is the method's own. A label has no contrast; of a value, the value itself is explained
     on_progress: called with a `Progress` during long searches
     allow_partial: whether an interrupted search returns a map of the runs that were done, with a warning
 
@@ -109,15 +111,14 @@ def explain(
     given = _given_methods(method, methods)
     requested = _parse_methods(given)
     chosen = list({m.name: m for m in requested.values()}.values())
-    if score is not None and score not in SCORES:
-        raise UnknownName("score", str(score), SCORES)
+    if score is not None:
+        check_score(score, vit.plan.outputs)
     if score is not None and callable(target):
         raise BadInput(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
-    if not vit.plan.classes and not callable(target):
+    if vit.plan.outputs == "features" and not callable(target):
         raise BadInput(
             f"target: this {vit.plan.kind} has no classifier, so there is no class to explain. Use a model "
-            f"with "
-            f"one, or a callable target: features (B, D) -> (B,), such as their similarity to a text "
+            f"with one, or a callable target: features (B, D) -> (B,), such as their similarity to a text "
             f"embedding."
         )
     for m in chosen:
@@ -196,44 +197,6 @@ def _check_images(vit: ViT, images: Any) -> Tensor:
     return images.detach().clone().to(parameter.dtype)
 
 
-PIXELS = -3.0, 4.0  # images with the normalisation undone are within 0..1; noise may pass that by far
-LARGEST = 20.0  # of normalised images, where the normalisation is not known
-
-
-def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
-    """What is wrong with images far outside of what the model's normalisation gives; "" if nothing is."""
-    low, high = (float(value) for value in images.detach().float().aminmax())
-    statistics = _normalisation(model)
-    if statistics is None or len(statistics[0]) != images.shape[1]:
-        if max(-low, high) <= LARGEST:
-            return ""
-        expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalised images are"
-    else:
-        mean, std = (images.new_tensor(list(v), dtype=torch.float32).view(1, -1, 1, 1) for v in statistics)
-        pixels = images.detach().float() * std + mean
-        least, most = (float(value) for value in pixels.aminmax())
-        if PIXELS[0] <= least and most <= PIXELS[1]:
-            return ""
-        expected = f"normalised with mean {list(statistics[0])} and std {list(statistics[1])}"
-    bytes_given = low >= 0 and high <= 255
-    hint = "They look like 0..255: divide by 255, then normalise" if bytes_given else "Normalise them"
-    return (
-        f"images: expected values {expected}, got {low:.3g} to {high:.3g}. {hint} with the model's mean and "
-        "std; the maps explain what the model sees."
-    )
-
-
-def _normalisation(model: Any) -> tuple[Any, Any] | None:
-    """Mean and std by channel, if the model says them: the result of `load_model`, or a module of timm."""
-    if isinstance(model, ViT):
-        model = model.model
-    mean, std = getattr(model, "mean", None), getattr(model, "std", None)
-    if isinstance(model, nn.Module):
-        config = getattr(model, "pretrained_cfg", None) or {}
-        mean, std = config.get("mean"), config.get("std")
-    return (mean, std) if mean and std else None
-
-
 def _cpu_has_bfloat16() -> bool:
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(probe and probe())
@@ -263,8 +226,8 @@ class _Batch:
             if logits is None:
                 logits = run.logits.detach()
                 hidden = (tokens, *(h.detach() for h in run.hidden[1:])) if reads_hidden else ()
-            for column in _columns(self.target, logits):
-                _add_maps(maps, run, one_pass.methods, self.score, column)
+            for column in self.columns(logits):
+                self.add_maps(maps, run, one_pass.methods, column)
             del run  # one graph in memory at a time
         if logits is None:
             run = forward(self.vit, tokens, grad=False)
@@ -272,7 +235,7 @@ class _Batch:
             del run
         for m in methods:
             if m.base.kind == "model":
-                queries = [self.query(m, tokens, column, hidden) for column in _columns(self.target, logits)]
+                queries = [self.query(m, tokens, column, hidden) for column in self.columns(logits)]
                 maps[m.name] = [m.base.function(query, **m.function_options) for query in queries]
         results = {}
         for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
@@ -287,7 +250,7 @@ class _Batch:
             self.images,
             tokens,
             target,
-            score=self.score or m.score,
+            score=self.score_of(m),
             rules=rules_of(m),
             hidden=hidden,
             on_progress=self.on_progress,
@@ -295,33 +258,46 @@ class _Batch:
         )
 
     def attribution(self, m: Method, maps: list[Tensor], logits: Tensor) -> Attribution:
-        classes = resolve_target(self.target, logits)
+        classes = resolve_target(self.target, logits, self.outputs)
         scores = torch.stack(maps, 1) if classes is not None and classes.dim() == 2 else maps[0]
         _check_map(m, scores)
-        score = "callable" if classes is None else self.score or m.score
-        return Attribution(scores=scores.detach(), target=classes, logits=logits, method=m.name, score=score)
+        score = "callable" if classes is None else self.score_of(m)
+        return Attribution(
+            scores=scores.detach(),
+            target=classes,
+            logits=logits,
+            method=m.name,
+            score=score,
+            outputs=self.outputs,
+        )
 
+    @property
+    def outputs(self) -> Outputs:
+        return self.vit.plan.outputs
 
-def _columns(target: Any, logits: Tensor) -> list[Any]:
-    """What is explained, one after the other: a callable, or (B,) classes for each of K targets."""
-    classes = resolve_target(target, logits)
-    if classes is None:
-        return [target]
-    return list(classes.unbind(1)) if classes.dim() == 2 else [classes]
+    def score_of(self, m: Method) -> str:
+        """The requested score, or the method's own."""
+        return self.score or default_score(m.score, self.outputs)
 
+    def columns(self, logits: Tensor) -> list[Any]:
+        """What is explained, one after the other: a callable, or (B,) classes for each of K targets."""
+        classes = resolve_target(self.target, logits, self.outputs)
+        if classes is None:
+            return [self.target]
+        return list(classes.unbind(1)) if classes.dim() == 2 else [classes]
 
-def _add_maps(
-    maps: dict[str, list[Tensor]], run: Forward, methods: tuple[Method, ...], score: str | None, target: Any
-) -> None:
-    """The maps of all methods that use one forward pass; one backward pass for each score."""
-    classes = None if callable(target) else target
-    traces: dict[str | None, Trace] = {}
-    for m in methods:
-        key = (score or m.score) if m.base.gradient else None
-        if key not in traces:
-            value = None if key is None else target_value(target, key, run.logits)
-            traces[key] = run.trace(value, classes, retain=True)
-        maps.setdefault(m.name, []).append(aggregate(traces[key], m))
+    def add_maps(
+        self, maps: dict[str, list[Tensor]], run: Forward, methods: tuple[Method, ...], target: Any
+    ) -> None:
+        """The maps of all methods that use one forward pass; one backward pass for each score."""
+        classes = None if callable(target) else target
+        traces: dict[str | None, Trace] = {}
+        for m in methods:
+            key = self.score_of(m) if m.base.gradient else None
+            if key not in traces:
+                value = None if key is None else target_value(target, key, run.logits, self.outputs)
+                traces[key] = run.trace(value, classes, retain=True)
+            maps.setdefault(m.name, []).append(aggregate(traces[key], m))
 
 
 @dataclass(frozen=True)

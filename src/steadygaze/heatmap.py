@@ -24,7 +24,7 @@ from torch import Tensor
 from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.manifest import image_entry, write_manifest
-from steadygaze.target import class_probabilities
+from steadygaze.target import Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
@@ -38,6 +38,7 @@ class Attribution:
     scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
     target: (B,) or (B, K), the class explained; None where the target was a callable
     logits: (B, C), the model's output           method, score: the names this was made with
+    outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
     images, classes: only for display; `with_images` sets them
     """
 
@@ -48,6 +49,7 @@ class Attribution:
     score: str
     images: tuple[Image.Image, ...] | None = None
     classes: tuple[str, ...] | None = None
+    outputs: Outputs = "classes"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -166,18 +168,29 @@ class Attribution:
         return place
 
     def probability(self, index: Index = 0) -> float | None:
-        """The model's probability of the class that this map explains; None for a callable target."""
+        """The model's probability of the class or label that this map explains.
+
+        None for a value (regression) and for a callable target.
+        """
+        return self.prediction(index) if self.outputs in ("classes", "labels") else None
+
+    def prediction(self, index: Index = 0) -> float | None:
+        """The probability, or the value, of what this map explains; None for a callable target."""
         if self.target is None:
             return None
         place = self._place(index)
-        return class_probabilities(self.logits[place[0]].detach().double())[self.target[place]].item()
+        return predictions(self.outputs, self.logits[place[0]].detach().double())[self.target[place]].item()
 
     def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
-        """Class and probability in words, as in "tabby cat 62 %"; "" for a callable target."""
-        if self.target is None:
+        """What is explained, in words: "tabby cat 62 %", "cat 0.93" (a label), "age 37.2" (a value).
+
+        "" for a callable target.
+        """
+        number = self.prediction(index)
+        if self.target is None or number is None:
             return ""
-        label, names = int(self.target[self._place(index)]), classes or self.classes
-        return f"{names[label] if names else f'class {label}'} {percent(self.probability(index))}"
+        which, names = int(self.target[self._place(index)]), classes or self.classes
+        return describe(self.outputs, which, number, names, alone=self.logits.shape[1] == 1)
 
     def indices(self) -> list[Index]:
         """Every index there is: i for one target an image, (i, k) for several."""
@@ -217,10 +230,17 @@ class Attribution:
                 None if self.target is None else self.target[image],
                 {self.method: overlays[image]},
                 class_names=shown.classes,
+                outputs=self.outputs,
             )
             for image, name in enumerate(names)
         ]
-        manifest = write_manifest(folder, methods={self.method: self.score}, grid=self.grid, images=entries)
+        manifest = write_manifest(
+            folder,
+            methods={self.method: self.score},
+            grid=self.grid,
+            images=entries,
+            task=task_of_outputs(self.outputs),
+        )
         written = [folder / file for files in overlays.values() for file in files]
         return [*written, folder / "scores.npz", manifest]
 
@@ -302,14 +322,6 @@ def comparison_grid(
 def _enlarged(image: Image.Image, cell: int) -> tuple[int, int]:
     factor = max(1, math.ceil(cell / max(image.size)))
     return image.width * factor, image.height * factor
-
-
-def percent(probability: float | None) -> str:
-    """A probability as text: "62 %", "99.7 %", "0.3 %"."""
-    if probability is None:
-        return ""
-    share = 100 * probability
-    return f"{share:.0f} %" if 1 <= share < 99 else f"{share:.1f} %"
 
 
 def overlay_name(image: str, method: str, index: Index = 0) -> str:

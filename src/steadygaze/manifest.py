@@ -2,6 +2,7 @@
 
 | key      | value                                                                                      |
 | methods  | [{name, score}]: each method, and the quantity that it explained                           |
+| task     | classification, multilabel or regression; null for features                                |
 | grid     | [rows, columns] of the maps                                                                |
 | images   | one entry per image: name, predictions, targets, overlays by method, and its file if known |
 | versions | of the packages that made the maps                                                         |
@@ -21,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.files import write_atomic
-from steadygaze.target import class_probabilities
+from steadygaze.target import NOUNS, Outputs, Task, predictions
 
 PREDICTIONS = 3  # most probable classes that are listed for each image
 PACKAGES = ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow")
@@ -33,6 +34,7 @@ def write_manifest(
     methods: Mapping[str, str],
     grid: tuple[int, int],
     images: Sequence[Mapping[str, Any]],
+    task: Task | None = "classification",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -45,6 +47,7 @@ def write_manifest(
     content = {
         **(before or {}),
         "methods": [{"name": name, "score": score} for name, score in methods.items()],
+        "task": task,
         "grid": list(grid),
         "images": list(images),
         **(after or {}),
@@ -61,19 +64,28 @@ def image_entry(
     *,
     class_names: Sequence[str] | None = None,
     file: str | Path | None = None,
+    outputs: Outputs = "classes",
 ) -> dict[str, Any]:
     """The manifest's entry of one image.
 
-    target: the explained class, or several; None for a callable target
+    target: the explained class (label, value), or several; None for a callable target
     overlays: names of the overlay files by method
+
+    A prediction is {"class": index, "name", "probability"}, or {"label": index, "name", "probability"}, or
+    {"output": index, "name", "value"}. The most probable classes or labels are listed, and every value.
     """
-    probabilities = class_probabilities(logits.detach().cpu().double())
+    numbers = predictions(outputs, logits.detach().cpu().double())
+    key = "output" if outputs in ("values", "features") else NOUNS[outputs]
+    number = "value" if key == "output" else "probability"
 
     def describe(index: int) -> dict[str, Any]:
-        label = class_names[index] if class_names else None
-        return {"class": index, "name": label, "probability": round(float(probabilities[index]), 6)}
+        name = class_names[index] if class_names else None
+        return {key: index, "name": name, number: round(float(numbers[index]), 6)}
 
-    best = probabilities.topk(min(PREDICTIONS, len(probabilities))).indices.tolist()
+    if outputs == "values":
+        best = list(range(len(numbers)))
+    else:
+        best = numbers.topk(min(PREDICTIONS, len(numbers))).indices.tolist()
     targets = [] if target is None else target.reshape(-1).tolist()
     return {
         "name": name,

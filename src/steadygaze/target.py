@@ -1,4 +1,14 @@
-"""What is explained: a class (`target`) and a quantity of it (`score`); docs/equations.md#target-score.
+"""What a model's outputs mean, and what is explained: a class (`target`) and a quantity of it (`score`).
+
+Formulas: docs/equations.md#target-score. What the outputs y mean:
+
+| outputs  | task           | prediction                           | problem_type of transformers |
+| classes  | classification | softmax(y); sigmoid(y) of one logit  | single_label_classification  |
+| labels   | multilabel     | sigmoid(y_k), one label at a time    | multi_label_classification   |
+| values   | regression     | y itself                             | regression                   |
+| features |                | none: an embedding, no classifier    |                              |
+
+The score, for classes:
 
 | score    | quantity T of class c, from logits y                    |
 | logit    | y_c                                                     |
@@ -8,11 +18,12 @@
 | prob     | p_c = exp(log_prob): what the black-box methods explain |
 
 A classifier with a single logit y is binary: p = sigmoid(y), and y is the log-odds (the other class has
-logit 0).
+logit 0). So is each label of a multi-label model, which therefore has no runner-up and no contrast. A value
+(regression) is explained itself: its one score is `value`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +32,124 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
 
+Outputs = Literal["classes", "labels", "values", "features"]
+Task = Literal["classification", "multilabel", "regression"]
+
+TASKS: dict[str, Outputs] = {"classification": "classes", "multilabel": "labels", "regression": "values"}
+PROBLEM_TYPES: dict[str, Task] = {
+    "single_label_classification": "classification",
+    "multi_label_classification": "multilabel",
+    "regression": "regression",
+}
+NOUNS: dict[Outputs, str] = {"classes": "class", "labels": "label", "values": "value", "features": "feature"}
+PRESENT = 0.5  # a label is predicted if its probability is higher
+
 SCORES = ("logit", "log_prob", "log_odds", "contrast", "prob")
+SCORES_OF: dict[Outputs, tuple[str, ...]] = {
+    "classes": SCORES,
+    "labels": ("logit", "log_prob", "log_odds", "prob"),
+    "values": ("value", "logit"),  # "logit" is the output itself for every model
+    "features": SCORES,
+}
 CallableTarget = Callable[[Tensor], Tensor]
 Target = None | int | Sequence[int] | Tensor | CallableTarget
 
 
+def outputs_of_task(task: str) -> Outputs:
+    """What the outputs of a model for this task mean.
+
+    >>> outputs_of_task("multilabel")
+    'labels'
+    """
+    if task not in TASKS:
+        raise UnknownName("task", str(task), TASKS)
+    return TASKS[task]
+
+
+def task_of_outputs(outputs: Outputs) -> Task | None:
+    """The task whose models have such outputs; None for features."""
+    tasks: dict[Outputs, Task] = {"classes": "classification", "labels": "multilabel", "values": "regression"}
+    return tasks.get(outputs)
+
+
+def own_task(model: Any) -> Task | None:
+    """The task that a model of transformers states in its configuration; None if it states none."""
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    return PROBLEM_TYPES.get(problem) if isinstance(problem, str) else None
+
+
+def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
+    """Probabilities of classes or of labels; values as they are.
+
+    >>> import torch
+    >>> predictions("labels", torch.zeros(1, 2)).tolist()
+    [[0.5, 0.5]]
+    """
+    if outputs in ("values", "features"):
+        return logits
+    if outputs == "labels" or logits.shape[-1] == 1:
+        return logits.sigmoid()
+    return logits.softmax(-1)
+
+
+def describe(
+    outputs: Outputs, index: int, number: float, names: Sequence[str] | None = None, *, alone: bool = False
+) -> str:
+    """One prediction in words: "tabby cat 62 %" of a class, "cat 0.93" of a label, "age 37.2" of a value.
+
+    number: the probability or the value          alone: the model has no other output
+
+    >>> describe("values", 0, 37.2, alone=True)
+    'value 37.2'
+    """
+    name = names[index] if names else NOUNS[outputs] if alone and outputs == "values" else ""
+    if outputs == "classes":
+        return f"{name or f'class {index}'} {percent(number)}"
+    text = f"{number:.2f}" if outputs == "labels" else f"{number:.4g}"
+    return f"{name} {text}" if name else f"{NOUNS[outputs]} {index}: {text}"
+
+
+def percent(probability: float | None) -> str:
+    """A probability as text: "62 %", "99.7 %", "0.3 %"."""
+    if probability is None:
+        return ""
+    share = 100 * probability
+    return f"{share:.0f} %" if 1 <= share < 99 else f"{share:.1f} %"
+
+
+def check_score(score: str, outputs: Outputs) -> str:
+    """The score, if outputs of this kind have it; else an error that says why not."""
+    if score in SCORES_OF[outputs]:
+        return score
+    if outputs == "labels" and score == "contrast":
+        raise BadInput(
+            "score='contrast' compares classes of which one holds, but the labels of this model are "
+            "independent of one another. Use log_odds, which for a label is the logit itself.",
+            option="score",
+        )
+    if outputs == "values" and score in SCORES:
+        raise BadInput(
+            f"score={score!r} is a score of classes, but this model gives values (regression), which have no "
+            f"probability. Leave score out: the value itself is explained.",
+            option="score",
+        )
+    raise UnknownName("score", str(score), SCORES_OF[outputs])
+
+
+def default_score(score: str, outputs: Outputs) -> str:
+    """A method's own score for outputs of this kind: a value is explained itself, a label by its odds."""
+    if outputs == "values":
+        return "value"
+    return score if score in SCORES_OF[outputs] else "log_odds"
+
+
 def resolve_target(
-    target: Any, logits: Float[Tensor, "b c"]
+    target: Any, logits: Float[Tensor, "b c"], outputs: Outputs = "classes"
 ) -> Int[Tensor, " b"] | Int[Tensor, "b k"] | None:
     """The classes to explain: (B,), or (B, K) for several per image; None for a callable target.
 
-    target: None (the predicted class), a class index, one index per image, shape (B, K), or a callable
+    target: None (the predicted class, or the most probable label), a class index, one index per image,
+        shape (B, K), or a callable
 
     >>> resolve_target(2, torch.zeros(2, 3)).tolist()
     [2, 2]
@@ -40,6 +158,12 @@ def resolve_target(
     if callable(target):
         return None
     if target is None:
+        if outputs == "values" and classes > 1:
+            raise BadInput(
+                f"target: this model gives {classes} values (regression), and none of them is the predicted "
+                f"one. Give the index of the value to explain, 0..{classes - 1}.",
+                option="target",
+            )
         return logits.argmax(-1)
     if isinstance(target, (bool, float, str)):
         raise BadInput(
@@ -62,22 +186,27 @@ def resolve_target(
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise BadInput(f"target: class {wrong} is out of range; the model has classes 0..{classes - 1}")
+        raise BadInput(
+            f"target: {NOUNS[outputs]} {wrong} is out of range; the model has {outputs} 0..{classes - 1}"
+        )
     return index
 
 
-def class_score(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """The explained quantity T of class `target`, one number per image.
+def class_score(
+    score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " b"], outputs: Outputs = "classes"
+) -> Float[Tensor, " b"]:
+    """The explained quantity T of class (label, value) `target`, one number per image.
 
     >>> class_score("log_odds", torch.tensor([[0.0, 0.0]]), torch.tensor([1])).tolist()
     [0.0]
     """
-    if score not in SCORES:
-        raise UnknownName("score", score, SCORES)
+    check_score(score, outputs)
+    if outputs == "labels":  # each label is a binary classifier of its own
+        logits, target = logits.gather(1, target[:, None]), torch.zeros_like(target)
     if logits.shape[1] == 1:
         logits = F.pad(logits, (0, 1))
     y = logits.gather(1, target[:, None])[:, 0]
-    if score == "logit":
+    if score in ("logit", "value"):
         return y
     if score == "log_prob":
         return y - logits.logsumexp(-1)
@@ -88,11 +217,14 @@ def class_score(score: str, logits: Float[Tensor, "b c"], target: Int[Tensor, " 
 
 
 def target_value(
-    target: Int[Tensor, " b"] | CallableTarget, score: str, logits: Float[Tensor, "b c"]
+    target: Int[Tensor, " b"] | CallableTarget,
+    score: str,
+    logits: Float[Tensor, "b c"],
+    outputs: Outputs = "classes",
 ) -> Float[Tensor, " b"]:
     """The explained quantity T, one number per image: of a class, or what a callable target returns."""
     if isinstance(target, Tensor):
-        return class_score(score, logits, target)
+        return class_score(score, logits, target, outputs)
     value = target(logits)
     if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
         got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -101,11 +233,6 @@ def target_value(
             f"target: a callable must return a differentiable tensor of shape ({logits.shape[0]},), got {got}"
         )
     return value
-
-
-def class_probabilities(logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
-    """Softmax over the classes; sigmoid for a single logit."""
-    return logits.softmax(-1) if logits.shape[-1] > 1 else logits.sigmoid()
 
 
 resolve = resolve_target

@@ -16,6 +16,9 @@ import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
 from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods import aliases, base_methods, list_methods
+from steadygaze.methods.propagation import pixel_relevance
+from steadygaze.trace.query import Query
+from steadygaze.vit.view import evaluation_mode
 
 TARGET = torch.tensor([1, 3])
 SCORES = ("logit", "log_prob", "log_odds", "contrast")
@@ -173,6 +176,7 @@ WHOLE_OPTIONS = {
     "smoothgrad": {"samples", "noise", "seed"},
     "random": {"seed"},
     "gaze_twice": set(),
+    "full_lrp": set(),
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
 } | {  # searched methods: their oracles are in tests/test_search.py
     "occlusion": {"budget", "hide"},
@@ -372,6 +376,23 @@ def test_attention_that_divides_is_explained_as_one_that_multiplies(monkeypatch:
     divided, multiplied = maps(lambda x, d: x / d), maps(lambda x, d: x * (1 / d))
     for name in names:
         close(divided[name].scores, multiplied[name].scores.flatten(1), name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_lrp_pixel_by_pixel(kind: str) -> None:
+    """The relevance that the map adds up over each patch; the same for every score."""
+    model, images = case(kind)
+    view = sg.adapt(model)
+    with evaluation_mode(model):
+        got = pixel_relevance(Query(view, images, view.embed(images), TARGET))
+    close(got, lrp.full_lrp_pixels(model, images, TARGET).flatten(1), kind)
+    for score in SCORES:
+        assert torch.equal(explained(kind, "full_lrp", score), explained(kind, "full_lrp"))
+
+
+def test_full_lrp_of_a_callable_target() -> None:
+    got = explained("class", "full_lrp", target=lambda y: y[:, 2])
+    close(got, explained("class", "full_lrp", target=2).flatten(1), "callable")
 
 
 def test_transatt_from_the_second_block_is_the_authors() -> None:

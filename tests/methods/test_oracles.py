@@ -212,6 +212,20 @@ def test_transatt_conserves_relevance(case: tuple[vit.Model, Tensor]) -> None:
     assert all((M >= 0).all() for M in lrp.transatt_matrices(model, images, TARGET))
 
 
+def test_full_lrp_conserves_relevance(case: tuple[vit.Model, Tensor]) -> None:
+    """What the pixels, the prefix tokens and the positions receive is what x^0 has."""
+    model, images = case
+    relevance, _ = lrp.relevances(model, images, TARGET)
+    tokens, positions = lrp.position_relevance(model, images, relevance[0])
+    prefix, patches = tokens[:, : model.num_prefix_tokens], vit.patches_of(model, tokens)
+    assert positions.abs().max() > 1e-3
+    close(lrp.full_lrp(model, images, TARGET), patches.sum(-1), 1e-6)
+    whole = patches.sum(dim=(1, 2)) + prefix.sum(dim=(1, 2)) + positions.sum(dim=(1, 2))
+    close(whole, relevance[0].sum(dim=(1, 2)), 1e-6)
+    pixels = lrp.full_lrp_pixels(model, images, TARGET)
+    close(vit.patches_of(model, tokens).sum(dim=(1, 2)), pixels.sum(dim=(1, 2, 3)), 1e-6)
+
+
 def test_lrp_rules_by_loops() -> None:
     generator = torch.Generator().manual_seed(3)
     x, W, R = (

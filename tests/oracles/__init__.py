@@ -19,7 +19,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (attention, "raw_attention rollout attcam genatt gradsam attn_grad"),
         (gradient, "vanilla_grad vanilla_grad_norm ixg attixg fullgrad fullgrad_plus integrated_gradients"),
         (cam, "gradcam xgradcam xgradcam_plus gradcam_plus_plus hirescam elementwise_gradcam layercam"),
-        (lrp, "transatt attnlrp"),
+        (lrp, "transatt full_lrp attnlrp"),
         (mixing, "attin globenc alti"),
         (decompx, "decompx"),
         (gaze, "gaze gaze_removal"),

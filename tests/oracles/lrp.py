@@ -1,4 +1,4 @@
-"""Layer-wise relevance: TransAtt (Chefer 2021) and AttnLRP (Achtibat 2024).
+"""Layer-wise relevance: TransAtt and full LRP (Chefer 2021), and AttnLRP (Achtibat 2024).
 
 TransAtt. R_out = one-hot of the target (1, not the logit; the score only enters the gradient G). div(a, b) =
 a / (b + 1e-9), 0 where b = 0. Rules, backwards:
@@ -15,6 +15,14 @@ a / (b + 1e-9), 0 where b = 0. Rules, backwards:
     A-bar^l = mean_h relu(G^l R_A^l), R_A the halved relevance of A; R <- R + A-bar^l R for l >= start_layer
     (default 0)
 
+Full LRP. The same R, on to the pixels; no gradient, so the score does not enter.
+
+    positions  add rule for tokens + position embedding; the share of the position embedding is dropped
+    z^B        output o of a patch with pixels x_i: c_i = x_i w_oi - low w_oi+ - high w_oi-,
+               R_i = sum_o c_i / (sum_i c_i + 1e-9) R_o; low, high: least and greatest value of the image
+
+    map: the sum over the channels and pixels of a patch
+
 AttnLRP. Input x gradient of a network whose backward pass is changed: sigma of every norm constant, GELU
 with the slope Phi(h) held constant, and in q k' and in A v each factor gets half of its gradient; softmax
 keeps its own (its rule R_i = S_i (R_i - A_i sum_j R_j) is input x gradient). v is thus halved once in a
@@ -27,6 +35,7 @@ import torch
 from torch import Tensor
 
 from . import attention, vit
+from .gradient import patch_sums
 from .vit import Model
 
 
@@ -107,6 +116,40 @@ def transatt_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) 
 def transatt(model: Model, images: Tensor, target: Tensor, *, start_layer: int = 0, **how: Any) -> Tensor:
     matrices = transatt_matrices(model, images, target, **how)
     return vit.read(model, attention.plus_identity(matrices[start_layer:]))
+
+
+def position_relevance(model: Model, images: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """Relevance of x^0 -> (that of the tokens before positions are added, that of the positions)."""
+    if model.pos_embed is None:
+        return R, torch.zeros_like(R)
+    first = model.num_prefix_tokens if model.no_embed_class else 0
+    positions = vit.weight(model.pos_embed).expand(len(R), -1, -1)
+    tokens = vit.embed(model, images)[:, first:] - positions
+    R_tokens, R_positions = add_rule(tokens, positions, R[:, first:])
+    return torch.cat([R[:, :first], R_tokens], dim=1), R_positions
+
+
+def full_lrp_pixels(model: Model, images: Tensor, target: Tensor) -> Tensor:
+    """Relevance of the pixels, (B,3,H,W)."""
+    images, W = images.double(), vit.weight(model.patch_embed.proj.weight)
+    ph, pw = W.shape[-2:]
+    with torch.no_grad():
+        R, _ = position_relevance(model, images, relevances(model, images, target)[0][0])
+        R = vit.patches_of(model, R)
+        out = torch.zeros_like(images)
+        for b, image in enumerate(images):
+            low, high = image.min(), image.max()
+            for patch in range(R.shape[1]):
+                row, column = divmod(patch, model.patch_embed.grid_size[1])
+                here = (slice(None), slice(row * ph, (row + 1) * ph), slice(column * pw, (column + 1) * pw))
+                for o, w in enumerate(W):
+                    c = image[here] * w - low * w.clamp(min=0) - high * w.clamp(max=0)
+                    out[b][here] += c / (c.sum() + 1e-9) * R[b, patch, o]
+        return out
+
+
+def full_lrp(model: Model, images: Tensor, target: Tensor) -> Tensor:
+    return patch_sums(model, full_lrp_pixels(model, images, target))
 
 
 def attnlrp_layers(model: Model, images: Tensor, target: Tensor, *, score: str = "logit") -> list[Tensor]:

@@ -37,6 +37,7 @@ def test_nothing_stays_alive(attention: str) -> None:
         "fullgrad:implicit=true",
         "gaze",
         "transatt",
+        "full_lrp",
         "alti",
         "attnlrp",
         "decompx:bias=absdot",

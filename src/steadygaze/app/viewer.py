@@ -22,14 +22,14 @@ from steadygaze.drawing import struck_out
 from steadygaze.errors import BadInput, DegenerateMap
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.removal import RATIOS, CachedForward, ranking, removal
-from steadygaze.heatmap import Attribution, percent
+from steadygaze.heatmap import Attribution
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
-from steadygaze.target import class_probabilities
+from steadygaze.target import percent, predictions
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
@@ -72,7 +72,7 @@ class Viewer:
 
     @cached_property
     def vit(self) -> ViT:
-        return adapt(self.loaded.model)
+        return adapt(self.loaded)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -98,7 +98,9 @@ class Viewer:
         """Class -> probability, without some patches (numbers in raster order)."""
         tensor = self._tensor(image)
         logits = self._logits_without(tensor, without) if without else self._logits(tensor)
-        return dict(zip(self.classes, class_probabilities(logits[0].double()).tolist(), strict=True))
+        return dict(
+            zip(self.classes, predictions(self.vit.plan.outputs, logits[0].double()).tolist(), strict=True)
+        )
 
     def maps(
         self,

@@ -67,7 +67,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             device=device,
             trust_remote_code=request.trust_remote_code,
         )
-        vit = adapt(loaded.model)
+        vit = adapt(loaded)
     try:
         request.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

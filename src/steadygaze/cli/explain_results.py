@@ -16,10 +16,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from steadygaze.cli.running import print_line
-from steadygaze.heatmap import Attribution, comparison_grid, overlay_name, percent
+from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.runs.messages import plural as counted
+from steadygaze.target import percent
 
 MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_ROWS = 12  # images in grid.png

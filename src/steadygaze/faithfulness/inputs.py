@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
+from steadygaze.target import predictions
 from steadygaze.vit import ViT
 from steadygaze.vit.subsets import chunk_of
 from steadygaze.vit.view import evaluation_mode
@@ -93,8 +94,12 @@ class CachedForward:
 
     @cached_property
     def probabilities(self) -> Float[Tensor, "b classes"]:
-        """Softmax of the logits, at least in float32."""
-        return softmax(self.logits)
+        """Of classes or labels, at least in float32; values as they are."""
+        return self.predictions(self.logits)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Probabilities, or values, of these logits, at least in float32."""
+        return predictions(self.vit.plan.outputs, at_least_float32(logits))
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -105,11 +110,6 @@ class CachedForward:
     def chunk(self) -> int:
         """Maximum number of tokens in one forward pass."""
         return chunk_of(self.images)
-
-
-def softmax(logits: Tensor) -> Tensor:
-    """Probabilities, at least in float32."""
-    return at_least_float32(logits).softmax(-1)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, softmax
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
 from steadygaze.vit.packing import Group
 from steadygaze.vit.subsets import Piece, pieces, reads_nothing, run_pieces
@@ -86,7 +86,7 @@ def curves(
     for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
         classes = target[piece.group.image]
         correct[piece.place] = (logits.argmax(1) == classes).to(correct.dtype)
-        probability[piece.place] = softmax(logits).gather(1, classes[:, None])[:, 0]
+        probability[piece.place] = whole.predictions(logits).gather(1, classes[:, None])[:, 0]
     shape = (2, len(ratios), m, b)
     return correct.view(shape).permute(0, 2, 3, 1), probability.view(shape).permute(0, 2, 3, 1)
 

@@ -31,6 +31,7 @@ from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
+from steadygaze.target import Task, outputs_of_task, own_task
 
 
 def load_model(
@@ -41,6 +42,7 @@ def load_model(
     device: torch.device | str | None = None,
     preprocess: Preprocess | None = None,
     class_names: Sequence[str] | None = None,
+    task: Task | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """A model in evaluation mode, with its preprocessing and class names.
@@ -52,6 +54,8 @@ def load_model(
     device: by default the CPU, and for a module the device it is on
     preprocess: by default the one that the model's library describes; needed for a module of no known library
     class_names: by default those of the model's library or checkpoint, where there are any
+    task: "classification", "multilabel" (independent labels) or "regression" (values): what the outputs mean.
+        By default what the configuration of a transformers model states, or classification
     trust_remote_code: execute Python code that a transformers folder or repository brings along. Without it,
         such a model is a `BadCheckpoint`
     """
@@ -67,7 +71,9 @@ def load_model(
         loaded = replace(loaded, preprocess=preprocess)
     if class_names is not None:
         loaded = replace(loaded, class_names=tuple(class_names))
-    return loaded
+    if task is not None:
+        outputs_of_task(task)  # a wrong name is an error here
+    return replace(loaded, task=task or loaded.task or own_task(loaded.model))
 
 
 def _from_name(

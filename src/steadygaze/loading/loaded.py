@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.target import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class LoadedModel:
     weights_hash: see `checkpoint.weights_hash`
     source: the library that the module comes from
     checkpoint: the file that the weights were read from, if one was given
+    task: "classification", "multilabel" or "regression"; None: what the model's view says, see `adapt`
     """
 
     model: nn.Module
@@ -46,6 +48,7 @@ class LoadedModel:
     weights_hash: str = ""
     source: str = ""
     checkpoint: str | None = None
+    task: Task | None = None
 
     @property
     def identity(self) -> dict[str, str]:

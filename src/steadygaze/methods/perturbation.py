@@ -31,9 +31,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable, UnknownName
+from steadygaze.errors import UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
+from steadygaze.target import predictions
 from steadygaze.trace.query import Query
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the listed costs
@@ -200,12 +201,7 @@ def hsic(
 
 
 def _distribution(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r c"]:
-    if logits.shape[-1] == 1:
-        raise MethodUnavailable(
-            "hsic: the probability of a model's only class is always 1, so it depends on no patch. Use "
-            'hsic:output=class with score="logit".'
-        )
-    return logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    return predictions(query.vit.plan.outputs, logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def _class(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tensor, "b r 1"]:

@@ -1,6 +1,6 @@
-"""Relevance propagation: TransAtt (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
+"""Relevance propagation: TransAtt, full LRP (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
 
-TransAtt sends relevance R, one-hot at the class, back through the network by these rules
+TransAtt and full LRP send relevance R, one-hot at the class, back through the network by these rules
 (docs/equations.md#transatt); a ⊘ b is a / (b + 1e-9):
 
 | operation              | rule                                                                           |
@@ -10,26 +10,32 @@ TransAtt sends relevance R, one-hot at the class, back through the network by th
 |                        | and the same for b' (sums over each image)                                     |
 | norm, softmax, scale   | R passes; also through activations and LayerScale                              |
 | pooling                | x ⊙ ∂Z/∂x (R ⊘ Z)                                                              |
+| position embedding     | as a residual, its own share is dropped (full LRP)                             |
+| patch convolution, z^B | R_in = (x − l) ⊙ Sᵀ W⁺ + (x − h) ⊙ Sᵀ W⁻, S = R ⊘ (W⁺ (x − l) + W⁻ (x − h)),   |
+|                        | l and h the least and the greatest value of the image (full LRP)               |
 
-The layer's matrix is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R. In code, autograd carries
-relevance in place of a gradient. AttnLRP is input x gradient under its own rules (trace/rules.py): both
-operands of a product get half, softmax its own gradient.
+TransAtt's matrix of a layer is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R; full LRP is the
+relevance of the pixels. In code, autograd carries relevance in place of a gradient. AttnLRP is input x
+gradient under its own rules (trace/rules.py): both operands of a product get half, softmax its own gradient.
 
-Formulas: docs/equations.md#attnlrp.
+Formulas: docs/equations.md#full-lrp, docs/equations.md#attnlrp.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import add_identity, global_attention
 from steadygaze.methods.gradient import ixg
+from steadygaze.target import target_value
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.intercept import ADD, DIV, MATMUL, MEAN, MUL, SOFTMAX, Interception, TorchFunction
+from steadygaze.trace.query import Query
 from steadygaze.trace.rules import ATTNLRP
 from steadygaze.vit.view import remember
 
@@ -128,6 +134,33 @@ class _Pool(torch.autograd.Function):
         return x * weight * divide(r, z).unsqueeze(1), None, None
 
 
+class _PatchConvolution(torch.autograd.Function):
+    """The convolution that makes the patches, by the z^B rule: pixels lie between `low` and `high`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how = how
+        return F.conv2d(x, weight, bias, *how)
+
+    @staticmethod
+    def backward(ctx: Any, r: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        above, below = x - x.amin((1, 2, 3), keepdim=True), x - x.amax((1, 2, 3), keepdim=True)
+        rising, raise_back = _convolve(above, weight.clamp(min=0), ctx.how)
+        falling, fall_back = _convolve(below, weight.clamp(max=0), ctx.how)
+        s = divide(r, rising + falling)
+        return above * raise_back(s)[0] + below * fall_back(s)[0], *[None] * (2 + len(ctx.how))
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, how: tuple[Any, ...]
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+    """The convolution without a bias, and its transpose."""
+    z, transpose = torch.func.vjp(lambda pixels: F.conv2d(pixels, weight, None, *how), x)
+    return z, transpose
+
+
 class _Relevance(Interception):
     """The model's own forward pass, with a graph that carries relevance."""
 
@@ -221,6 +254,24 @@ class _Relevance(Interception):
         return _Pool.apply(x, y.detach(), torch.full_like(x[:1, :1, :1], 1 / x.shape[1]))
 
 
+class _EmbeddingRelevance(_Relevance):
+    """From images to tokens: the patch convolution, and the position embedding as an operand of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intercept("convolution", F.conv2d)
+
+    def convolution(
+        self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any
+    ) -> Tensor:
+        return _PatchConvolution.apply(x, weight, bias, *how)
+
+    def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and (x.requires_grad or y.requires_grad)):
+            return func(x, y, **kwargs)
+        return _Add.apply(*torch.broadcast_tensors(x, y))
+
+
 def _plain_blocks(vit: Any) -> str:
     why = global_attention(vit)
     if why:
@@ -229,6 +280,19 @@ def _plain_blocks(vit: Any) -> str:
         return (
             f"its relevance rules are for pre-norm blocks without rotary positions and a class or mean head; "
             f"a {vit.plan.kind} is different. Use attnlrp."
+        )
+    return ""
+
+
+def _plain_patches(vit: Any) -> str:
+    why = _plain_blocks(vit)
+    if why:
+        return why
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in vit.model.modules())
+    if convolutions != 1:
+        return (
+            f"its last rule is for patches made by one convolution of the image; this {vit.plan.kind} has "
+            f"{convolutions} convolutions. Use transatt."
         )
     return ""
 
@@ -268,6 +332,35 @@ def _transatt(a: Tensor, g: Tensor) -> Tensor:
 def transatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     """LRP relevance of attention x gradient, R + T R over all blocks (start=1: as in the authors' code)."""
     return _transatt(relevances(trace)[layer - trace.run.start], trace.attention(layer)[1])
+
+
+def pixel_relevance(query: Query) -> Float[Tensor, "b c h w"]:
+    """Relevance of each channel of each pixel; the score does not enter, only the class."""
+    pixels = query.images.detach().requires_grad_()
+    with torch.enable_grad():
+        with _EmbeddingRelevance():
+            tokens = query.vit.embed(pixels)
+        with _Relevance():
+            logits = query.vit.logits(tokens)
+        outputs = logits.detach().requires_grad_()
+        value = target_value(query.target, "logit", outputs)
+        (start,) = torch.autograd.grad(value.sum(), outputs)  # one-hot
+    return torch.autograd.grad(logits, pixels, start)[0]
+
+
+@register_method(
+    "full_lrp",
+    "model",
+    family="propagation",
+    gradient=False,
+    class_specific=True,
+    unsupported=_plain_patches,
+    differentiable=False,
+    cost=4.0,
+)
+def full_lrp(query: Query) -> Float[Tensor, "b h w"]:
+    """LRP relevance down to the pixels, summed over each patch; starts from 1 at the class, for any score."""
+    return query.per_patch(pixel_relevance(query), "pixels")
 
 
 @register_method("attnlrp", "map", family="propagation", aggregator="first", rules=ATTNLRP)

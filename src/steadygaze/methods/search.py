@@ -138,7 +138,8 @@ def explained_values(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tens
             return torch.stack([query.value(leaf[:, r]) for r in range(leaf.shape[1])], 1).detach()
     flat = logits.flatten(0, 1)
     wide = flat.float() if flat.dtype.itemsize < 4 else flat
-    values = class_score(query.score, wide, query.target.repeat_interleave(logits.shape[1]))
+    target = query.target.repeat_interleave(logits.shape[1])
+    values = class_score(query.score, wide, target, query.vit.plan.outputs)
     return values.unflatten(0, logits.shape[:2])
 
 

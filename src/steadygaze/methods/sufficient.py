@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.perturbation import BLACK_BOX
 from steadygaze.methods.search import check_budget, run_search
@@ -122,11 +122,14 @@ def subsets(
 ) -> SufficientSubsets:
     """Sufficient subsets of every image for its predicted class or another."""
     vit = adapt(model)
+    reason = has_confidence(vit)
+    if reason:
+        raise MethodUnavailable(f"sufficient: {reason}")
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
     with torch.inference_mode(False), evaluation_mode(vit.model):
         with torch.no_grad():
             tokens = vit.embed(images)
-            classes = resolve_target(target, vit.logits(tokens))
+            classes = resolve_target(target, vit.logits(tokens), vit.plan.outputs)
         if classes is None or classes.dim() != 1:
             raise BadInput(
                 "sufficient: expected a class, or one per image, got a callable or several per image, "
@@ -136,7 +139,20 @@ def subsets(
         return _search(query, Settings(threshold, space, budget, minimal, summed))
 
 
-@register_method("sufficient", "model", cost=2.0 * STEPS["patches"] + PRUNING_RUNS, **BLACK_BOX)
+def has_confidence(vit: ViT) -> str:
+    """Why the model's outputs have no confidence to compare with a threshold; empty if they have one."""
+    if vit.plan.outputs != "values":
+        return ""
+    return "the model gives values (regression), which have no confidence to compare with a threshold"
+
+
+@register_method(
+    "sufficient",
+    "model",
+    cost=2.0 * STEPS["patches"] + PRUNING_RUNS,
+    unsupported=has_confidence,
+    **BLACK_BOX,
+)
 def sufficient(
     query: Query,
     *,
@@ -247,10 +263,10 @@ class _Walk:
         if self.removal == "remove":
             want = Want(attention=True, norm=True)
             run = forward(vit, vit.select(self.query.tokens, left), want=want)
-            log_p = class_score("log_prob", run.logits, self.target)
+            log_p = class_score("log_prob", run.logits, self.target, vit.plan.outputs)
             return log_p.detach(), gate_gradient(run.trace(log_p))
         x = (images * to_pixels(visible.unflatten(1, self.grid), images)).requires_grad_()
-        log_p = class_score("log_prob", vit(x), self.target)
+        log_p = class_score("log_prob", vit(x), self.target, vit.plan.outputs)
         (gradient,) = torch.autograd.grad(log_p.sum(), x)
         g = -(images * gradient).sum(1)
         if self.removal == "fill":  # the mean over a patch's pixels ranks like their sum
@@ -295,7 +311,7 @@ def _prune(
         image = torch.full((len(keep),), b, device=keep.device)
         assert walk.removal != "pixels"
         logits = subset_logits(query.vit, query.images, query.tokens, keep, image, walk.removal)
-        return class_score("prob", logits, walk.target[image])
+        return class_score("prob", logits, walk.target[image], query.vit.plan.outputs)
 
     def prune_once(part: slice) -> Tensor | None:
         before = subset.sum()

@@ -15,6 +15,7 @@ from steadygaze.modules.base import Cost, Inserted, chosen_blocks, decode, descr
 from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.sites import Site, broadcast_site, embedding_of, pooling_site
 from steadygaze.modules.tap import TAP, TokenPool
+from steadygaze.questions.vqa import answers_questions, any_question
 from steadygaze.vit import ViT, adapt
 
 log = logging.getLogger("steadygaze.modules")
@@ -75,7 +76,7 @@ def inserted(model: nn.Module) -> dict[str, Inserted]:
 
 def cost(model: nn.Module) -> Cost:
     """Parameters and operations that inserted modules add, for one image of the model's input size."""
-    vit = adapt(model)
+    vit = adapt(any_question(model) if answers_questions(model) else model)
     return _cost(vit, _grids(vit))
 
 
@@ -135,7 +136,7 @@ def _copy(model: Any) -> Any:
 def _copy_with_view(model: Any) -> tuple[Any, ViT, list[tuple[int, int]]]:
     """(copy of the model, its view, the patch grid of each block)."""
     copied = _copy(model)
-    vit = adapt(copied)
+    vit = adapt(any_question(copied) if answers_questions(copied) else copied)
     return copied, vit, _grids(vit)
 
 

@@ -33,6 +33,7 @@ NO_POOLING = {  # blocks whose attention does not read norm1 of the block input 
     "ParallelScalingBlock": "runs attention and MLP from one norm",
     "DiffParallelScalingBlock": "runs attention and MLP from one norm",
     "ParallelThingsBlock": "runs several attentions side by side",
+    "ViltLayer": "runs text of any length and patches in one sequence",
 }
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadygaze.heatmap import percent
 from steadygaze.runs.compare import Comparison
 from steadygaze.runs.samples import data_address
 from steadygaze.runs.stress.samples import ImageSample, Samples, read_samples
+from steadygaze.target import percent
 
 Titled = list[tuple[str, str]]  # words and data address
 NOT_STORED = (

@@ -48,7 +48,7 @@ class Query:
 
     def value(self, logits: Float[Tensor, "b c"]) -> Float[Tensor, " b"]:
         """The explained quantity, one number per image."""
-        return target_value(self.target, self.score, logits)
+        return target_value(self.target, self.score, logits, self.vit.plan.outputs)
 
     def gradient(self, x: Tensor, space: str) -> Tensor:
         """∂T/∂x at other tokens (space="tokens") or at other images (space="pixels")."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.intercept import (
     ACTIVATIONS,
     ADD,
@@ -69,6 +70,7 @@ class Seam(Interception):
         self.intercept("to", torch.Tensor.to)
         self.intercept("layer_norm", *LAYER_NORM)
         self.intercept("rms_norm", *RMS_NORM)
+        self.intercept("rsqrt", torch.rsqrt, torch.Tensor.rsqrt)
         if rules.slope or rules.gate != "free" or self.want.implicit:
             self.intercept("activation", *ACTIVATIONS)
             self.intercept("sigmoid", *GATES)
@@ -272,6 +274,15 @@ class Seam(Interception):
                 offset = y * (1 - small / (x.pow(2).mean(-1, keepdim=True) + small))
             y = self.term(y, offset, implicit=True)
         return y
+
+    def rsqrt(self, func: TorchFunction, x: Tensor) -> Tensor:
+        """1/σ of an RMS norm that is written out, as in language models; held constant by the rules."""
+        if self.want.implicit and not self.rules.norm and x.requires_grad:
+            raise MethodUnavailable(
+                "implicit=True: the offset of a norm that is written out is not known. "
+                "Use implicit=False, or freeze=1: then there are no such terms."
+            )
+        return func(x).detach() if self.rules.norm else func(x)
 
     def activation(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """An activation, with its slope f(x)/x held constant by the rules."""

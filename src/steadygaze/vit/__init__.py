@@ -1,11 +1,13 @@
 """Views of vision transformers: `adapt(model)` finds an adapter, checks its view once, and caches it."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from steadygaze.errors import UnsupportedModel
+from steadygaze.target import outputs_of_task, own_task
 from steadygaze.vit.adapter_registry import find_plan, register_adapter
 from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted
@@ -19,19 +21,32 @@ _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
 )  # model -> structure checked
 
 
-def adapt(model: Any) -> ViT:
+def adapt(model: Any, task: str | None = None) -> ViT:
     """View a vision transformer as embed -> blocks -> head.
 
     model: a vision transformer of timm, transformers or torchvision, of a class known to
-    `register_adapter`, or the
-        result of `load_model`
+        `register_adapter`, or the result of `load_model`
+    task: "classification", "multilabel" (independent labels) or "regression" (values). By default the task of
+        `load_model`, or what the model's configuration states (`problem_type` of transformers), or
+        classification
 
     The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once
     per model.
     """
     if isinstance(model, ViT):
-        return model
-    model = _unwrapped(model)
+        return _with_task(model, task)
+    if task is None and not isinstance(model, nn.Module):
+        task = getattr(model, "task", None)  # of `load_model`
+    return _with_task(_cached_view(_unwrapped(model)), task)
+
+
+def _with_task(vit: ViT, task: str | None) -> ViT:
+    """The view with outputs as the task has them."""
+    outputs = vit.plan.outputs if task is None else outputs_of_task(task)
+    return vit if outputs == vit.plan.outputs else replace(vit, plan=replace(vit.plan, outputs=outputs))
+
+
+def _cached_view(model: Any) -> ViT:
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(
             f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}"
@@ -78,6 +93,9 @@ def _view(model: nn.Module, shape: int) -> ViT:
             f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze "
             f"knows. {advice}"
         )
+    stated = own_task(model)
+    if stated is not None and plan.outputs == "classes":
+        plan = replace(plan, outputs=outputs_of_task(stated))
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
         verify(vit)

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
 from steadygaze.vit.positions import KeptPositions
 
@@ -102,9 +103,7 @@ class Plan:
     spatial: Callable[[Tensor, Layout], Float[Tensor, "b h w c"]] | None = (
         None  # the last block's output; None as in `Block`
     )
-    classes: bool = (
-        True  # what the head gives are logits of classes; else features, and there is no class to explain
-    )
+    outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,7 @@ class ViT:
         """A copied or pickled view is a new view of the copied model, since a plan refers to modules."""
         from steadygaze.vit import adapt
 
-        return adapt, (self.model,)
+        return adapt, (self.model, task_of_outputs(self.plan.outputs))
 
     @property
     def prefix(self) -> int:

@@ -18,7 +18,6 @@ from steadygaze.data.folders import Classes
 from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
 from steadygaze.errors import BadInput, ImagesOutOfRange
-from steadygaze.explainer import range_note
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
@@ -36,6 +35,7 @@ from steadygaze.runs.verify.measure import compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
 from steadygaze.vit import ViT, adapt
+from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import evaluation_mode
 
 Target = int | str | Sequence[int] | Tensor | None
@@ -139,7 +139,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
 def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     folder = request.folder  # checked before the model is loaded, which takes longer
     loaded = request.load(world)
-    vit, classes = adapt(loaded.model), number_of_classes(loaded.model, loaded.size)
+    vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
     plan = _plan(request, vit)
     labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
     if plan.needs_masks and labelled.decode is None:
@@ -189,7 +189,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     loaded = request.model if isinstance(request.model, LoadedModel) else None
     if isinstance(request.model, str):
         loaded = request.load(World())
-    vit = adapt(request.model if loaded is None else loaded.model)
+    vit = adapt(request.model if loaded is None else loaded)
     plan = _plan(request, vit)
     normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
     if plan.painting and not normalisation.known:

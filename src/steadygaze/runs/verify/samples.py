@@ -19,11 +19,11 @@ from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.heatmap import percent
 from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity
+from steadygaze.target import percent
 
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows

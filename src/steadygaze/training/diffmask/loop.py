@@ -146,7 +146,7 @@ class DiffMaskRun:
         self.loaded = loaded or load_model(
             request.model, request.checkpoint, num_classes=request.num_classes, device=device
         )
-        self.vit = adapt(self.loaded.model)
+        self.vit = adapt(self.loaded)
         target = None if request.target is None else self.loaded.class_index(request.target)
         self.settings = Settings.of(*request.presets, **request.options, target=target)
         self.images = ImageCache(find_images(request.data), self.loaded)

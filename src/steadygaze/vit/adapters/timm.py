@@ -160,7 +160,7 @@ def _description(model: Any) -> dict[str, Any]:
         "readout": readout,
         "readout_rows": rows,
         "kind": f"timm {type(model).__name__}",
-        "classes": classifies(model),
+        "outputs": "classes" if classifies(model) else "features",
     }
 
 

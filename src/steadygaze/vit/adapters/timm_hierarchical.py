@@ -108,7 +108,7 @@ def hierarchical_plan(
         removable=False,
         global_attention=False,
         spatial=lambda x, layout: feature_map(len(layers), x, layout),
-        classes=classifies(model),
+        outputs="classes" if classifies(model) else "features",
     )
 
 

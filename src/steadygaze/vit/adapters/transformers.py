@@ -109,7 +109,7 @@ def _view(model: nn.Module, body: Any) -> Plan:
     return Plan(
         embed=embed,
         blocks=[
-            {"module": b, "call": partial(call, i), "parts": _parts(b, norm_pre if i == 0 else None)}
+            {"module": b, "call": partial(call, i), "parts": layer_parts(b, norm_pre if i == 0 else None)}
             for i, b in enumerate(layers)
         ],
         head=lambda x, layout: head(x),
@@ -137,9 +137,8 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
                 f"CLIPVisionModelWithProjection and a callable target."
             )
         (head,) = heads
-        return {"readout": "class", "classes": not name.endswith("WithProjection")}, lambda x: head(
-            norm(x)[:, 0]
-        )
+        outputs = "features" if name.endswith("WithProjection") else "classes"
+        return {"readout": "class", "outputs": outputs}, lambda x: head(norm(x)[:, 0])
     if name == "DeiTForImageClassificationWithTeacher":
 
         def teacher(x: Tensor) -> Tensor:
@@ -202,7 +201,7 @@ def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[La
     return lambda layout: needed
 
 
-def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
+def layer_parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
     """Linear parts of a pre-norm layer, whatever this model calls them."""
     attention = first(block, "attention", "self_attn")
     value, output = (
@@ -244,4 +243,22 @@ def _pair(size: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
+def needs_question(model: nn.Module) -> bool:
+    """Whether a model answers a question, or a prompt, about an image."""
+    return type(model).__name__ in ("ViltForQuestionAnswering",) or (
+        hasattr(model, "generate") and hasattr(model, "lm_head") and hasattr(model, "get_image_features")
+    )
+
+
+def refuse_without_question(model: nn.Module) -> Plan:
+    """Raise an error that says how to ask."""
+    name = type(model).__name__
+    option = "question" if name == "ViltForQuestionAnswering" else "prompt"
+    raise UnsupportedModel(
+        f"{name} answers a {option} about an image, and none was given. Use steadygaze.explain(model, image, "
+        f"{option}='What is on the table?'), or steadygaze.ask(model, {option}=...) for verify and the page."
+    )
+
+
 register_built_in("transformers", matches=matches, plan=plan)
+register_built_in("transformers_answers", matches=needs_question, plan=refuse_without_question)

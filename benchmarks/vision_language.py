@@ -1,0 +1,173 @@
+"""Tiny vision-language models of transformers with tokenizers and processors, made in memory.
+
+
+Nothing is downloaded: tokenizers know a dozen words, image processors are configured for small images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as tr
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+
+QUESTION, PROMPT, ANSWER = "what is on the table ?", "what is on the table ?", "a red cup"
+WORDS = ("<pad>", "<s>", "</s>", "<unk>", "<image>", *QUESTION.split(), *ANSWER.split(), "ta", "##ble")
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+
+
+def randomised(model: nn.Module) -> Any:
+    """Every parameter random, so that nothing is zero or one by initialisation; evaluation mode."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def photograph(height: int = 50, width: int = 70) -> Image.Image:
+    """An image of noise."""
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def word_tokenizer(*special: str) -> Any:
+    """A tokenizer that knows `WORDS`."""
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = tr.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", *special]})
+    return tokenizer
+
+
+def vilt() -> tuple[Any, Any]:
+    """(ViltForQuestionAnswering with seven answers, tokenizer)."""
+    config = tr.ViltConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=64,
+        patch_size=16,
+        vocab_size=40,
+        max_position_embeddings=12,
+        id2label={i: f"answer {i}" for i in range(6)} | {6: "cup"},
+    )
+    core = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer = tr.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", cls_token="<s>", sep_token="</s>", unk_token="<unk>"
+    )
+    return randomised(tr.ViltForQuestionAnswering(config)), tokenizer
+
+
+def llava() -> tuple[Any, Any]:
+    """(LlavaForConditionalGeneration, processor): a CLIP tower of 4 x 4 patches and a Llama."""
+    config = tr.LlavaConfig(
+        vision_config=tr.CLIPVisionConfig(**VISION),
+        text_config=tr.LlamaConfig(**TEXT),
+        image_token_index=WORDS.index("<image>"),
+        image_seq_length=16,
+    )
+    images = tr.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    processor = tr.LlavaProcessor(
+        images,
+        word_tokenizer(),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return randomised(tr.LlavaForConditionalGeneration(config)), processor
+
+
+def qwen() -> tuple[Any, Any]:
+    """(Qwen2_5_VLForConditionalGeneration, processor): images of several sizes, positions in three axes."""
+    marks = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+    tokenizer = word_tokenizer(*marks)
+    pad, start, end, video = tokenizer.convert_tokens_to_ids(list(marks))
+    vision = {
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "intermediate_size": 48,
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 14,
+        "fullatt_block_indexes": [1],
+        "window_size": 56,
+    }
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    config = tr.Qwen2_5_VLConfig(
+        vision_config=vision,
+        text_config=TEXT | {"rope_parameters": rope},
+        image_token_id=pad,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        video_token_id=video,
+    )
+    images = tr.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 84 * 84})
+    processor = tr.Qwen2_5_VLProcessor(images, tokenizer, tr.Qwen2VLVideoProcessor())
+    return randomised(tr.Qwen2_5_VLForConditionalGeneration(config)), processor
+
+
+def idefics() -> tuple[Any, Any]:
+    """(Idefics3ForConditionalGeneration, processor): four patches become one token."""
+    config = tr.Idefics3Config(
+        vision_config=VISION,
+        text_config=tr.LlamaConfig(**TEXT),
+        image_token_id=WORDS.index("<image>"),
+        scale_factor=2,
+    )
+    tokenizer = word_tokenizer("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+    images = tr.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 56})
+    return randomised(tr.Idefics3ForConditionalGeneration(config)), tr.Idefics3Processor(
+        images, tokenizer, image_seq_len=4
+    )
+
+
+def smolvlm() -> tuple[Any, Any]:
+    """(SmolVLMForConditionalGeneration, processor); its own processor needs the package num2words."""
+    config = tr.SmolVLMConfig(
+        vision_config=VISION,
+        text_config=tr.LlamaConfig(**TEXT),
+        image_token_id=WORDS.index("<image>"),
+        scale_factor=2,
+    )
+    tokenizer = word_tokenizer("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+    images = tr.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 56})
+    processor = tr.Idefics3Processor(images, tokenizer, image_seq_len=4)
+    return randomised(tr.SmolVLMForConditionalGeneration(config)), processor
+
+
+GENERATIVE: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "LLaVA": llava,
+    "Qwen2.5-VL": qwen,
+    "Idefics 3": idefics,
+    "SmolVLM": smolvlm,
+}
