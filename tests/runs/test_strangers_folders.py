@@ -14,8 +14,10 @@ import steadygaze as sg
 from helpers.runs import Page, made_up
 from steadygaze.report.html import write_report
 from steadygaze.runs.compare import compare
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.loop import Run
+from steadygaze.runs.rows import Rows, key_of, row_key
 from steadygaze.runs.samples import save_image, write_index
+from steadygaze.runs.store import Done
 from steadygaze.runs.stress.card import Card
 from steadygaze.runs.untrusted import json_files
 
@@ -199,6 +201,29 @@ def test_rows_twice_count_once_and_must_agree(tmp_path):
     path.write_text(re.sub(r'"top1", "value": \d', '"top1", "value": 7', path.read_text()))
     with pytest.raises(sg.BadInput, match="two rows with different values"):
         Card.of(Rows.read(folder), repeats=10)[0].numbers  # noqa: B018
+
+
+def test_a_resumed_run_compares_keys_not_counts(tmp_path):
+    """A row that is missing is missing, however often the others are there."""
+    folder = stored(tmp_path / "run")
+    path = folder / "rows-00000.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    path.write_text("".join(lines[1:]))
+    shutil.copy(path, folder / "rows-00001.jsonl")
+    path.write_text("".join([*lines[1:], *lines[1:]]))
+    done = Done(folder)
+    assert done.lacks(first["image"], [row_key(first)]) and not done.has(key_of(first))
+    others = [json.loads(line) for line in lines[1:]]
+    assert all(done.has(key_of(row)) for row in others)
+
+
+def test_a_resumed_run_refuses_rows_of_another_run(tmp_path):
+    folder, other = stored(tmp_path / "a"), stored(tmp_path / "b", model="b")
+    shutil.copy(other / "rows-00000.jsonl", folder / "rows-00001.jsonl")
+    settings = json.loads((folder / "run.json").read_text())["settings"]
+    with pytest.raises(sg.BadInput, match=r"rows-00001\.jsonl.*a row of another run"):
+        Run(folder, settings, {}, task="stress").__enter__()
 
 
 def test_the_same_images_are_those_of_equal_contents(tmp_path):
