@@ -138,6 +138,9 @@ class Frozen(TorchFunctionMode):
             return self.packed(*args, **kwargs)
         if func in NORM:
             return self.norm("layer" in func.__name__, *args, **kwargs)
+        if func is F.normalize:
+            x = args[0]
+            return x / self.constant(lambda: x.square().sum(-1, keepdim=True).sqrt(), x.shape[0])
         if func in ACTIVATION:
             x = args[0]
             kwargs.pop("inplace", None)

@@ -53,7 +53,7 @@ ALLOWED = {
     "torchattacks": ("robustness.attacks",),
     "gradio": ("app",),
 }
-NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and averages
+NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and averages; tokenizers
     "timm.data",
     "timm.optim",
     "timm.scheduler",
@@ -61,6 +61,8 @@ NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and 
     "torchvision.transforms",
     "torchvision.tv_tensors",
     "torchvision.io",
+    "transformers.AutoTokenizer",
+    "open_clip.tokenizer",
 )
 
 

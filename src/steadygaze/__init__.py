@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.methods import method as method
     from steadygaze.methods import register_method as register_method
     from steadygaze.progress import Progress as Progress
+    from steadygaze.questions.ask import ask as ask
+    from steadygaze.questions.text import zero_shot as zero_shot
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import list_suites as list_suites
     from steadygaze.runs.stress import register_suite as register_suite
@@ -56,6 +58,8 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "load_model": "steadygaze.loading.load",
     "LoadedModel": "steadygaze.loading.loaded",
     "explain": "steadygaze.explainer",
+    "ask": "steadygaze.questions.ask",
+    "zero_shot": "steadygaze.questions.text",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify.api",

@@ -7,7 +7,7 @@ class; a method that only reads attention uses a forward pass that runs anyway.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Unpack, overload
 from warnings import warn
 
 import torch
@@ -19,6 +19,7 @@ from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.questions.ask import QuestionOptions, pose
 from steadygaze.target import (
     CallableTarget,
     Outputs,
@@ -56,6 +57,7 @@ def explain(
     *,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
 ) -> Attribution: ...
 @overload
 def explain(
@@ -67,6 +69,7 @@ def explain(
     score: str | None = None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
 ) -> dict[str, Attribution]: ...
 @overload
 def explain(
@@ -78,6 +81,7 @@ def explain(
     score: str | None = None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
 ) -> dict[str, Attribution]: ...
 def explain(
     model: Any,
@@ -89,6 +93,7 @@ def explain(
     methods: Any = None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
 ) -> Attribution | dict[str, Attribution]:
     """Attribution maps: how much evidence each patch of an image is for a class.
 
@@ -103,10 +108,18 @@ def explain(
         is the method's own. A label has no contrast; of a value, the value itself is explained
     on_progress: called with a `Progress` during long searches
     allow_partial: whether an interrupted search returns a map of the runs that were done, with a warning
+    question: what is asked of a model that compares images with text (CLIP, SigLIP, open_clip). There, a text
+        as target is a prompt for all images, and a list of K texts are K targets of each image; explained is
+        the similarity of image and text, the model's own logit.
+        prompts: other texts; then the classes are all texts, which allows score="log_odds" and the like
+        text_embeddings: (K, D), instead of texts, for an image tower; target is the index of one
+        logit_scale: factor of the cosine with text_embeddings; by default the model's own, or 1
+        tokenizer: by default the model's own
 
     Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
     class. For a list of methods, a dict of them by name.
     """
+    model, target = pose(model, images, target, **question)
     vit = adapt(model)
     given = _given_methods(method, methods)
     requested = _parse_methods(given)

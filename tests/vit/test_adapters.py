@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygaze as sg
-from benchmarks import checks, oracles, zoo
+from benchmarks import checks, oracles, text_zoo, zoo
 from oracles.models import tiny
 from steadygaze.errors import BadInput, MethodUnavailable, UnsupportedModel
 from steadygaze.trace import PLAIN, Want, forward, frozen
@@ -65,6 +65,7 @@ BUILDERS |= {
 for _stem in ("ViT", "Beit", "Data2VecVision", "Dinov2WithRegisters"):
     _kind = f"{_stem}ForImageClassification"
     BUILDERS[f"{_kind} (eager)"] = partial(zoo.transformers_model, _kind, "eager")
+BUILDERS |= {f"{kind} and text": partial(text_zoo.classifier, kind) for kind in text_zoo.KINDS}
 BUILDERS["torchvision"] = partial(zoo.torchvision_model, "vit_b_16")
 PLAIN_KINDS = list(BUILDERS)
 BUILDERS |= {name: partial(zoo.hierarchical, name, module) for name, module in HIERARCHICAL.items()}

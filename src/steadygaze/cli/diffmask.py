@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadygaze.cli.commands.options import TrustRemoteCode
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -101,6 +103,7 @@ def train(
         int | None, typer.Option(help="Number of classes, if not that of the checkpoint.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Learn which patches the model needs for its prediction; the model itself is not changed."""
     from steadygaze.training.diffmask.loop import DiffMaskRequest
@@ -140,6 +143,7 @@ def train(
         save_every=save_every,
         num_classes=num_classes,
         device=device,
+        trust_remote_code=trust_remote_code,
     )
     raise typer.Exit(run(request))
 

@@ -26,7 +26,15 @@ from steadygaze.training.result import TrainingResult
 from steadygaze.training.run_files import TrainingStopped
 
 
-def run(recipe: str, out: Path, settings: list[str], device: str, command: str) -> int:
+def run(
+    recipe: str,
+    out: Path,
+    settings: list[str],
+    device: str,
+    command: str,
+    *,
+    trust_remote_code: bool = False,
+) -> int:
     """Train; returns the exit code."""
     console, notes = wide(Console()), Console(stderr=True)
     is_main = os.environ.get("RANK", "0") == "0"
@@ -36,7 +44,9 @@ def run(recipe: str, out: Path, settings: list[str], device: str, command: str) 
         raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
     try:
         with progress_bar(notes, visible=is_main) as on_progress, printed_log(notes, visible=is_main):
-            result = train(chosen, out, on_progress=on_progress, device=device)
+            result = train(
+                chosen, out, on_progress=on_progress, device=device, trust_remote_code=trust_remote_code
+            )
     except TrainingStopped as error:
         print_line(notes, f"error: {error}", "red")
         return 3

@@ -61,8 +61,12 @@ class Preprocess:
 
     @classmethod
     def from_transformers(cls, processor: Any) -> Preprocess:
-        """From an image processor of transformers."""
-        size = dict(processor.size or {})
+        """From an image processor of transformers. SigLIP 2's (NaFlex) keeps the aspect ratio within a number
+        of patches; here it resizes to the square of that many, so that images can be stacked."""
+        size = dict(getattr(processor, "size", None) or {})
+        if not size and hasattr(processor, "max_num_patches"):
+            side = int(processor.max_num_patches**0.5) * int(processor.patch_size)
+            size = {"height": side, "width": side}
         crop_size = getattr(processor, "crop_size", None) or {}
         crop_pct = getattr(processor, "crop_pct", None)
         crop = [crop_size["height"], crop_size["width"]] if crop_size else []

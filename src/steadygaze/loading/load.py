@@ -7,7 +7,7 @@
 | `torchvision:vit_b_16` | torchvision |
 | `resnet18`, `torchvision:resnet18` | a CNN of either, for `stress`, most of whose suites need no attention |
 | a folder that `steadygaze train` wrote | the trained model, with its modules |
-| a folder with config.json, or `owner/name` | a classifier or segmenter of transformers |
+| a folder with config.json, or `owner/name` | a classifier or segmenter of transformers, or CLIP or SigLIP |
 | `torchvision:deeplabv3_resnet50` | a segmenter of torchvision, for the stress suite `segmentation` only |
 """
 
@@ -92,7 +92,14 @@ def _from_name(
     module = built.model.eval()
     origin = None if checkpoint is None else str(checkpoint)
     return LoadedModel(
-        module, name, built.preprocess, built.class_names, weights_hash(module), built.source, origin
+        module,
+        name,
+        built.preprocess,
+        built.class_names,
+        weights_hash(module),
+        built.source,
+        origin,
+        tokenizer=built.tokenizer,
     )
 
 

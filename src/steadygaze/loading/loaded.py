@@ -21,12 +21,14 @@ class BuiltModel:
 
     class_names: None where they are not known
     source: the library that the module comes from ("timm", "torchvision", "transformers", "embedded")
+    tokenizer: of a model that compares images with text
     """
 
     model: nn.Module
     preprocess: Preprocess
     class_names: tuple[str, ...] | None
     source: str
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,7 @@ class LoadedModel:
     weights_hash: see `checkpoint.weights_hash`
     source: the library that the module comes from
     checkpoint: the file that the weights were read from, if one was given
+    tokenizer: of a model that compares images with text, such as CLIP
     task: "classification", "multilabel" or "regression"; None: what the model's view says, see `adapt`
     """
 
@@ -49,6 +52,7 @@ class LoadedModel:
     source: str = ""
     checkpoint: str | None = None
     task: Task | None = None
+    tokenizer: Any = None
 
     @property
     def identity(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Classifiers and segmenters of transformers: a folder with config.json, or `owner/name` on the hub.
+"""Classifiers, segmenters and text-image models of transformers: a folder with config.json, or `owner/name`.
 
 Code that a folder or repository brings along is executed only with `trust_remote_code=True`. Every call of
 transformers is told so: by default it would ask on standard input.
@@ -22,10 +22,13 @@ from steadygaze.loading.hub import hub
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.loading.timm_models import SPARE_ELEMENTS
 from steadygaze.modules import restore
+from steadygaze.questions.tokenizing import is_empty
 
 SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
 MAX_REPEATS = 1_000  # of a number of layers there
+TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
+TEXT_IMAGE = "model of images and text"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -39,7 +42,7 @@ def build_transformers_model(
 ) -> BuiltModel:
     """See `build_model`."""
     try:
-        from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSemanticSegmentation
+        from transformers import AutoConfig
     except ImportError as error:
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     trust = {"trust_remote_code": trust_remote_code}
@@ -47,8 +50,7 @@ def build_transformers_model(
         preprocess = read_preprocess(name, trust_remote_code=trust_remote_code)
         config = AutoConfig.from_pretrained(name, **trust)
         _check_kernel(config, name, trust_remote_code)
-        segments = any(kind.endswith("ForSemanticSegmentation") for kind in config.architectures or ())
-        auto = AutoModelForSemanticSegmentation if segments else AutoModelForImageClassification
+        auto, kind = _auto_class(config)
         _check_sizes(config, auto, name, trust)
         if weights is None:
             model, missing = _pretrained(auto, name, trust)
@@ -59,11 +61,35 @@ def build_transformers_model(
             model = auto.from_config(config, **trust)
             model, missing = _fit(restore(model, weights), weights, origin), []
     if missing:
-        kind = "segmenter" if segments else "classifier"
         raise BadCheckpoint(
-            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is no finished image {kind}"
+            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is no finished {kind}"
         )
+    if kind == TEXT_IMAGE:
+        return BuiltModel(model, preprocess, None, "transformers", _read_tokenizer(name, trust))
     return BuiltModel(model, preprocess, config_class_names(model), "transformers")
+
+
+def _auto_class(config: Any) -> tuple[Any, str]:
+    """The class of transformers that builds a model of this config, and what kind of model it is."""
+    from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSemanticSegmentation
+
+    kinds = config.architectures or ()
+    if any(kind in TEXT_IMAGE_MODELS for kind in kinds):
+        return AutoModel, TEXT_IMAGE
+    if any(kind.endswith("ForSemanticSegmentation") for kind in kinds):
+        return AutoModelForSemanticSegmentation, "image segmenter"
+    return AutoModelForImageClassification, "image classifier"
+
+
+def _read_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a folder or repository; None if there is none, which matters once a text is given."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+    return None if is_empty(tokenizer) else tokenizer
 
 
 @contextmanager
@@ -115,7 +141,7 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
     folder = Path(name)
     if not folder.is_dir():
         return
-    for key, value in config.to_dict().items():
+    for key, value in _numbers(config.to_dict()):
         limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
         sizes = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(size, int) and size > limit for size in sizes):
@@ -137,6 +163,15 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
             f"{name}: config.json describes a model of {needed:,} elements, "
             f"the weights have {available:,} bytes"
         )
+
+
+def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a config, with those of its towers."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from _numbers(value)
+        else:
+            yield key, value
 
 
 def _needs_code(name: str, reason: str) -> BadCheckpoint:

@@ -43,6 +43,15 @@ from steadygaze.vit.masking import token_indices
 from steadygaze.vit.view import ViT, remember
 
 NODES = 24  # of the quadrature of E[z]
+PREFIX_PARAMETERS = (
+    "cls_token",
+    "class_token",
+    "class_embedding",
+    "dist_token",
+    "distillation_token",
+    "reg_token",
+    "register_tokens",
+)
 META = "steadygaze.diffmask"  # metadata key that marks a file of gates
 
 
@@ -142,10 +151,28 @@ def blank(vit: ViT, images: Tensor) -> Float[Tensor, "1 n d"]:
         return vit.embed(torch.zeros_like(images[:1]))
 
 
-def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor]) -> list[Tensor]:
-    """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. Hierarchical: the map's cells."""
+def prefix_tokens(vit: ViT, empty: Tensor) -> Float[Tensor, "1 p d"]:
+    """The model's prefix tokens (class, distillation, registers) without positions.
+
+    Where the model has no such parameters, or others too, they are those of `empty`, with positions.
+    """
+    width = empty.shape[-1]
+    named = [p for name, p in vit.model.named_parameters() if name.rpartition(".")[2] in PREFIX_PARAMETERS]
+    found = [p.detach().reshape(-1, width) for p in named if p.shape[-1] == width]
+    if sum(map(len, found)) == vit.prefix:
+        return torch.cat([empty.new_zeros(0, width), *found])[None]
+    return empty[:, : vit.prefix]
+
+
+def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
+    """h̄⁰, h¹ .. h^{L+1}: (B, T, d_l). Plain ViTs: all tokens, prefix first. Hierarchical: the map's cells.
+
+    prefix: h̄⁰ of the prefix tokens (`prefix_tokens`); None: 0. The gates of patches do not depend on it
+    """
     content = hidden[0] - empty
     if vit.plan.global_attention:
+        if prefix is not None:
+            content = torch.cat([prefix.expand(len(content), -1, -1), content[:, vit.prefix :]], 1)
         return [content, *hidden]
     layout = vit.layout(hidden[0])
     pairs = [(vit.blocks[0], content), *zip(vit.blocks, hidden[:-1], strict=True)]

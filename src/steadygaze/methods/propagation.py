@@ -157,8 +157,8 @@ def _convolve(
     x: Tensor, weight: Tensor, how: tuple[Any, ...]
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
     """The convolution without a bias, and its transpose."""
-    z, transpose = torch.func.vjp(lambda pixels: F.conv2d(pixels, weight, None, *how), x)
-    return z, transpose
+    result: Any = torch.func.vjp(lambda pixels: F.conv2d(pixels, weight, None, *how), x)
+    return result[0], result[1]
 
 
 class _Relevance(Interception):
@@ -167,7 +167,7 @@ class _Relevance(Interception):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[Tensor] = []
-        self.intercept("passes", F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm)
+        self.intercept("passes", F.gelu, F.silu, F.relu, torch.relu, F.layer_norm, F.rms_norm, F.normalize)
         self.intercept("passes", torch.sigmoid, torch.Tensor.sigmoid)
         self.intercept("linear", F.linear)
         self.intercept("sdpa", F.scaled_dot_product_attention)

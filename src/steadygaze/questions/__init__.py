@@ -1,1 +1,15 @@
-"""x"""
+"""Questions about an image, each a classifier of images: a module whose forward(images) gives (B, C).
+
+A question is viewed by an adapter like any other model, so that explain, verify, stress, compare, the page
+and the command line take it. `ask` makes one of a model and words, `zero_shot` a classifier of class names.
+
+| module     | question                                                             |
+| text       | how similar is the image to this prompt? (CLIP, SigLIP, open_clip)   |
+| vqa        | which answer does the model give to this question? (ViLT)            |
+| generation | how probable is this answer to this prompt? (LLaVA, Qwen2.5-VL, ...) |
+"""
+
+from steadygaze.questions.ask import ask
+from steadygaze.questions.text import TEMPLATES, TextClassifier, zero_shot
+
+__all__ = ["TEMPLATES", "TextClassifier", "ask", "zero_shot"]

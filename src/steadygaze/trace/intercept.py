@@ -60,6 +60,12 @@ SOFTMAX: tuple[TorchFunction, ...] = (F.softmax, torch.softmax, torch.Tensor.sof
 MEAN: tuple[TorchFunction, ...] = (torch.mean, torch.Tensor.mean)
 LAYER_NORM: tuple[TorchFunction, ...] = (F.layer_norm, torch.layer_norm)
 RMS_NORM: tuple[TorchFunction, ...] = (F.rms_norm, torch.rms_norm)
+VECTOR_NORM: tuple[TorchFunction, ...] = (
+    torch.norm,
+    torch.Tensor.norm,
+    torch.linalg.norm,
+    torch.linalg.vector_norm,
+)
 ACTIVATIONS: tuple[TorchFunction, ...] = (  # f(0) = 0
     F.gelu,
     F.silu,
@@ -169,21 +175,49 @@ class Interception(TorchFunctionMode):
     ) -> tuple[Tensor, Tensor | None]:
         """F.multi_head_attention_forward, written with `linear` and `sdpa` of this mode.
 
-        Self-attention on one sequence (tokens, batch, width), as torchvision calls it.
+        Sequences are (tokens, batch, width): self-attention as torchvision and open_clip call it, and
+        attention pooling with a query of its own (SigLIP, CoCa).
         """
         plain = query is key and key is value and bias_k is None and bias_v is None and not add_zero
         if not plain and self.lenient:  # such as attention pooling with a query of its own
             weights = (width, heads, w, b, bias_k, bias_v, add_zero, dropout_p, w_out, b_out)
             return func(query, key, value, *weights, training=training, **kwargs)
-        if not plain or kwargs.get("key_padding_mask") is not None or kwargs.get("use_separate_proj_weight"):
+        added = bias_k is not None or bias_v is not None or add_zero
+        if key is not value or added or kwargs.get("key_padding_mask") is not None:
             raise NotImplementedError(
-                "nn.MultiheadAttention in a form that no vision transformer of torchvision uses"
+                "nn.MultiheadAttention in a form that no vision transformer uses: values of their own, added "
+                "keys, or a padding mask"
             )
-        n, batch, _ = query.shape
-        qkv = self.linear(F.linear, query.transpose(0, 1), w, b)
-        q, k, v = qkv.reshape(batch, n, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self._projected(query, key, width, w, b, kwargs)
+        q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
         dropout = dropout_p if training else 0.0
         mask = kwargs.get("attn_mask")
+        if mask is not None and mask.dim() == 3:  # one for each image and head
+            mask = mask.unflatten(0, (-1, heads))
         out = self.sdpa(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=dropout)
-        out = self.linear(F.linear, out.transpose(1, 2).reshape(batch, n, width), w_out, b_out)
+        out = self.linear(F.linear, out.transpose(1, 2).flatten(-2), w_out, b_out)
         return out.transpose(0, 1), None
+
+    def _projected(
+        self,
+        query: Tensor,
+        key: Tensor,
+        width: int,
+        w: Tensor | None,
+        b: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, each (batch, tokens, width), by one weight for all three or by one for each."""
+        if query is key and w is not None:
+            q, k, v = self.linear(F.linear, query.transpose(0, 1), w, b).chunk(3, dim=-1)
+            return q, k, v
+        if w is None:
+            weights = [kwargs[f"{name}_proj_weight"] for name in "qkv"]
+        else:
+            weights = list(w.split(width))
+        biases = [None] * 3 if b is None else b.split(width)
+        q, k, v = (
+            self.linear(F.linear, x.transpose(0, 1), weight, bias)
+            for x, weight, bias in zip((query, key, key), weights, biases, strict=True)
+        )
+        return q, k, v

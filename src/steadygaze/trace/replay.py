@@ -28,7 +28,16 @@ from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
-from steadygaze.trace.intercept import ACTIVATIONS, ADD, GATES, MUL, SOFTMAX, Interception, TorchFunction
+from steadygaze.trace.intercept import (
+    ACTIVATIONS,
+    ADD,
+    GATES,
+    MUL,
+    SOFTMAX,
+    VECTOR_NORM,
+    Interception,
+    TorchFunction,
+)
 from steadygaze.vit.view import remember
 
 BIAS_RULES = ("none", "token", "absdot", "norm", "equal", "cls")
@@ -45,6 +54,8 @@ class _Replay(Interception):
         self.position = 0  # in `events`, of the second pass
         self.intercept("layer_norm", F.layer_norm)
         self.intercept("rms_norm", F.rms_norm)
+        self.intercept("normalize", F.normalize)
+        self.intercept("vector_norm", *VECTOR_NORM)
         self.intercept("linear", F.linear)
         self.intercept("sdpa", F.scaled_dot_product_attention)
         self.intercept("mha", F.multi_head_attention_forward)
@@ -135,6 +146,16 @@ class _Replay(Interception):
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         y = x * self.note((x.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
         return y if weight is None else y * weight
+
+    def normalize(
+        self, func: TorchFunction, x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **kwargs: Any
+    ) -> Tensor:
+        """x / ‖x‖ with ‖x‖ held constant."""
+        return x / self.vector_norm(torch.norm, x, p, dim, keepdim=True).clamp_min(eps)
+
+    def vector_norm(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """‖x‖, by which x is divided."""
+        return self.note(func(x, *args, **kwargs))
 
     def activation(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         kwargs.pop("inplace", None)

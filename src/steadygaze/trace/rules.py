@@ -6,7 +6,7 @@ Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the of
 | field     | held constant, or scaled                                     | DecompX | `gaze` | AttnLRP |
 | attention | factor of the gradient to q and k through A (1 − α)          | 0       | 1/4    | 1/4     |
 | value     | factor of the gradient to v                                  | 1       | 1      | 1/2     |
-| norm      | σ of every norm                                              | held    | held   | held    |
+| norm      | σ of every norm; ‖x‖ of x / ‖x‖, unit length (CLIP, SigLIP)  | held    | held   | held    |
 | slope     | activation f(h) = s·h with s = f(h)/h held                   | held    | held   | held    |
 | gate      | products of two branches (SwiGLU, gated attention): the gate | held    | held   | 1/2     |
 """

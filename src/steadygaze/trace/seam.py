@@ -26,6 +26,7 @@ from steadygaze.trace.intercept import (
     MUL,
     RMS_NORM,
     SOFTMAX,
+    VECTOR_NORM,
     Interception,
     TorchFunction,
 )
@@ -40,7 +41,7 @@ from steadygaze.trace.rules import (
     scale_grad,
 )
 
-TAGS = ("attention_", "product_", "source_", "activation_", "tanh_")
+TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_")
 
 
 class Seam(Interception):
@@ -54,6 +55,7 @@ class Seam(Interception):
     | source_     | is a scaled copy of another, or a gate: what it was computed from                   |
     | activation_ | is the output of an activation or gate                                              |
     | tanh_       | is tanh(x), which is a gate if 1 is added next                                      |
+    | norm_of_    | is ‖x‖, which scales x to unit length if x is divided by it next: x                 |
     """
 
     def __init__(self, rules: Rules = PLAIN, want: Want | None = None) -> None:
@@ -71,13 +73,16 @@ class Seam(Interception):
         self.intercept("layer_norm", *LAYER_NORM)
         self.intercept("rms_norm", *RMS_NORM)
         self.intercept("rsqrt", torch.rsqrt, torch.Tensor.rsqrt)
+        if rules.norm or self.want.implicit:
+            self.intercept("normalize", F.normalize)
+            self.intercept("vector_norm", *VECTOR_NORM)
+            self.intercept("div", *DIV)
         if rules.slope or rules.gate != "free" or self.want.implicit:
             self.intercept("activation", *ACTIVATIONS)
             self.intercept("sigmoid", *GATES)
             self.intercept("add", *ADD)
         if rules.gate != "free" or self.want.implicit:
             self.intercept("mul", *MUL)
-            self.intercept("div", *DIV)
         if self.want.bias:
             self.intercept("linear", F.linear)
             self.intercept("add", *ADD)
@@ -284,6 +289,19 @@ class Seam(Interception):
             )
         return func(x).detach() if self.rules.norm else func(x)
 
+    def normalize(
+        self, func: TorchFunction, x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **kwargs: Any
+    ) -> Tensor:
+        """x / ‖x‖, unit length, with ‖x‖ held constant by the rules."""
+        if self.rules.norm:
+            return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+        y = func(x, p, dim, eps, **kwargs)
+        return self.term(y, y.detach(), implicit=True) if self.want.implicit else y  # J·x = 0
+
+    def vector_norm(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """‖x‖, perhaps to scale x to unit length: see `div`."""
+        return self.tag(func(x, *args, **kwargs), norm_of_=x)
+
     def activation(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """An activation, with its slope f(x)/x held constant by the rules."""
         kwargs.pop("inplace", None)
@@ -337,8 +355,13 @@ class Seam(Interception):
         return self.term(out, -out.detach(), implicit=True) if self.want.implicit else out
 
     def div(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
-        """q·k / √d keeps its tag."""
+        """x / ‖x‖ with ‖x‖ held constant by the rules; q·k / √d keeps its tag."""
+        unit_length = isinstance(y, Tensor) and getattr(y, "norm_of_", None) is x
+        if unit_length and self.rules.norm:
+            return func(x, y.detach(), **kwargs)
         out = func(x, y, **kwargs)
+        if unit_length and self.want.implicit:
+            return self.term(out, out.detach(), implicit=True)  # J·x = 0
         return self.tag(out, product_=(out, x.product_[1])) if hasattr(x, "product_") else out
 
     def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.files import FileLock, lock_folder
 from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.manifest import versions
 from steadygaze.progress import OnProgress, ignore_progress
@@ -36,6 +37,7 @@ from steadygaze.training.run_files import (
     Log,
     TrainingStopped,
     load_state,
+    make_folder,
     prepare_folder,
     read_log,
     save_state,
@@ -55,6 +57,7 @@ def train(
     on_progress: OnProgress = ignore_progress,
     device: str = "auto",
     stop_after: int | None = None,
+    trust_remote_code: bool = False,
 ) -> TrainingResult:
     """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
     stopped run.
@@ -65,6 +68,7 @@ def train(
         are prepared
     device: "auto" or "cpu"
     stop_after: save a checkpoint and return after this step
+    trust_remote_code: as for `load_model`, for the models that the recipe names
     """
     if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe, changes)
@@ -74,7 +78,7 @@ def train(
         recipe = make_recipe(recipe.model_dump(), changes)
     if not recipe.data.train:
         raise BadInput("data.train: expected a folder of images. Set it in the recipe or in the changes.")
-    run = TrainingRun(recipe, Path(out), device, on_progress)
+    run = TrainingRun(recipe, Path(out), device, on_progress, trust_remote_code=trust_remote_code)
     try:
         return run.execute(stop_after)
     finally:
@@ -85,14 +89,21 @@ class TrainingRun(TrainingSetup):
     """The steps of a training run, with its log, tests and checkpoints."""
 
     def __init__(
-        self, recipe: Recipe, out: Path, device: str = "auto", on_progress: OnProgress = ignore_progress
+        self,
+        recipe: Recipe,
+        out: Path,
+        device: str = "auto",
+        on_progress: OnProgress = ignore_progress,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
-        super().__init__(recipe, device, on_progress)
+        super().__init__(recipe, device, on_progress, trust_remote_code=trust_remote_code)
         self.out = out
         self.step = self.resumed = 0
         self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
         self.best_loss, self.seconds = math.inf, 0.0
         self.log: Log | None = None  # of the main process
+        self.lock: FileLock | None = None  # likewise
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -120,9 +131,11 @@ class TrainingRun(TrainingSetup):
         )
 
     def _begin(self) -> None:
-        """Prepare the folder, resume from its checkpoint and open the log."""
+        """Lock and prepare the folder, resume from its checkpoint and open the log."""
         recipe, is_main = self.recipe, self.accelerator.is_main_process
         if is_main:
+            make_folder(self.out)
+            self.lock = lock_folder(self.out)
             prepare_folder(self.out, recipe.settings, {"command": recipe.command, "versions": versions()})
         self.accelerator.wait_for_everyone()
         self._resume()
@@ -313,3 +326,5 @@ class TrainingRun(TrainingSetup):
         if self.log is not None:
             self.log.close()
         self.accelerator.end_training()
+        if self.lock is not None:
+            self.lock.close()

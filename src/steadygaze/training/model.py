@@ -59,13 +59,13 @@ class _InitialModel:
     origin: dict[str, Any]
 
 
-def build_recipe_model(recipe: Recipe) -> RecipeModel:
+def build_recipe_model(recipe: Recipe, *, trust_remote_code: bool = False) -> RecipeModel:
     """Create or load the model; new weights depend on the recipe's seed alone."""
     data = recipe.data
     maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
     folders = class_folders(data.train) if maps is None else None
     with seeded(recipe.seed, 2):
-        initial = _initial_model(recipe, folders)
+        initial = _initial_model(recipe, folders, trust_remote_code=trust_remote_code)
         backbone = _insert_modules(_backbone(initial.model, recipe), recipe)
         model = backbone if maps is None else _segmenter(initial.model, backbone, maps)
     num_classes = _num_classes(backbone, initial.preprocess.size)
@@ -102,7 +102,9 @@ def build_recipe_model(recipe: Recipe) -> RecipeModel:
     return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description)
 
 
-def _initial_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
+def _initial_model(
+    recipe: Recipe, folders: tuple[str, ...] | None, *, trust_remote_code: bool
+) -> _InitialModel:
     """The model that `load_model` gives, or a new one of timm."""
     o = recipe.model
     run = None if o.checkpoint is None else read_description(o.checkpoint)
@@ -114,12 +116,12 @@ def _initial_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     untrained = is_timm and not from_run and not o.pretrained
     if o.new_head or other_arguments or untrained:
         return _created_model(recipe, folders)
-    return _loaded_model(recipe)
+    return _loaded_model(recipe, trust_remote_code=trust_remote_code)
 
 
-def _loaded_model(recipe: Recipe) -> _InitialModel:
+def _loaded_model(recipe: Recipe, *, trust_remote_code: bool) -> _InitialModel:
     o = recipe.model
-    loaded = load_model(o.name, o.checkpoint, num_classes=o.num_classes)
+    loaded = load_model(o.name, o.checkpoint, num_classes=o.num_classes, trust_remote_code=trust_remote_code)
     earlier_run = None if loaded.checkpoint is None else read_description(loaded.checkpoint)
     if earlier_run is not None:
         keys = ("model", "arguments", "library", "classes")

@@ -68,7 +68,7 @@ def make_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe, steps_per_ep
     scheduler, _ = create_scheduler_v2(
         optimiser,
         kind,
-        num_epochs=recipe.epochs,
+        num_epochs=recipe.epochs - s.cooldown_epochs,
         min_lr=s.min_lr,
         warmup_lr=s.warmup_lr,
         warmup_epochs=s.warmup_epochs,

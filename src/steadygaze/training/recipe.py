@@ -117,6 +117,10 @@ class Augment(Table):
 
     crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random crop),
         "pad" (by `pad` pixels, then a random crop), "none" (as in testing)
+    interpolation: of the crop and of RandAugment, "random" draws bilinear or bicubic for each image; None:
+        the model's for the crop, random for RandAugment
+    repeats: repeated augmentation (Hoffer et al. 2020): an epoch has this many augmented copies of each of
+        1 / `repeats` of the images
     """
 
     crop: Literal["resized", "resize", "pad", "none"] = "resized"
@@ -124,6 +128,9 @@ class Augment(Table):
     ratio: Range = Field(default_factory=lambda: [0.75, 4 / 3])
     resize: PositiveInt = 256
     pad: CountFromZero = 4
+    interpolation: Literal["random", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = (
+        None
+    )
     flip: Share = 0.5
     color_jitter: NonNegative = 0.0
     rand_augment: str | None = None  # in timm's notation, such as rand-m9-mstd0.5-inc1
@@ -132,6 +139,7 @@ class Augment(Table):
     cutmix: NonNegative = 0.0
     mix_probability: Share = 1.0
     switch: Share = 0.5
+    repeats: PositiveInt = 1
 
 
 class Optimiser(Table):
@@ -151,12 +159,16 @@ class Optimiser(Table):
 
 
 class Schedule(Table):
-    """Learning rate schedule of timm; step: lr · rate^⌊epoch / every⌋; none: constant. Updated every step."""
+    """Learning rate schedule of timm; step: lr · rate^⌊epoch / every⌋; none: constant. Updated every step.
+
+    cooldown_epochs: the last epochs, at `min_lr`; cosine and linear reach it before them
+    """
 
     name: Literal["cosine", "linear", "step", "none"] = "cosine"
     warmup_epochs: NonNegative = 0.0
     warmup_lr: float = 1e-6
     min_lr: float = 1e-6
+    cooldown_epochs: CountFromZero = 0
     every: PositiveInt = 2
     rate: Positive = 0.85
 
@@ -228,6 +240,11 @@ class Recipe(Table):
             raise BadInput(
                 f"batch = {self.batch} cannot be divided into accumulate = {self.accumulate} equal parts: "
                 "use a multiple"
+            )
+        if self.schedule.cooldown_epochs >= self.epochs:
+            raise BadInput(
+                f"schedule.cooldown_epochs: expected fewer than epochs = {self.epochs}, "
+                f"got {self.schedule.cooldown_epochs}"
             )
         if self.task == "segmentation":
             _check_segmentation(self)

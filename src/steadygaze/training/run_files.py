@@ -78,14 +78,18 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
     write_file(path, save(plain, dict(metadata)))
 
 
-def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Create the folder of a run, or check that the run in it has the same settings."""
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
+
+
+def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Begin a run in a folder that this process has locked, or check that the run in it has the same
+    settings."""
     for leftover in folder.glob(".*.part"):  # of a write that was killed
         with suppress(OSError):
             leftover.unlink()

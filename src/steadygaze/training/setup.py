@@ -24,11 +24,17 @@ class TrainingSetup:
     """
 
     def __init__(
-        self, recipe: Recipe, device: str = "auto", on_progress: OnProgress = ignore_progress
+        self,
+        recipe: Recipe,
+        device: str = "auto",
+        on_progress: OnProgress = ignore_progress,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
+        self.trust_remote_code = trust_remote_code
         self.recipe, self.on_progress = recipe, on_progress
         self.accelerator = make_accelerator(recipe, device)
-        self.built = build_recipe_model(recipe)
+        self.built = build_recipe_model(recipe, trust_remote_code=trust_remote_code)
         self.images, self.notes = self._prepare_images("train")
         self.test_images: TrainingImages | None = None
         if recipe.data.test:
@@ -42,12 +48,13 @@ class TrainingSetup:
             recipe.seed,
             self.accelerator.process_index,
             processes,
+            recipe.augment.repeats,
         )
         self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
         self.notes += self._schedule_notes()
         self.model = self.built.model.to(self.accelerator.device)
         parts = recipe.accumulate * processes
-        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess)
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess, trust_remote_code)
         self.objective = Objective(self.model, recipe.active_losses, setup)
         self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
         if self.mixer is not None and self.sampler.micro_batch_size % 2:
@@ -63,7 +70,14 @@ class TrainingSetup:
         )
 
     def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
-        return prepare_images(self.recipe, self.built, part, self.accelerator.device, self.on_progress)
+        return prepare_images(
+            self.recipe,
+            self.built,
+            part,
+            self.accelerator.device,
+            self.on_progress,
+            trust_remote_code=self.trust_remote_code,
+        )
 
     def _schedule_notes(self) -> list[str]:
         recipe, notes = self.recipe, []

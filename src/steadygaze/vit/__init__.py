@@ -13,7 +13,7 @@ from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted
 from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
 
-__all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt", "register_adapter"]
+__all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt", "register_adapter", "unwrapped"]
 
 _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
@@ -37,7 +37,7 @@ def adapt(model: Any, task: str | None = None) -> ViT:
         return _with_task(model, task)
     if task is None and not isinstance(model, nn.Module):
         task = getattr(model, "task", None)  # of `load_model`
-    return _with_task(_cached_view(_unwrapped(model)), task)
+    return _with_task(_cached_view(unwrapped(model)), task)
 
 
 def _with_task(vit: ViT, task: str | None) -> ViT:
@@ -65,7 +65,7 @@ def _cached_view(model: Any) -> ViT:
         return _view(model, shape)
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The module inside `load_model`'s result, torch.compile and parallel training, in any order."""
     while True:
         inner = getattr(model, "model", None)
@@ -98,7 +98,8 @@ def _view(model: nn.Module, shape: int) -> ViT:
         plan = replace(plan, outputs=outputs_of_task(stated))
     vit = ViT(model, with_inserted(model, plan))
     if _CHECKED.get(model) != shape:
-        verify(vit)
+        if not plan.checked:
+            verify(vit)
         _CHECKED[model] = shape
     _VIEWS[id(model)] = vit
     return vit
@@ -108,7 +109,7 @@ def _inside(model: nn.Module) -> str:
     """The name of a submodule that can be viewed; empty if there is none."""
     for name, inner in model.named_modules():
         try:
-            if name and find_plan(_unwrapped(inner)) is not None:
+            if name and find_plan(unwrapped(inner)) is not None:
                 return name
         except UnsupportedModel:
             continue

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
+from steadygaze.vit.image_features import logits_of as logits_of
+from steadygaze.vit.image_features import model_output
 from steadygaze.vit.positions import KeptPositions
 
 Readout = Literal["class", "mean", "pool"]
@@ -104,6 +106,7 @@ class Plan:
         None  # the last block's output; None as in `Block`
     )
     outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
+    checked: bool = False  # made of a view that was checked already
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +293,7 @@ def verify(vit: ViT) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
     with torch.no_grad(), evaluation_mode(vit.model):
-        expected = logits_of(vit.model(images))
+        expected = model_output(vit.model, images)
         got = vit(images)
     if got.shape != expected.shape or got.dim() != 2:
         raise UnsupportedModel(
@@ -309,17 +312,3 @@ def verify(vit: ViT) -> None:
             f"the "
             f"{vit.plan.kind} adapter does not know."
         )
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: a tensor, or an output object of transformers (CLIP: the embedding)."""
-    logits = (
-        output
-        if isinstance(output, Tensor)
-        else getattr(output, "logits", getattr(output, "image_embeds", None))
-    )
-    if logits is None:
-        raise UnsupportedModel(
-            f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them"
-        )
-    return logits

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from steadygaze.cli.commands import options
 from steadygaze.cli.commands.parsing import command_line, split_names
 
 
@@ -30,6 +31,7 @@ def train(
         Path | None,
         typer.Option(help="Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE."),
     ] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Train or fine-tune from a recipe, with losses and modules that improve robustness and attributions.
 
@@ -48,7 +50,11 @@ def train(
     if show:
         raise typer.Exit(command.show_recipe(recipe))
     folder = out or Path("steadygaze-train") / Path(recipe).stem
-    raise typer.Exit(command.run(recipe, folder, settings or [], device, command_line()))
+    raise typer.Exit(
+        command.run(
+            recipe, folder, settings or [], device, command_line(), trust_remote_code=trust_remote_code
+        )
+    )
 
 
 def curves(

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadCheckpoint, BadImage, BadInput, RowsNotWritten
+from steadygaze.files import FileLock
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.diffmask import DiffMask, read_file, write
@@ -69,6 +70,7 @@ class DiffMaskRequest:
     save_every: int = 200
     num_classes: int | None = None
     device: str = "auto"
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,11 @@ class DiffMaskRun:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.loaded = loaded or load_model(
-            request.model, request.checkpoint, num_classes=request.num_classes, device=device
+            request.model,
+            request.checkpoint,
+            num_classes=request.num_classes,
+            device=device,
+            trust_remote_code=request.trust_remote_code,
         )
         self.vit = adapt(self.loaded)
         target = None if request.target is None else self.loaded.class_index(request.target)
@@ -161,6 +167,7 @@ class DiffMaskRun:
         self.initial: StepReport | None = None
         self.problem = ""  # of training that diverged
         self._start(self.settings)
+        self.version: tuple[int, int] | None = None  # of the file that was read
         if request.out.exists():
             self._resume()
 
@@ -197,15 +204,13 @@ class DiffMaskRun:
 
     def _resume(self) -> None:
         out = self.request.out
+        self.version = _version(out)
         mask, facts, tensors = read_file(out)
         identity = facts.get("identity", {})
         before = {**identity, **identity.get("asked", {})}
         now = {**self.identity, **self.identity["asked"]}
-        ignored = {"asked"}
-        if (
-            "begin" not in before
-        ):  # written by a version without this option, which matters for the first step only
-            ignored.add("begin")
+        # options that the version which wrote the file did not have: the file decides (`Settings.read`)
+        ignored = {"asked"} | {"begin", "definition"} - before.keys()
         changed = [key for key in now if key not in ignored and before.get(key) != now[key]]
         if changed:
             listing = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
@@ -244,6 +249,31 @@ class DiffMaskRun:
     def execute(self, on_progress: OnProgress = ignore_progress) -> DiffMaskResult:
         """Train to the end. Masks that end all on or all off are restarted too, if that is allowed."""
         self.on_progress = on_progress
+        with self._locked():
+            if self.request.out.exists() and _version(self.request.out) != self.version:
+                self._resume()  # another process wrote it since this one read it
+            return self._execute()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Be the only process that trains this file."""
+        out = self.request.out
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RowsNotWritten(
+                f"{out} could not be written ({error.strerror}): choose another output file"
+            ) from error
+        try:
+            lock = FileLock(out.with_name(f".{out.name}.lock"))
+        except BadInput as error:
+            raise BadInput(
+                f"{out}: another process is training this file. Wait for it, or choose another output file."
+            ) from error
+        with lock:
+            yield
+
+    def _execute(self) -> DiffMaskResult:
         self._report()
         files = self.images.files
         sample = self.images.load(files[:: max(1, len(files) // EVALUATED)][:EVALUATED]).to(self.like)
@@ -324,6 +354,11 @@ def interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
     if received:
         raise KeyboardInterrupt
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _widths_text(widths: tuple[int, ...]) -> str:

@@ -16,6 +16,17 @@ Options where the paper and its code differ, the paper's first:
 Random initial weights close patches by chance if hidden states are large (a third of DeiT-Tiny's), and where
 z is 0 the divergence has no gradient: compare the share of patches kept at the end with the share before
 training. Open gates take longer until the first one closes.
+
+`definition` is 2. Files of version 0.1 do not record it, and continue with 1:
+
+| subject             | 2, as the authors' code                     | 1                                  |
+| ------------------- | ------------------------------------------- | ---------------------------------- |
+| h̄⁰ of prefix tokens | the model's tokens without positions        | 0                                  |
+| layers="weighted"   | a layer counts after 100 steps of its own   | after 100 steps of all             |
+| its L0              | over the tokens of `tokens`                 | over patches                       |
+| Lookahead           | parameters without a gradient stay in place | all parameters move                |
+
+The first row matters for tokens="all" only. Masks are read in the same way whatever the definition.
 """
 
 from __future__ import annotations
@@ -53,6 +64,7 @@ class Settings:
     gate_rate, baseline_rate, dual_rate: learning rates; warmup: steps until they are reached
     sync_every, sync_share: of Lookahead
     target: the class of kl="class"; None: the one that the model predicts
+    definition: see above
     """
 
     seed: int = 0
@@ -79,11 +91,14 @@ class Settings:
     kl: str = "all"
     begin: str = "drawn"
     target: int | None = None
+    definition: int = 2
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UnknownName(name, str(getattr(self, name)), choices)
+        if self.definition not in (1, 2):
+            raise BadInput(f"definition: expected 1 or 2, got {self.definition!r}")
         if self.target is not None and self.kl != "class":
             raise BadInput(f"target={self.target} is for masks of one class: set kl='class' too")
         for name in ("gate_rate", "baseline_rate", "dual_rate"):
@@ -108,7 +123,8 @@ class Settings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Settings:
         """Settings from a file; values that this version does not have are ignored."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        return cls(**({"definition": 1} | known))
 
     def shape(self, widths: tuple[int, ...]) -> Shape:
         return Shape(widths, self.stretch, self.shift, HardConcrete(self.temperature, self.left, self.right))

@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.methods.diffmask import DiffMask, blank, masked, states
+from steadygaze.methods.diffmask import DiffMask, blank, masked, prefix_tokens, states
 from steadygaze.trace.capture import forward
 from steadygaze.training.diffmask.settings import Settings
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
 # of layers="weighted": a layer above this accuracy and below this L0 is drawn with the weight RARE, after
-# WEIGHTED_AFTER steps
+# WEIGHTED_AFTER steps of its own
 ACCURATE, SPARSE, RARE, WEIGHTED_AFTER, RUNNING_MEAN = 0.75, 0.1, 0.1, 100, 0.9
 ALL_OFF, ALL_ON = 0.02, 0.98  # share of patches kept below and above which masks explain nothing
 
@@ -102,14 +102,16 @@ class Trainer:
         if settings.slow == "start":
             self.slow = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.generator = torch.Generator().manual_seed(settings.seed)
-        # running accuracy and L0 of each layer
-        self.layer_means = torch.tensor([[0.0, 1.0]] * len(widths), dtype=torch.float64)
+        # running accuracy and L0 of each layer, and how often it was drawn
+        first = [0.0 if settings.definition == 1 else 1.0, 1.0]
+        self.layer_means = torch.tensor([first] * len(widths), dtype=torch.float64)
+        self.layer_steps = torch.zeros(len(widths), dtype=torch.long)
 
     def step(self, images: Float[Tensor, "b c h w"]) -> StepReport:
         """One step of gates, baseline and λ on a batch."""
         with torch.enable_grad(), evaluation_mode(self.vit.model):
             layer = self._draw_layer()
-            kl, l0, kept, accuracy = self._measure(images, layer)
+            kl, l0, kept, kept_counted, accuracy = self._measure(images, layer)
             dual = self.duals[layer]
             loss = dual.detach() * (kl - self.settings.margin) + l0
             self.optimiser.zero_grad(set_to_none=True)
@@ -128,17 +130,21 @@ class Trainer:
             for p in self.duals:
                 p.clamp_(0.0, self.settings.dual_limit)
         report = StepReport(layer, float(kl.detach()), float(kept), float(dual.detach()), float(accuracy))
-        means = torch.tensor([report.accuracy, report.l0], dtype=torch.float64)
+        sparsity = report.l0 if self.settings.definition == 1 else float(kept_counted)
+        means = torch.tensor([report.accuracy, sparsity], dtype=torch.float64)
         self.layer_means[layer] = RUNNING_MEAN * self.layer_means[layer] + (1 - RUNNING_MEAN) * means
+        self.layer_steps[layer] += 1
         return report
 
-    def _measure(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """KL, the L0 term, the share of patches kept and of predictions unchanged, with the gates 0..layer
-        sampled."""
+    def _measure(self, images: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """KL, the L0 term, the share kept of patches and of the tokens of L0, and the share of predictions
+        unchanged, with the gates 0..layer sampled."""
         with torch.no_grad():
             run = forward(self.vit, self.vit.embed(images), grad=False)
             empty = blank(self.vit, images)
-            hidden = states(self.vit, empty, run.hidden)
+            with_prefix = self.settings.definition > 1 and self.vit.plan.global_attention
+            prefix_content = prefix_tokens(self.vit, empty) if with_prefix else None
+            hidden = states(self.vit, empty, run.hidden, prefix_content)
         mask, prefix = self.mask, self.vit.prefix if self.vit.plan.global_attention else 0
         u = mask.logits(hidden, layer)
         uniform = torch.rand(u.shape, generator=self.generator, dtype=torch.float32).to(u)
@@ -154,23 +160,27 @@ class Trainer:
         counted = log_kept[:, prefix:] if self.settings.tokens == "patches" else log_kept
         l0 = counted.exp().mean() if self.settings.l0 == "norm" else counted.mean()
         unchanged = (logits.argmax(-1) == predicted).double().mean()
-        return kl, l0, log_kept[:, prefix:].detach().exp().mean(), unchanged
+        kept, kept_counted = (log.detach().exp().mean() for log in (log_kept[:, prefix:], counted))
+        return kl, l0, kept, kept_counted, unchanged
 
     def _draw_layer(self) -> int:
         """The last gate that is active in this step."""
         weights = torch.ones(len(self.duals), dtype=torch.float64)
-        if self.settings.layers == "weighted" and self.steps > WEIGHTED_AFTER:
+        if self.settings.layers == "weighted":
             accuracy, l0 = self.layer_means.unbind(1)
-            weights[(accuracy > ACCURATE) & (l0 < SPARSE)] = RARE
+            steps = torch.tensor(self.steps) if self.settings.definition == 1 else self.layer_steps
+            weights[(accuracy > ACCURATE) & (l0 < SPARSE) & (steps > WEIGHTED_AFTER)] = RARE
         return int(torch.multinomial(weights, 1, generator=self.generator))
 
     def _sync_slow_weights(self) -> None:
         """Lookahead: every k steps slow ← slow + share · (fast − slow), and the fast weights become the slow
-        ones."""
+        ones. Parameters that had no gradient in this step stay."""
         if self.steps % self.settings.sync_every:
             return
         with torch.no_grad():
             for name, p in self.parameters.items():
+                if p.grad is None and self.settings.definition > 1:
+                    continue
                 slow = self.slow.setdefault(name, p.detach().clone())
                 slow.lerp_(p, self.settings.sync_share)
                 p.copy_(slow)
@@ -181,13 +191,14 @@ class Trainer:
         numbers."""
         random_state = self.generator.get_state()
         with evaluation_mode(self.vit.model):
-            kl, _, kept, accuracy = self._measure(images, len(self.duals) - 1)
+            kl, _, kept, _, accuracy = self._measure(images, len(self.duals) - 1)
         self.generator.set_state(random_state)
         return StepReport(len(self.duals) - 1, float(kl), float(kept), float(self.duals[-1]), float(accuracy))
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(facts, tensors) for `restore`."""
         tensors = {"random": self.generator.get_state(), "seen": self.layer_means}
+        tensors["layer_steps"] = self.layer_steps
         tensors |= {f"dual.{i}": p for i, p in enumerate(self.duals)}
         tensors |= {f"slow.{name}": value for name, value in self.slow.items()}
         for name, p in self.parameters.items():
@@ -202,6 +213,7 @@ class Trainer:
         self.mask.load_state_dict(mask.state_dict())
         self.generator.set_state(tensors["random"].cpu())
         self.layer_means = tensors["seen"].clone()
+        self.layer_steps = tensors.get("layer_steps", self.layer_steps).clone()  # 0.1 did not count them
         saved = {name: tensors.get(f"slow.{name}") for name in self.parameters}
         self.slow = {name: slow.to(self.parameters[name]) for name, slow in saved.items() if slow is not None}
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from steadygaze.errors import BadInput
 from steadygaze.training.recipe import Augment
 
 ImageOperation = Callable[[Image.Image], Image.Image]
+RANDOM_INTERPOLATIONS = ("bilinear", "bicubic")
 
 
 class Augmentation:
@@ -80,7 +82,8 @@ class Augmentation:
         if o.color_jitter:
             operations.append(ColorJitter(o.color_jitter, o.color_jitter, o.color_jitter))
         if o.rand_augment:
-            operations.append(rand_augment(o.rand_augment, self.preprocess.mean, min(self.preprocess.size)))
+            side = min(self.preprocess.size)
+            operations.append(rand_augment(o.rand_augment, self.preprocess.mean, side, o.interpolation))
         return operations
 
     @cached_property
@@ -92,7 +95,10 @@ class Augmentation:
     def _interpolation(self, is_mask: bool) -> Any:
         from torchvision.transforms import InterpolationMode
 
-        return InterpolationMode.NEAREST if is_mask else InterpolationMode(self.preprocess.interpolation)
+        if is_mask:
+            return InterpolationMode.NEAREST
+        name = self.options.interpolation or self.preprocess.interpolation
+        return InterpolationMode(random.choice(RANDOM_INTERPOLATIONS) if name == "random" else name)
 
 
 def mask_to_tensor(mask: Image.Image) -> Tensor:
@@ -100,16 +106,21 @@ def mask_to_tensor(mask: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(mask, dtype=np.uint8))
 
 
-def rand_augment(config: str, mean: Sequence[float], side: int) -> Any:
+def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: str | None = None) -> Any:
     """timm's RandAugment, on every version of Pillow.
 
     config: in timm's notation; mean: colour of pixels moved in from outside; side: of the image, in pixels
+    interpolation: None or "random": bilinear or bicubic, drawn for each operation
     """
     from timm.data.auto_augment import rand_augment_transform
+    from timm.data.transforms import str_to_pil_interp
 
     fill = tuple(min(255, round(255 * m)) for m in mean)
+    options: dict[str, Any] = {"translate_const": int(side * 0.45), "img_mean": fill}
+    if interpolation not in (None, "random"):
+        options["interpolation"] = str_to_pil_interp(interpolation)
     try:
-        transform = rand_augment_transform(config, {"translate_const": int(side * 0.45), "img_mean": fill})
+        transform = rand_augment_transform(config, options)
     except (AssertionError, ValueError, KeyError, IndexError) as error:
         raise BadInput(
             f"augment.rand_augment: expected timm's notation, such as rand-m9-mstd0.5-inc1, got {config!r}"

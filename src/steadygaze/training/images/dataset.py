@@ -1,7 +1,7 @@
 """The dataset of a training run: images are read, augmented, and their masks move along.
 
-What is random follows from (seed, epoch, index): not from a state that a killed run would lose, nor from the
-number of processes or workers.
+What is random follows from (seed, view, index), where view numbers the augmented copies of an image: not from
+a state that a killed run would lose, nor from the number of processes or workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sample = tuple[Tensor, int | Tensor, Tensor]
 
 
 class TrainingImages(Dataset[Sample]):
-    """(epoch, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; epoch None: as in
+    """(view, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; view None: as in
     testing.
 
     The label is a class index. For images with label maps it is the map, (H, W); `segmentation_classes` is
@@ -56,13 +56,13 @@ class TrainingImages(Dataset[Sample]):
         return len(self.items)
 
     def __getitem__(self, key: tuple[int | None, int]) -> Sample:
-        epoch, index = key
+        view, index = key
         item = self.items[index]
         image, mask = self.read(item)
-        if epoch is None:
+        if view is None:
             pixels, codes = self.for_testing(image, mask)
         else:
-            with seeded(self.seed, 1, epoch, index, devices=False):
+            with seeded(self.seed, 1, view, index, devices=False):
                 pixels, codes = self.augmented(image, mask)
         no_mask = torch.empty(0, dtype=torch.uint8)
         if self.segmentation_classes:

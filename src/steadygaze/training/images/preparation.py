@@ -21,7 +21,13 @@ SMALL_MASK = 0.05  # share of an image; masks that cover less may miss the objec
 
 
 def prepare_images(
-    recipe: Recipe, built: RecipeModel, part: str, device: Any, on_progress: OnProgress
+    recipe: Recipe,
+    built: RecipeModel,
+    part: str,
+    device: Any,
+    on_progress: OnProgress,
+    *,
+    trust_remote_code: bool = False,
 ) -> tuple[TrainingImages, list[str]]:
     """The dataset of "train" or "test", and notes for the user."""
     masks = recipe.data.masks if part == "train" else recipe.data.test_masks
@@ -34,7 +40,9 @@ def prepare_images(
     if masks == "tokencut":
         labelled = select_images(recipe.data, part, built.classes, None)
         images = TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed)
-        images.generated_masks = _generate_masks(recipe, built, images, device, on_progress)
+        images.generated_masks = _generate_masks(
+            recipe, built, images, device, on_progress, trust_remote_code=trust_remote_code
+        )
         return images, _mask_notes(recipe, images.generated_masks)
     labelled = select_images(recipe.data, part, built.classes, masks)
     notes = []
@@ -65,12 +73,20 @@ def _with_label_maps(
 
 
 def _generate_masks(
-    recipe: Recipe, built: RecipeModel, images: TrainingImages, device: Any, on_progress: OnProgress
+    recipe: Recipe,
+    built: RecipeModel,
+    images: TrainingImages,
+    device: Any,
+    on_progress: OnProgress,
+    *,
+    trust_remote_code: bool,
 ) -> dict[str, Tensor]:
     """TokenCut masks from the keys of the model that the recipe names, or of this one before training."""
     data, model, preprocess = recipe.data, built.model, built.preprocess
     if data.cut_by:
-        loaded = load_model(data.cut_by, data.cut_checkpoint, device=device)
+        loaded = load_model(
+            data.cut_by, data.cut_checkpoint, device=device, trust_remote_code=trust_remote_code
+        )
         model = loaded.model
         preprocess = preprocess.override(size=loaded.size, mean=loaded.mean, std=loaded.std)
     return tokencut_masks(

@@ -14,7 +14,7 @@ from steadygaze.errors import BadInput
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Augment
 
-Key = tuple[int, int]  # epoch and index of an image
+Key = tuple[int, int]  # number of the augmented view (the epoch, unless images are repeated) and image index
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class StepSampler:
     batch_size: images per step that the recipe asks for
     accumulate: micro-batches per step
     rank, world_size: this process, and the number of processes
+    repeats: augmented copies of an image in a row. They go to different parts of a step, as in the sampler of
+        DeiT, and to the same part if there is one only
     """
 
     num_images: int
@@ -34,6 +36,7 @@ class StepSampler:
     seed: int
     rank: int = 0
     world_size: int = 1
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if self.step_size % (self.accumulate * self.world_size):
@@ -61,10 +64,16 @@ class StepSampler:
         """The keys this process loads at a step, one list for each micro-batch."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         order = _epoch_order(self.num_images, self.seed, epoch)
-        images = order[step_in_epoch * self.step_size : (step_in_epoch + 1) * self.step_size]
+        positions = np.arange(step_in_epoch * self.step_size, (step_in_epoch + 1) * self.step_size)
+        if self.repeats > 1:
+            positions = positions.reshape(self.micro_batch_size, -1).T.flatten()
         size = self.micro_batch_size
         starts = [(part * self.world_size + self.rank) * size for part in range(self.accumulate)]
-        return [[(epoch, int(index)) for index in images[start : start + size]] for start in starts]
+        return [[self._key(epoch, order, p) for p in positions[start : start + size]] for start in starts]
+
+    def _key(self, epoch: int, order: Int[np.ndarray, " images"], position: int) -> Key:
+        image, copy = divmod(position, self.repeats)
+        return epoch * self.repeats + int(copy), int(order[image])
 
 
 @lru_cache(maxsize=2)

@@ -8,6 +8,7 @@
 | rrr           | background, classification         | Ross 2017; docs/equations.md#rrr                |
 | distillation  | a scalar                           | Hinton 2015; docs/equations.md#distillation     |
 | adl           | a scalar                           | Guo 2023; docs/equations.md#adl                 |
+| patch_augmentation | a scalar                      | Mao 2022; docs/equations.md#patch-augmentation  |
 
 They are computed, summed and logged in this order, those that run the model themselves first.
 """
@@ -28,4 +29,5 @@ from steadygaze.training.losses import relevance as relevance
 from steadygaze.training.losses import input_gradient as input_gradient
 from steadygaze.training.losses import distillation as distillation
 from steadygaze.training.losses import adl as adl
+from steadygaze.training.losses import patch_augmentation as patch_augmentation
 # isort: on

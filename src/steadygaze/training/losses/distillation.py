@@ -98,10 +98,16 @@ class Teacher(nn.Module):
 
 
 def load_teacher(
-    name: str, checkpoint: str | None, student: Preprocess, num_classes: int, device: Any
+    name: str,
+    checkpoint: str | None,
+    student: Preprocess,
+    num_classes: int,
+    device: Any,
+    *,
+    trust_remote_code: bool = False,
 ) -> Teacher:
     """The teacher a recipe names, tried on one image of the student's size before the first step."""
-    loaded = load_model(name, checkpoint, device=device)
+    loaded = load_model(name, checkpoint, device=device, trust_remote_code=trust_remote_code)
     teacher = Teacher(loaded, student).to(device).eval().requires_grad_(False)
     height, width = student.size
     try:
@@ -149,7 +155,12 @@ class Distillation(Loss):
             raise BadInput("distillation: expected a LossSetup with num_classes and preprocess")
         device = next(setup.model.parameters()).device
         self.teacher = load_teacher(
-            options.teacher, options.checkpoint, setup.preprocess, setup.num_classes, device
+            options.teacher,
+            options.checkpoint,
+            setup.preprocess,
+            setup.num_classes,
+            device,
+            trust_remote_code=setup.trust_remote_code,
         )
         if hasattr(setup.model, "set_distilled_training"):
             setup.model.set_distilled_training(True)  # type: ignore[operator]

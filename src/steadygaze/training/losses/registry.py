@@ -48,12 +48,14 @@ class LossSetup:
     pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients
         of the parts are averaged, so a loss that is a sum over the step multiplies by it
     num_classes, preprocess: number of outputs and preprocessing of the model; None outside a training run
+    trust_remote_code: as for `load_model`, for losses that load another model
     """
 
     model: nn.Module
     pieces: int = 1
     num_classes: int | None = None
     preprocess: Preprocess | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass

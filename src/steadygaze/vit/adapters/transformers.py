@@ -1,5 +1,8 @@
 """Adapter for transformers: ViT, DeiT, BEiT, Data2Vec, DINOv2 and v3, I-JEPA, MSN, CLIP, SigLIP.
 
+A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower:
+the head gives the image embedding.
+
 DINOv3 has no classifier class in transformers: a module with two children, the backbone and a head on its
 class token (`Classifier` is one), is viewed as one; so is every other backbone named here.
 """
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.adapter_registry import find_plan, register_built_in
+from steadygaze.vit.image_features import compares_text, is_image_tower, pixel_inputs
 from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.view import Layout, Parts, Plan
 
@@ -30,9 +34,11 @@ BACKBONES = (
     "CLIPVisionModel",
     "MetaClip2VisionModel",
     "SiglipVisionModel",
+    "Siglip2VisionModel",
 )
 CLASS_ROW = ("ViTModel", "DeiTModel", "ViTMSNModel")
-ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")
+NO_PREFIX = ("SiglipVisionModel", "Siglip2VisionModel", "IJepaModel")
+ANY_SIZE = ("BeitModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "Siglip2VisionModel")
 
 
 class Classifier(nn.Module):
@@ -61,6 +67,8 @@ def plan(model: Any) -> Plan | None:
     name = type(model).__name__
     if name == TIMM_WRAPPER:  # the plan of the timm model that it wraps
         return find_plan(model.timm_model)
+    if is_image_tower(model):
+        return _view(model, model)
     if _is_backbone(model):
         width = _vision_config(model).hidden_size
         raise UnsupportedModel(
@@ -86,18 +94,22 @@ def _name(body: nn.Module) -> str:
 def _view(model: nn.Module, body: Any) -> Plan:
     name, config = _name(body), _vision_config(body)
     layers = first(body, "layers", "encoder.layer", "encoder.layers", "model.layer", "layer")
-    height, width = _pair(config.image_size)
     patch = _pair(config.patch_size)
-    prefix = {"DeiTModel": 2, "SiglipVisionModel": 0, "IJepaModel": 0}.get(name, 1) + (
-        getattr(config, "num_register_tokens", 0) or 0
-    )
+    if name == "Siglip2VisionModel":  # takes any size up to a number of patches; a square one is its own
+        height, width = (round(config.num_patches**0.5) * side for side in patch)
+    else:
+        height, width = _pair(config.image_size)
+    prefix = 0 if name in NO_PREFIX else 2 if name == "DeiTModel" else 1
+    prefix += getattr(config, "num_register_tokens", 0) or 0
     norm_pre = getattr(body, "pre_layrnorm", None)
     extras = _extras(body, layers[0], patch)
 
     def embed(images: Tensor) -> tuple[Tensor, Any, tuple[int, int]]:
         grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
         rotary = body.rope_embeddings(images) if hasattr(body, "rope_embeddings") else None
-        tokens = body.embeddings(images)
+        inputs = pixel_inputs(body, images)
+        inputs.pop("pixel_attention_mask", None)  # for padding, of which there is none
+        tokens = body.embeddings(**inputs)
         return tokens[0] if isinstance(tokens, tuple) else tokens, rotary, grid
 
     def call(index: int, x: Tensor, layout: Layout) -> Tensor:
@@ -127,6 +139,8 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
     """(readout, rows and share of the patches; tokens -> logits) as the classifier's own forward has them."""
     name = type(model).__name__
     norm = first(body, "layernorm", "norm", "post_layernorm")
+    if compares_text(model) or is_image_tower(model):
+        return _embedding(model, body, norm)
     if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         heads = [m for m in model.children() if m is not body]
         if len(heads) != 1:
@@ -167,10 +181,20 @@ def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[
             "CLIPVisionModel" | "MetaClip2VisionModel"
         ):  # post_layernorm belongs to the pooled output, which is not used
             return {"readout": "mean", "readout_rows": ()}, lambda x: classify(x[:, prefix:].mean(dim=1))
-        case "SiglipVisionModel" | "IJepaModel":
+        case "SiglipVisionModel" | "Siglip2VisionModel" | "IJepaModel":
             return {"readout": "mean", "readout_rows": ()}, lambda x: classify(norm(x).mean(dim=1))
         case _:
             return {"readout": "class"}, lambda x: classify(norm(x)[:, 0])
+
+
+def _embedding(model: Any, body: Any, norm: nn.Module) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
+    """The image embedding of a model that compares images with text: projected class token, or pooled."""
+    project = getattr(model, "visual_projection", nn.Identity())
+    if getattr(body, "use_head", False):  # SigLIP: attention pooling
+        return {"readout": "pool", "readout_rows": (), "outputs": "features"}, lambda x: project(
+            body.head(norm(x))
+        )
+    return {"readout": "class", "outputs": "features"}, lambda x: project(norm(x)[:, 0])
 
 
 def _extras(body: Any, layer: nn.Module, patch: tuple[int, int]) -> Callable[[Layout], Mapping[str, Any]]:

@@ -1,0 +1,101 @@
+"""Tiny models that compare images with text, each with a tokenizer of its own: random weights, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import steadygaze as sg
+from benchmarks.zoo import Entry, randomise
+from steadygaze.questions import TextClassifier
+
+WORDS = (
+    *("a", "the", "photo", "of", "dog", "cat", "bird", "tree", "red", "two", "in", "."),
+    *("itap", "art", "origami", "bad", "large", "small", "video", "game"),
+)
+LENGTH = 16  # tokens that the text towers take
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TEXT = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 3,  # CLIP takes 2 for a mark of old configurations
+}
+NAMES = ("dog", "cat", "bird", "tree", "red dog", "two cat", "art")
+
+
+def entries() -> Iterator[Entry]:
+    """Every kind as a zero-shot classifier of seven class names."""
+    for kind in KINDS:
+        yield Entry("text and image", kind, partial(classifier, kind))
+
+
+def tokenizer() -> Any:
+    """One token for each word: <s> words </s>."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<s>", "<unk>", "</s>", *WORDS])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 3)]
+    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "unk_token": "<unk>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=LENGTH, **special)
+
+
+def clip(stem: str = "CLIP", **vision: Any) -> nn.Module:
+    """CLIPModel or MetaClip2Model."""
+    import transformers
+
+    config = getattr(transformers, f"{stem}Config")(
+        text_config=TEXT, vision_config=VISION | vision, projection_dim=12
+    )
+    return randomise(getattr(transformers, f"{stem}Model")(config))
+
+
+def siglip(stem: str = "Siglip") -> nn.Module:
+    """SiglipModel or Siglip2Model."""
+    import transformers
+
+    text = TEXT | {"projection_size": VISION["hidden_size"]}
+    vision = VISION | ({"num_patches": 16} if stem == "Siglip2" else {})
+    config = getattr(transformers, f"{stem}Config")(text_config=text, vision_config=vision)
+    return randomise(getattr(transformers, f"{stem}Model")(config))
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "CLIPModel": clip,
+    "MetaClip2Model": partial(clip, "MetaClip2"),
+    "SiglipModel": siglip,
+    "Siglip2Model": partial(siglip, "Siglip2"),
+}
+
+
+def build(kind: str) -> nn.Module:
+    """The model alone."""
+    return KINDS[kind]()
+
+
+def classifier(kind: str) -> tuple[TextClassifier, str]:
+    """The zero-shot classifier of a kind, and how it was reduced."""
+    with torch.random.fork_rng():
+        model = build(kind)
+    return sg.zero_shot(model, NAMES, tokenizer=tokenizer()), "depth 3, width 24"

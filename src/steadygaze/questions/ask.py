@@ -1,0 +1,138 @@
+"""From words to a classifier of images: `ask` makes the module, `pose` is what `explain` does with words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput
+from steadygaze.questions.text import embedding_classifier, text_classifier, with_module
+from steadygaze.vit import ViT, unwrapped
+from steadygaze.vit.image_features import compares_text
+
+
+class QuestionOptions(TypedDict, total=False):
+    """What `explain` takes beside target to put a question into words; its docstring says what each means."""
+
+    prompts: Sequence[str] | None
+    text_embeddings: Tensor | None
+    tokenizer: Any
+    logit_scale: float | None
+
+
+def ask(
+    model: Any,
+    *,
+    text: str | Sequence[str] | None = None,
+    text_embeddings: Tensor | None = None,
+    tokenizer: Any = None,
+    logit_scale: float | None = None,
+) -> Any:
+    """The question as a module: forward(images) -> (B, C), for explain, verify, stress and the page.
+
+    text: a prompt, or several: the outputs are their similarities with the image, each on its own (for
+        classes that compete, `zero_shot`). Needs a model with a text tower
+    text_embeddings: (K, D), texts that are embedded already; for an image tower
+    tokenizer: by default the model's own
+    logit_scale: factor of the cosine, for text_embeddings; by default the model's own, or 1
+
+    For a result of `load_model`, a copy of that with the module in it.
+    """
+    if (text is None) == (text_embeddings is None):
+        raise BadInput("ask: give the question: either text= or text_embeddings=")
+    if text_embeddings is not None:
+        module = embedding_classifier(model, text_embeddings, logit_scale=logit_scale)
+        return with_module(model, module, [str(text_embeddings.double().sum().item())])
+    prompts = _texts(text)
+    if prompts is None:
+        raise BadInput(f"text: expected a prompt or several, got {text!r:.200}")
+    return with_module(model, text_classifier(model, prompts, tokenizer=tokenizer), prompts)
+
+
+def pose(model: Any, images: Any, target: Any, **given: Unpack[QuestionOptions]) -> tuple[Any, Any]:
+    """The model and the target that `explain` works with: words become a classifier and classes of it."""
+    unknown = sorted(set(given) - set(QuestionOptions.__annotations__))
+    if unknown:
+        raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
+    question: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    module = model.model if isinstance(model, ViT) else unwrapped(model)
+    texts = _texts(target)
+    if "text_embeddings" in question:
+        options = {name: question[name] for name in ("logit_scale",) if name in question}
+        if texts is not None:
+            raise BadInput("target: with text_embeddings, the index of one of them, got a text")
+        return embedding_classifier(model, question["text_embeddings"], **options), target
+    if compares_text(module):
+        return _text_target(model, images, target, texts, question)
+    if question:
+        raise BadInput(
+            f"{', '.join(question)}: {type(module).__name__} has no text tower to compare images with. Use a "
+            "CLIP or SigLIP model with both towers, or text_embeddings= for an image tower"
+        )
+    if texts is None:
+        return model, target
+    return model, _for_batch(_named_classes(model, module, texts), target, images)
+
+
+def _text_target(
+    model: Any, images: Any, target: Any, texts: list[str] | None, question: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Prompts of a model that compares images with text, alone or against other prompts."""
+    others = question.get("prompts")
+    prompts = [] if others is None else _texts(others)
+    if prompts is None:
+        raise BadInput(f"prompts: expected texts to compare with, got {others!r:.200}", option="prompts")
+    if texts is None and not prompts:
+        if callable(target):
+            return model, target
+        raise BadInput(
+            f"target: this {type(unwrapped(model)).__name__} compares images with text and has no classes of "
+            f"its own, got {target!r:.80}. Give a prompt, such as target='a photo of a dog', or prompts to "
+            "choose from, or make a classifier with steadygaze.zero_shot(model, class_names)",
+            option="target",
+        )
+    candidates = list(dict.fromkeys([*prompts, *(texts or [])]))
+    classifier = text_classifier(
+        model,
+        candidates,
+        tokenizer=question.get("tokenizer"),
+        outputs="classes" if prompts and len(candidates) > 1 else None,
+    )
+    if texts is None:
+        return classifier, target
+    return classifier, _for_batch([candidates.index(text) for text in texts], target, images)
+
+
+def _texts(target: Any) -> list[str] | None:
+    """The texts of a target; None if it is no text."""
+    if isinstance(target, str):
+        target = [target]
+    if not isinstance(target, (list, tuple)) or not any(isinstance(text, str) for text in target):
+        return None
+    if not all(isinstance(text, str) and text.strip() for text in target):
+        raise BadInput(f"target: expected texts that are not empty, got {target!r:.200}", option="target")
+    return list(target)
+
+
+def _for_batch(classes: list[int], target: Any, images: Any) -> Any:
+    """One class for all images; or, for a list of K texts, K classes of each image: (B, K)."""
+    if isinstance(target, str):
+        return classes[0]
+    batch = images.shape[0] if isinstance(images, Tensor) else 1
+    return torch.tensor([classes] * batch)
+
+
+def _named_classes(model: Any, module: nn.Module, texts: list[str]) -> list[int]:
+    """The classes of these names, of a classifier whose classes have names."""
+    named: Any = model if hasattr(model, "class_index") else module
+    if hasattr(named, "class_index"):
+        return [named.class_index(text) for text in texts]
+    raise BadInput(
+        f"target: expected a class index, got the text {texts[0]!r}: {type(module).__name__} has no text "
+        "tower, and the names of its classes are not known. Give the class index, or names by "
+        "steadygaze.load_model(model, class_names=...), or use a CLIP or SigLIP model with both towers",
+        option="target",
+    )

@@ -1,0 +1,260 @@
+"""Text as the question: how similar is an image to each of K prompts? (docs/equations.md#text-similarity)
+
+    y_k = s · ⟨f / ‖f‖, t_k⟩ + b
+
+| symbol | meaning                                                     | in the code       |
+| f      | the image embedding: pooled, projected, not yet unit length | `features`        |
+| t_k    | the embedding of prompt k, unit length                      | `text_embeddings` |
+| s, b   | the model's own scale, and bias (SigLIP; 0 for CLIP)        | `scale`, `bias`   |
+
+y_k is the model's own logit of image and text. With several templates, t_k is the mean of the unit-length
+embeddings of prompt k in each template, scaled to unit length again (Radford et al. 2021, section 3.1.4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.questions.tokenizing import find_tokenizer, tokenise
+from steadygaze.target import Outputs
+from steadygaze.vit import Layout, Plan, adapt, unwrapped
+from steadygaze.vit.adapter_registry import register_built_in
+from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.image_features import compares_text, model_output, text_features
+
+TEMPLATES = {  # names of sets of templates
+    "photo": ("a photo of a {}.",),
+    "seven": (  # the subset that the authors of CLIP selected for ImageNet
+        "itap of a {}.",
+        "a bad photo of the {}.",
+        "a origami {}.",
+        "a photo of the large {}.",
+        "a {} in a video game.",
+        "art of the {}.",
+        "a photo of the small {}.",
+    ),
+    "none": ("{}",),
+}
+CHUNK = 256  # prompts embedded at a time
+
+
+class TextClassifier(nn.Module):
+    """A classifier of images whose classes are texts: forward(images) gives similarities (B, K).
+
+    model: the model whose image embedding is compared: CLIP, SigLIP, open_clip, or an image tower
+    text_embeddings: (K, D), scaled to unit length here
+    class_names: what class k is called
+    outputs: "classes" (softmax over the K texts), "labels" (a sigmoid each, as SigLIP is trained) or "values"
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        text_embeddings: Float[Tensor, "k d"],
+        *,
+        class_names: Sequence[str],
+        scale: float | Tensor = 1.0,
+        bias: float | Tensor = 0.0,
+        outputs: Outputs = "classes",
+    ) -> None:
+        super().__init__()
+        self.model, self.class_names, self.outputs = model, tuple(class_names), outputs
+        unit = F.normalize(text_embeddings.detach(), dim=-1)
+        self.register_buffer("weight", scale * unit)
+        self.register_buffer("bias", unit.new_zeros(len(unit)) + bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Similarities (B, K) of images (B, 3, H, W)."""
+        return self.similarity(model_output(self.model, images))
+
+    def similarity(self, features: Tensor) -> Tensor:
+        """Similarities (B, K) of image embeddings (B, D)."""
+        return F.linear(F.normalize(features, dim=-1), self.weight, self.bias)
+
+    def class_index(self, name: str) -> int:
+        """The class of that name."""
+        if name not in self.class_names:
+            raise UnknownName("class", name, self.class_names)
+        return self.class_names.index(name)
+
+
+def plan(classifier: TextClassifier) -> Plan:
+    """The view of the image tower, with the similarity as its head."""
+    tower = adapt(classifier.model).plan
+
+    def head(x: Tensor, layout: Layout) -> Tensor:
+        return classifier.similarity(tower.head(x, layout))
+
+    return replace(tower, head=head, outputs=classifier.outputs, checked=True)
+
+
+register_built_in("text", matches=TextClassifier, plan=plan)
+
+
+def text_classifier(
+    model: Any,
+    prompts: Sequence[str],
+    *,
+    templates: Sequence[str] = ("{}",),
+    tokenizer: Any = None,
+    outputs: Outputs | None = None,
+    class_names: Sequence[str] | None = None,
+) -> TextClassifier:
+    """The classifier of these prompts. outputs: by default what a prompt alone means to the model."""
+    module = unwrapped(model)
+    if not compares_text(module):
+        raise BadInput(
+            f"a text needs a model with a text tower (CLIPModel, SiglipModel, open_clip), got "
+            f"{type(module).__name__}. For an image tower give text_embeddings=, (K, D)"
+        )
+    tokenizer = find_tokenizer(module, tokenizer or getattr(model, "tokenizer", None))
+    embeddings = embed_prompts(module, prompts, templates, tokenizer)
+    scale, bias = _scale_and_bias(module)
+    if outputs is None:
+        outputs = "values" if getattr(module, "logit_bias", None) is None else "labels"
+    return TextClassifier(
+        module, embeddings, class_names=class_names or prompts, scale=scale, bias=bias, outputs=outputs
+    )
+
+
+def embedding_classifier(
+    model: Any, text_embeddings: Any, *, logit_scale: float | None = None, outputs: Outputs | None = None
+) -> TextClassifier:
+    """The classifier of texts that the user has embedded: (K, D), in the space of the image embedding."""
+    module = unwrapped(model)
+    given = text_embeddings
+    if not isinstance(given, Tensor) or given.dim() != 2 or not given.is_floating_point() or not len(given):
+        got = (
+            f"shape {tuple(given.shape)}, {given.dtype}"
+            if isinstance(given, Tensor)
+            else type(given).__name__
+        )
+        raise BadInput(
+            f"text_embeddings: expected floating-point embeddings (K, D), got {got}", option="text_embeddings"
+        )
+    vit = adapt(module)
+    parameter = next(module.parameters())
+    with torch.no_grad(), without_autocast(module), evaluation_mode(module):
+        probe = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
+        width = model_output(module, probe).shape[-1]
+    if given.shape[1] != width:
+        raise BadInput(
+            f"text_embeddings: expected shape (K, {width}), the width of the image embedding of this "
+            f"{vit.plan.kind}, got {tuple(given.shape)}",
+            option="text_embeddings",
+        )
+    scale, bias = _scale_and_bias(module)
+    names = [f"text {k}" for k in range(len(given))]
+    return TextClassifier(
+        module,
+        given.to(device=parameter.device, dtype=parameter.dtype),
+        class_names=names,
+        scale=scale if logit_scale is None else logit_scale,
+        bias=bias,
+        outputs=outputs or ("classes" if len(given) > 1 else "values"),
+    )
+
+
+def zero_shot(
+    model: Any, class_names: Sequence[str], templates: str | Sequence[str] = "photo", *, tokenizer: Any = None
+) -> Any:
+    """A classifier of images made of class names, by a model that compares images with text.
+
+    model: CLIPModel, SiglipModel, Siglip2Model of transformers, a model of open_clip, or the result of
+        `load_model` with one
+    class_names: one for each class
+    templates: a set of ours ("photo": "a photo of a {}.", "seven", "none": the names alone), a template with
+        {} where the class name goes, or several; their embeddings are averaged
+    tokenizer: by default the model's own
+
+    Returns a module with forward(images) -> logits (B, classes); for a result of `load_model`, a copy of that
+    with this module and these class names. verify, stress, compare, the page and the command line take both.
+    """
+    names = list(class_names) if not isinstance(class_names, str) else [class_names]
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise BadInput(
+            f"class_names: expected at least one name, each a non-empty text, got {class_names!r:.200}"
+        )
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise BadInput(f"class_names: each name stands for one class, but {repeated[0]!r} stands there twice")
+    chosen = parse_templates(templates)
+    classifier = text_classifier(model, names, templates=chosen, tokenizer=tokenizer, outputs="classes")
+    return with_module(model, classifier, [template.format(name) for name in names for template in chosen])
+
+
+def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
+    """The templates of a set of ours, or those given; each has {} once, where the class name goes."""
+    if isinstance(templates, str) and templates in TEMPLATES:
+        return TEMPLATES[templates]
+    if isinstance(templates, str) and "{" not in templates:
+        raise UnknownName(
+            "set of templates",
+            templates,
+            TEMPLATES,
+            "A template of your own has {} in it.",
+            option="template",
+        )
+    several = (templates,) if isinstance(templates, str) else tuple(templates)
+    for template in several:
+        if not isinstance(template, str) or template.count("{}") != 1 or "{" in template.replace("{}", ""):
+            raise BadInput(
+                f"templates: expected texts with {{}} once, where the class name goes, such as 'a photo of a "
+                f"{{}}.', got {template!r}",
+                option="template",
+            )
+    if not several:
+        raise BadInput("templates: expected at least one template, got none", option="template")
+    return several
+
+
+def with_module(holder: Any, module: nn.Module, texts: Sequence[str]) -> Any:
+    """The module; for a result of `load_model`, a copy of that with the module, its names and a new hash."""
+    if (
+        not is_dataclass(holder)
+        or isinstance(holder, (nn.Module, type))
+        or not hasattr(holder, "weights_hash")
+    ):
+        return module
+    digest = hashlib.sha256("\n".join([holder.weights_hash, *texts]).encode()).hexdigest()
+    names = getattr(module, "class_names", None)
+    changes = {"model": module, "class_names": names, "weights_hash": digest[:16], "task": None}
+    return replace(holder, **changes)
+
+
+@torch.no_grad()
+def embed_prompts(
+    model: nn.Module, prompts: Sequence[str], templates: Sequence[str], tokenizer: Any
+) -> Float[Tensor, "k d"]:
+    """Unit-length embeddings of prompts: the mean over templates of unit-length embeddings, scaled again."""
+    device = next(model.parameters()).device
+    texts = [
+        template.format(prompt) if template != "{}" else prompt
+        for prompt in prompts
+        for template in templates
+    ]
+    pieces = []
+    with without_autocast(model), evaluation_mode(model):
+        for start in range(0, len(texts), CHUNK):
+            inputs = tokenise(model, tokenizer, texts[start : start + CHUNK], device)
+            pieces.append(F.normalize(text_features(model, inputs), dim=-1))
+    each = torch.cat(pieces).unflatten(0, (len(prompts), len(templates)))
+    return F.normalize(each.mean(1), dim=-1)
+
+
+def _scale_and_bias(model: Any) -> tuple[float | Tensor, float | Tensor]:
+    """The model's own logit scale (stored as a logarithm) and bias; 1 and 0 for an image tower."""
+    scale, bias = getattr(model, "logit_scale", None), getattr(model, "logit_bias", None)
+    return 1.0 if scale is None else scale.detach().exp(), 0.0 if bias is None else bias.detach()
