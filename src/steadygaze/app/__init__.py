@@ -3,7 +3,8 @@
     from steadygaze.app import page
     page(sg.load_model("deit_tiny_patch16_224")).launch()
 
-`viewer` computes what it shows and does not know gradio; `layout` arranges it.
+`viewer` computes what it shows and does not know gradio; `layout` arranges it and `events` connects the two.
+`limits` bounds what visitors may request, and `server` and `middleware` serve the page within these limits.
 Needs `pip install "steadygaze[app]"`.
 """
 
@@ -14,17 +15,21 @@ from typing import Any
 
 from torch import nn
 
+from steadygaze.app.limits import DEFAULT_LIMITS, Limits
 from steadygaze.errors import BadInput
 from steadygaze.loading.loaded import LoadedModel
 
-__all__ = ["page"]
+__all__ = ["Limits", "page"]
 
 
-def page(model: LoadedModel | nn.Module, gates: str | Path | None = None) -> Any:
+def page(
+    model: LoadedModel | nn.Module, gates: str | Path | None = None, *, limits: Limits = DEFAULT_LIMITS
+) -> Any:
     """A gradio page for a model; `.launch()` serves it.
 
     model: from `load_model`, or a module that carries its preprocessing (of timm or transformers)
     gates: a file of `steadygaze diffmask train`
+    limits: what the page allows, such as `Limits(max_seconds=20)`
     """
     try:
         import gradio  # noqa: F401
@@ -33,4 +38,4 @@ def page(model: LoadedModel | nn.Module, gates: str | Path | None = None) -> Any
     from steadygaze.app.layout import build_page
     from steadygaze.app.viewer import Viewer
 
-    return build_page(Viewer.of(model, None if gates is None else Path(gates)))
+    return build_page(Viewer.of(model, None if gates is None else Path(gates), limits))

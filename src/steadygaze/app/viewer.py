@@ -7,7 +7,7 @@ Every result is computed from the image: only the image and a list of patches ar
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from steadygaze.app.limits import DEFAULT_LIMITS, CallStopped, Limits, check_cost, check_method
 from steadygaze.data.images import read_image, to_rgb
 from steadygaze.drawing import struck_out
-from steadygaze.errors import BadInput, DegenerateMap
+from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.removal import RATIOS, CachedForward, ranking, removal
 from steadygaze.heatmap import Attribution
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
+from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
@@ -42,6 +44,9 @@ REMOVAL_TEXTS = {
 }
 
 ImageInput = Image.Image | str | Path | bytes
+
+
+OnProblem = Callable[[SteadygazeError], None]
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,14 @@ class Viewer:
 
     loaded: LoadedModel
     gates: Path | None = None
+    limits: Limits = DEFAULT_LIMITS
 
     @classmethod
-    def of(cls, model: LoadedModel | nn.Module, gates: Path | None = None) -> Viewer:
+    def of(
+        cls, model: LoadedModel | nn.Module, gates: Path | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> Viewer:
         """For a loaded model, or a module that carries its preprocessing."""
-        return cls(load_model(model), gates)
+        return cls(load_model(model), gates, limits)
 
     @cached_property
     def vit(self) -> ViT:
@@ -110,20 +118,31 @@ class Viewer:
         score: str | None = None,
         *,
         on_progress: OnProgress = ignore_progress,
+        on_problem: OnProblem | None = None,
     ) -> dict[str, Attribution]:
-        """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted."""
-        if not methods:
-            raise BadInput("expected at least one method, got none: choose one from the list")
-        requested: list[str | Method] = with_gates(
-            list(methods), self.gates if "diffmask" in methods else None
-        )
+        """The maps of several methods. target: an entry of `classes`, a number or a name; None: predicted.
+
+        on_problem: called with the error of each method that has no map; by default the first one is raised.
+            If no method has a map, it is always raised.
+        """
+        problems: list[SteadygazeError] = []
+        requested = self._requested(methods, problems)
         tensor, class_index = self._tensor(image), self._class_index(target)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateMap)  # an empty map is visible
-            attributions = explain(
-                self.vit, tensor, class_index, methods=requested, score=score, on_progress=on_progress
-            )
-        return {name: attribution.to("cpu") for name, attribution in attributions.items()}
+
+        def maps_of(some: list[Method]) -> dict[str, Attribution]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DegenerateMap)  # an empty map is visible
+                return explain(
+                    self.vit, tensor, class_index, methods=some, score=score, on_progress=on_progress
+                )
+
+        found = _each_that_works(maps_of, list(requested.values()), problems)
+        if problems and (on_problem is None or not found):
+            raise problems[0]
+        for problem in problems:
+            assert on_problem is not None
+            on_problem(problem)
+        return {name: found[m.name].to("cpu") for name, m in requested.items() if m.name in found}
 
     def overlays(
         self, image: ImageInput, maps: dict[str, Attribution], signed: bool = False
@@ -196,6 +215,34 @@ class Viewer:
         change = f"{predicted}: {percent(before[predicted])} → {percent(after[predicted])}."
         return f"{removed} The model {verb} **{now}** ({percent(after[now])}). {change}"
 
+    # -- methods --------------------------------------------------------------------------------------
+
+    def _requested(self, names: Sequence[str], problems: list[SteadygazeError]) -> dict[str, Method]:
+        """The methods by name; what is wrong with one of them is added to `problems`."""
+        if not names:
+            raise BadInput("expected at least one method, got none: choose one from the list")
+        if len(names) > self.limits.max_methods:
+            raise BadInput(
+                f"expected at most {self.limits.max_methods} methods in one call, got {len(names)}"
+            )
+        requested: dict[str, Method] = {}
+        for name in names:
+            try:
+                requested[name] = self._method(name)
+            except SteadygazeError as error:
+                problems.append(error)
+        check_cost(requested.values(), self.limits)
+        return requested
+
+    def _method(self, name: str) -> Method:
+        method = parse_method(name)
+        check_method(method, self.limits)
+        if method.base.name != "diffmask":
+            return method
+        (gated,) = with_gates([method], self.gates)
+        assert isinstance(gated, Method)
+        return gated
+
     # -- tensors ---------------------------------------------------------------------------------------
 
     @property
@@ -230,3 +277,25 @@ class Viewer:
         keep[0, list(without)] = False
         owner = torch.zeros(1, dtype=torch.long, device=tensor.device)
         return subset_logits(self.vit, tensor, tokens, keep, owner, self.removal_mode)
+
+
+def _each_that_works(
+    maps_of: Callable[[list[Method]], dict[str, Attribution]],
+    methods: list[Method],
+    problems: list[SteadygazeError],
+) -> dict[str, Attribution]:
+    """The maps of all methods at once; if that fails, of one method after the other."""
+    if not methods:
+        return {}
+    try:
+        return maps_of(methods)
+    except CallStopped:
+        raise
+    except SteadygazeError as error:
+        if len(methods) == 1:
+            problems.append(error)
+            return {}
+    maps: dict[str, Attribution] = {}
+    for method in methods:
+        maps |= _each_that_works(maps_of, [method], problems)
+    return maps

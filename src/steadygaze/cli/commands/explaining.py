@@ -89,18 +89,45 @@ def serve(
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Address to bind. The default, 127.0.0.1, accepts connections from this machine only; "
-            "0.0.0.0 accepts connections from the network."
+            help="Address to bind. By default 127.0.0.1, which accepts connections from this machine only, "
+            "under the names localhost, 127.0.0.1 and [::1]; 0.0.0.0 accepts connections from the network. "
+            "With --host, requests for every host name are accepted.",
+            show_default=False,
         ),
-    ] = "127.0.0.1",
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to bind.")] = 7860,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    max_methods: Annotated[int, typer.Option(min=1, help="Methods in one call.")] = 12,
+    max_budget: Annotated[int, typer.Option(min=1, help="Forward passes of one method.")] = 2_000,
+    max_cost: Annotated[
+        int, typer.Option(min=1, help="Forward passes of all methods of one call together.")
+    ] = 5_000,
+    max_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Running time of one call; then it is cancelled.")
+    ] = 60.0,
+    max_upload_mb: Annotated[float, typer.Option(min=0.1, help="Size of an uploaded file, in MB.")] = 20.0,
+    max_calls_per_client: Annotated[
+        int, typer.Option(min=1, help="Calls from one address that run or wait at the same time.")
+    ] = 4,
+    max_calls: Annotated[
+        int, typer.Option(min=1, help="Calls from all addresses that run or wait at the same time.")
+    ] = 100,
 ) -> None:
     """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app)."""
+    from steadygaze.app import Limits
     from steadygaze.cli.serving import run
 
+    limits = Limits(
+        max_methods=max_methods,
+        max_budget=max_budget,
+        max_cost=max_cost,
+        max_seconds=max_seconds,
+        max_upload_mb=max_upload_mb,
+        max_calls_per_client=max_calls_per_client,
+        max_calls=max_calls,
+    )
     code = run(
         model,
         checkpoint,
@@ -110,6 +137,7 @@ def serve(
         host,
         port,
         open_browser,
+        limits,
         trust_remote_code=trust_remote_code,
     )
     raise typer.Exit(code)
