@@ -140,12 +140,15 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     loaded = request.load(world)
     vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
     plan = _plan(request, vit)
-    labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
+    lookup = Classes(loaded.class_names, classes)
+    if vit.plan.outputs == "values":
+        lookup = Unlabelled()  # folders are not named by values
+    labelled = find(folder, request.masks, lookup, request.limit)
     if plan.needs_masks and labelled.decode is None:
         raise BadInput(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
-    target = _class_target(request.target, loaded, classes)
+    target = _class_target(request.target, loaded, classes, vit.plan.outputs)
     unlabelled = next((item.name for item in labelled.items if item.label is None), None)
     if target == "label" and unlabelled is not None:
         raise BadInput(
@@ -163,6 +166,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
         "masks": labelled.decode is not None,
         "batch": request.batch_size,
         "target": _target_text(target),
+        **task_setting(vit.plan.outputs),
         "start_layers": request.start_layers,
         "device": next(vit.model.parameters()).device.type,
     }
@@ -198,15 +202,17 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=5,  # the caller of `verify`
         )
+    width = number_of_classes(vit.model, vit.plan.input_size[1:]) if vit.plan.outputs == "values" else None
+    target = _class_target(request.target, loaded, width, vit.plan.outputs)
     data = InMemoryData(
         request.data,
         request.batch_size,
         request.limit,
         plan.needs_masks,
         preprocess=None if loaded is None else loaded.preprocess,
+        labels_used=target == "label",
     )
     source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
-    target = _class_target(request.target, loaded, None)
     target_of = _target_function(vit, target, source)
     identity = identity_of(vit.model, loaded)
     first = source.first
@@ -214,6 +220,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         "data": "in memory",
         "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
         "target": _target_text(target),
+        **task_setting(vit.plan.outputs),
     }
     if request.limit is not None:
         described["limit"] = request.limit
@@ -247,8 +254,18 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
 # ---------------------------------------------------------------------------------------
 
 
-def _class_target(target: Target, loaded: LoadedModel | None, classes: int | None) -> str | int | Tensor:
+def _class_target(
+    target: Target, loaded: LoadedModel | None, classes: int | None, outputs: Outputs
+) -> str | int | Tensor:
     """ "label", "predicted", a class index, or one class for each image."""
+    if outputs == "values" and (target is None or (isinstance(target, str) and target in BY_NAME)):
+        if classes == 1:
+            return 0
+        raise BadInput(
+            f"target: this model gives {classes} values (regression), and none of them is the label or the "
+            f"predicted one. Give the index of the value to explain.",
+            option="target",
+        )
     if target is None:
         return "label"
     if isinstance(target, str):
