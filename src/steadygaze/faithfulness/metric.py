@@ -15,9 +15,9 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.inputs import Batch, MetricInput
-from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
 from steadygaze.registry import Registry
+from steadygaze.target import Outputs, task_of_outputs
 
 __all__ = [
     "METRICS",

@@ -15,8 +15,8 @@ from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.target import Outputs, Task, task_of_outputs
 from steadygaze.runs.processes import World
+from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
@@ -43,7 +43,7 @@ class Request:
     batch_size: int = 16
     num_workers: int | None = None
     num_classes: int | None = None
-    task: Task | None = None
+    task: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"
     command: str = ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steadygaze import __version__
 from steadygaze.data.content import names_hash, tensor_hash
-from steadygaze.data.folders import Classes
+from steadygaze.data.folders import Classes, Unlabelled
 from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
 from steadygaze.errors import BadInput
@@ -28,12 +28,13 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.loop import Job, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
+from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes, task_setting
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
+from steadygaze.target import Outputs
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode
 
@@ -210,7 +211,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         request.limit,
         plan.needs_masks,
         preprocess=None if loaded is None else loaded.preprocess,
-        labels_used=target == "label",
+        labels_used=target == "label" or vit.plan.outputs == "classes",
     )
     source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
     target_of = _target_function(vit, target, source)

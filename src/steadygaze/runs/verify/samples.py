@@ -19,11 +19,10 @@ from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.target import Outputs, describe, predictions
 from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity
-from steadygaze.target import percent
+from steadygaze.target import Outputs, describe, predictions
 
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
@@ -170,4 +169,6 @@ def _title(outputs: Outputs, numbers: Tensor, target: int, class_names: Sequence
         return describe(outputs, index, float(numbers[index]), names, alone=len(numbers) == 1)
 
     predicted = int(numbers.argmax())
-    return named(target) if outputs != "classes" or predicted == target else f"{named(target)}; predicted: {named(predicted)}"
+    if outputs != "classes" or predicted == target:
+        return named(target)
+    return f"{named(target)}; predicted: {named(predicted)}"
