@@ -146,10 +146,12 @@ class Row:
 INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
 
 
-def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
+def tile(
+    rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "", noun: str = "class"
+) -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a labelled colour bar.
+    legend: "", "positive" or "signed": a labelled colour bar         noun: what the evidence is for
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise BadInput(
@@ -188,22 +190,20 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
         for column, image in enumerate(row.images):
             sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
     if legend:
-        _draw_legend(
-            sheet, legend, right=width - margin, top=top + pitch * len(rows), length=cell, font=small
-        )
+        words = (f"against the {noun}", f"for the {noun}")
+        if legend != "signed":
+            words = ("least evidence", f"most evidence for the {noun}")
+        _draw_legend(sheet, words, right=width - margin, top=top + pitch * len(rows), length=cell, font=small)
     return sheet
 
 
-def _draw_legend(sheet: Image.Image, kind: str, *, right: int, top: int, length: int, font: Any) -> None:
+def _draw_legend(
+    sheet: Image.Image, words: tuple[str, str], *, right: int, top: int, length: int, font: Any
+) -> None:
     """A colour bar that ends at `right`, labelled on both sides."""
-    signed, height = kind == "signed", max(6, length // 24)
+    signed, height = words[0].startswith("against"), max(6, length // 24)
     values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
     bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
-    words = (
-        ("against the class", "for the class")
-        if signed
-        else ("least evidence", "most evidence for the class")
-    )
     pen = ImageDraw.Draw(sheet)
     right -= int(pen.textlength(words[1], font))
     pen.text((right, top + height), words[1], QUIET, font, anchor="ls")

@@ -5,7 +5,7 @@ class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Protocol, Unpack, overload
 from warnings import warn
@@ -20,6 +20,7 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import QuestionOptions, pose
+from steadygaze.questions.vqa import VisualQuestion
 from steadygaze.target import (
     CallableTarget,
     Outputs,
@@ -115,11 +116,17 @@ def explain(
         text_embeddings: (K, D), instead of texts, for an image tower; target is the index of one
         logit_scale: factor of the cosine with text_embeddings; by default the model's own, or 1
         tokenizer: by default the model's own
+        question: of ViLT, about the images; target is an answer, by its text or index. The result has scores
+            of the question's words too (`words`, `word_scores`)
+        prompt, answer: of a model that generates text, about one image (a PIL image, or a tensor as its
+            processor prepares it): explained is the log-probability of the answer, by default what the model
+            says. target k is the answer's token k, from 1
+        processor: of a model that generates text; by default the model's own
 
     Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
     class. For a list of methods, a dict of them by name.
     """
-    model, target = pose(model, images, target, **question)
+    model, images, target = pose(model, images, target, **question)
     vit = adapt(model)
     given = _given_methods(method, methods)
     requested = _parse_methods(given)
@@ -144,6 +151,8 @@ def explain(
             warn(note, ImagesOutOfRange, stacklevel=2)
         batch = _Batch(vit, prepared, target, score, on_progress, allow_partial)
         results = batch.explain(chosen)
+        if isinstance(vit.model, VisualQuestion):
+            results = {name: batch.with_words(result) for name, result in results.items()}
     if isinstance(given, (str, Method)):
         return results[chosen[0].name]
     return {name: results[m.name] for name, m in requested.items()}
@@ -254,6 +263,17 @@ class _Batch:
         for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
             results[m.name] = self.attribution(m, maps[m.name], logits)
         return results
+
+    def with_words(self, result: Attribution) -> Attribution:
+        """The result for a question, with the scores of its words by the same method."""
+        words = self.vit.model.words(self.images.shape[-2:])  # type: ignore[operator]
+        view, m = adapt(words), parse_method(result.method)
+        if unavailable(m, view):
+            return result
+        target = self.target if result.target is None else result.target
+        scores = replace(self, vit=view, target=target).explain([m])[m.name].scores
+        names, merged = words.merged(scores[..., 0, :])
+        return replace(result, words=names, word_scores=merged)
 
     def query(
         self, m: Method, tokens: Tensor, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...]

@@ -24,7 +24,7 @@ from torch import Tensor
 from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.manifest import image_entry, write_manifest
-from steadygaze.target import Outputs, describe, predictions, task_of_outputs
+from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
@@ -40,6 +40,7 @@ class Attribution:
     logits: (B, C), the model's output           method, score: the names this was made with
     outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
     images, classes: only for display; `with_images` sets them
+    words, word_scores: of a question about the image, its words and their scores, (B, W) or (B, K, W)
     """
 
     scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]
@@ -50,6 +51,8 @@ class Attribution:
     images: tuple[Image.Image, ...] | None = None
     classes: tuple[str, ...] | None = None
     outputs: Outputs = "classes"
+    words: tuple[str, ...] = ()
+    word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -71,8 +74,14 @@ class Attribution:
             None if self.target is None else self.target[which],
             None if self.images is None else self.images[which],
         )
+        word_scores = None if self.word_scores is None else self.word_scores[which]
         return replace(
-            self, scores=self.scores[which], target=target, logits=self.logits[which], images=images
+            self,
+            scores=self.scores[which],
+            target=target,
+            logits=self.logits[which],
+            images=images,
+            word_scores=word_scores,
         )
 
     def __repr__(self) -> str:
@@ -81,7 +90,14 @@ class Attribution:
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
         target = None if self.target is None else self.target.to(device)
-        return replace(self, scores=self.scores.to(device), target=target, logits=self.logits.to(device))
+        word_scores = None if self.word_scores is None else self.word_scores.to(device)
+        return replace(
+            self,
+            scores=self.scores.to(device),
+            target=target,
+            logits=self.logits.to(device),
+            word_scores=word_scores,
+        )
 
     def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
         """The same attribution with the images (and class names) that notebooks, `save` and titles show.
@@ -316,7 +332,8 @@ def comparison_grid(
         drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
         note = notes[image] if notes else ""
         rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
-    return tile(rows, ["image", *attributions], cell=cell, legend="signed" if signed else "positive")
+    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
+    return tile(rows, ["image", *attributions], cell=cell, legend=legend, noun=noun)
 
 
 def _enlarged(image: Image.Image, cell: int) -> tuple[int, int]:

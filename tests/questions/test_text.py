@@ -322,7 +322,7 @@ def test_an_image_tower_needs_text_embeddings() -> None:
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'promts'"):
         sg.explain(model_of("CLIPModel"), images_of(), promts=["a"])
-    with pytest.raises(sg.BadInput, match="either text= or text_embeddings="):
+    with pytest.raises(sg.BadInput, match="give one question: text=, text_embeddings="):
         sg.ask(model_of("CLIPModel"))
     with pytest.raises(sg.BadInput, match="not empty"):
         sg.explain(model_of("CLIPModel"), images_of(), target=["a dog", ""], tokenizer=TOKENIZER)

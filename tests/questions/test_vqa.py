@@ -93,7 +93,7 @@ def test_pieces_of_a_word_are_added_up() -> None:
         ["<s>", "ta", "##ble", "what", "</s>"],
         [False, True, True, True, False],
     )
-    names, scores = words.words((64, 64)).merged(torch.tensor([[[1.0, 2.0, 4.0]]]))
+    names, scores = words.words((64, 64)).merged(torch.tensor([[1.0, 2.0, 4.0]]))
     assert names == ("table", "what") and scores.tolist() == [[3.0, 4.0]]
 
 

@@ -211,12 +211,35 @@ def test_motion_is_a_loop_over_shifts(angle):
     assert np.abs(kernels.motion(torch.from_numpy(x), 7, 4, angle).numpy() - wanted).max() < 1e-5
 
 
-def test_distance_is_the_nearest_of_all():
+def test_distance_is_the_shortest_way():
+    """By steps of OpenCV's 5 x 5 mask: along a side, along a diagonal, and a knight's move."""
     mask = rng(2).random((30, 40)) < 0.01
-    y, x = np.mgrid[:30, :40]
-    wanted = np.min([np.hypot(y - a, x - b) for a, b in np.argwhere(mask)], axis=0)
+    lengths = {(0, 1): 1.0, (1, 1): 1.4, (1, 2): 2.1969}
+    moves = [
+        (dy, dx) for dy in range(-2, 3) for dx in range(-2, 3) if tuple(sorted((abs(dy), abs(dx)))) in lengths
+    ]
+    wanted = np.where(mask, 0.0, np.inf)
+    for _ in range(70):
+        wide = np.pad(wanted, 2, constant_values=np.inf)
+        for dy, dx in moves:
+            length = lengths[tuple(sorted((abs(dy), abs(dx))))]
+            wanted = np.minimum(wanted, wide[2 + dy : 32 + dy, 2 + dx : 42 + dx] + length)
     assert np.abs(weather.distance(mask, 20) - np.minimum(wanted, 20)).max() < 1e-5
     assert (weather.distance(np.zeros((9, 9), dtype=bool), 20) == 20).all()
+
+
+def test_distance_is_that_of_opencv():
+    cv2 = pytest.importorskip("cv2")
+    mask = rng(3).random((120, 90)) < 0.002
+    wanted = cv2.distanceTransform(np.where(mask, 0, 255).astype(np.uint8), cv2.DIST_L2, 5)
+    assert wanted.max() > 20
+    assert np.abs(weather.distance(mask, 20) - np.minimum(wanted, 20)).max() < 1e-3
+
+
+def test_mean_of_equal_pixels_is_exact():
+    """A mean just below a whole grey level would lose it when the fraction is cut off."""
+    for level in range(1, 21):
+        assert (weather._box3(torch.full((5, 5), float(level))) == level).all()
 
 
 def test_edges_are_those_of_opencv():
@@ -242,7 +265,50 @@ def test_frost_pictures_from_a_folder(tmp_path):
         Image.fromarray(np.full((100, 120, 3), 40 * index, dtype=np.uint8)).save(tmp_path / name, quality=100)
     black = np.zeros((80, 80, 3), dtype=np.uint8)
     levels = {int(corrupt(black, "frost", 1, seed=k, frost_folder=str(tmp_path))[0, 0, 0]) for k in range(40)}
-    assert levels == {0, 16, 32, 48, 64, 80}
+    assert levels == {0, 16, 32, 48, 64}  # the published code never draws the sixth
+
+
+def test_imagenet_frost_by_its_published_definition(tmp_path):
+    """A part of one of the first five images, at its own size."""
+    from PIL import Image
+
+    for index, name in enumerate(frost.PUBLISHED):
+        pixels = rng(index).integers(0, 256, size=(100, 120, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    function, levels = IMAGENET["frost"]
+    for seed in range(4):
+        draw = rng(seed)
+        texture = np.array(Image.open(tmp_path / frost.PUBLISHED[draw.integers(5)]))
+        top, left = draw.integers(100 - 80), draw.integers(120 - 80)
+        wanted = 0.7 * IMAGE + 0.7 * texture[top : top + 80, left : left + 80]
+        made = function(IMAGE, *levels[2], str(tmp_path), rng(seed))
+        assert np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8)).max() <= 1
+
+
+@pytest.mark.parametrize("severity", [1, 3, 4])
+def test_imagenet_snow_by_its_published_definition(severity):
+    """Also of a size where the enlarged layer is several pixels too big: it is cut on all sides."""
+    zoom = pytest.importorskip("scipy.ndimage").zoom
+    size = 82
+    image = picture(size, seed=3)
+    mean, scale, factor, least, radius, sigma, keep = IMAGENET["snow"][1][severity - 1]
+    draw = rng(6)
+    noise = kernels.draw_normal(draw, (size, size)).astype(np.float64) * scale + mean
+    part = int(np.ceil(size / factor))
+    first = (size - part) // 2
+    large = zoom(noise[first : first + part, first : first + part], factor, order=1)
+    trim = (len(large) - size) // 2
+    layer = large[trim : trim + size, trim : trim + size].copy()
+    layer[layer < least] = 0
+    flakes = (np.clip(layer, 0, 1) * 255).astype(np.uint8).astype(np.float32)[..., None]
+    fallen = kernels.motion(torch.from_numpy(flakes), radius, sigma, draw.uniform(-135, -45)).numpy() // 1
+    grey = (image @ np.array(weather.GREY))[..., None] * 1.5 + 127.5
+    wanted = keep * image + (1 - keep) * np.maximum(image, grey) + fallen + fallen[::-1, ::-1]
+    function, levels = IMAGENET["snow"]
+    made = function(image, *levels[severity - 1], rng(6))
+    off = np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8))
+    assert off.max() <= 2
+    assert off.mean() < 0.02
 
 
 # -- the script for CIFAR-10-C, line by line -------------------------------------------------------
@@ -323,8 +389,8 @@ def statistics(image: np.ndarray) -> tuple[float, float, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
-    "name", [name for name in RANDOM if name != "elastic_transform"]
-)  # defined otherwise there
+    "name", [name for name in RANDOM if name not in ("elastic_transform", "frost")]
+)  # those two are defined otherwise there
 def test_random_corruptions_agree_within_the_reference_spread(name, severity):
     """Over several seeds our images lie in the reference's range, and the means differ only by chance."""
     count = 16

@@ -65,6 +65,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             request.checkpoint,
             num_classes=request.num_classes,
             device=device,
+            task=request.task,
             trust_remote_code=request.trust_remote_code,
         )
         vit = adapt(loaded)
@@ -77,7 +78,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     results = explain_files(request, methods, loaded, vit, image_files, live)
     if results.rows:
         write_results(request, loaded, results)
-    print_results(request, results, console)
+    print_results(request, loaded, results, console)
     return 1 if results.unreadable or results.broken else 0
 
 
@@ -148,6 +149,11 @@ def explain_batch(
     """Explain one batch and add it to the results; an image whose map is not finite is left out."""
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
+        if vit.plan.outputs == "values":
+            raise BadInput(
+                "--top explains the most probable classes, but this model gives values (regression). "
+                "Use --target with the index or name of a value."
+            )
         with torch.no_grad():
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices

@@ -27,6 +27,7 @@ from steadygaze.errors import BadImage, BadInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+QWEN_SIDE = 448  # pixels of a side, where images may have any size
 
 Geometry = Callable[[Image.Image], Image.Image]
 
@@ -61,12 +62,18 @@ class Preprocess:
 
     @classmethod
     def from_transformers(cls, processor: Any) -> Preprocess:
-        """From an image processor of transformers. SigLIP 2's (NaFlex) keeps the aspect ratio within a number
-        of patches; here it resizes to the square of that many, so that images can be stacked."""
+        """From an image processor of transformers. SigLIP 2's (NaFlex), Qwen's and Idefics' keep the aspect
+        ratio within a number of pixels; here they resize to a square, so that images can be stacked."""
         size = dict(getattr(processor, "size", None) or {})
         if not size and hasattr(processor, "max_num_patches"):
             side = int(processor.max_num_patches**0.5) * int(processor.patch_size)
             size = {"height": side, "width": side}
+        if hasattr(processor, "merge_size"):  # Qwen: any size of whole cells, within a number of pixels
+            cell = int(processor.patch_size) * int(processor.merge_size)
+            side = min(QWEN_SIDE, int(size.get("longest_edge", QWEN_SIDE**2) ** 0.5)) // cell * cell
+            size = {"height": side, "width": side}
+        elif "longest_edge" in size and "shortest_edge" not in size:  # Idefics: one tile
+            size = {"height": size["longest_edge"], "width": size["longest_edge"]}
         crop_size = getattr(processor, "crop_size", None) or {}
         crop_pct = getattr(processor, "crop_pct", None)
         crop = [crop_size["height"], crop_size["width"]] if crop_size else []

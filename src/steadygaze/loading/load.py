@@ -31,7 +31,7 @@ from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
-from steadygaze.target import Task, outputs_of_task, own_task
+from steadygaze.target import outputs_of_task, own_task, task_of_outputs
 
 
 def load_model(
@@ -42,7 +42,7 @@ def load_model(
     device: torch.device | str | None = None,
     preprocess: Preprocess | None = None,
     class_names: Sequence[str] | None = None,
-    task: Task | None = None,
+    task: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """A model in evaluation mode, with its preprocessing and class names.
@@ -71,9 +71,8 @@ def load_model(
         loaded = replace(loaded, preprocess=preprocess)
     if class_names is not None:
         loaded = replace(loaded, class_names=tuple(class_names))
-    if task is not None:
-        outputs_of_task(task)  # a wrong name is an error here
-    return replace(loaded, task=task or loaded.task or own_task(loaded.model))
+    given = None if task is None else task_of_outputs(outputs_of_task(task))
+    return replace(loaded, task=given or loaded.task or own_task(loaded.model))
 
 
 def _from_name(

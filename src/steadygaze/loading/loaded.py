@@ -40,7 +40,8 @@ class LoadedModel:
     weights_hash: see `checkpoint.weights_hash`
     source: the library that the module comes from
     checkpoint: the file that the weights were read from, if one was given
-    tokenizer: of a model that compares images with text, such as CLIP
+    tokenizer: of a model that compares images with text (CLIP) or answers questions (ViLT); of one that
+        generates text, its processor of images and text
     task: "classification", "multilabel" or "regression"; None: what the model's view says, see `adapt`
     """
 

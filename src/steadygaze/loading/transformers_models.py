@@ -28,7 +28,11 @@ SHOWN = 5  # names of tensors that an error lists
 MAX_SIZE = 1_000_000  # of any integer in a config.json
 MAX_REPEATS = 1_000  # of a number of layers there
 TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
-TEXT_IMAGE = "model of images and text"
+TEXT_IMAGE, ANSWERS, GENERATES = (
+    "model of images and text",
+    "model that answers questions",
+    "model that writes",
+)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -66,16 +70,31 @@ def build_transformers_model(
         )
     if kind == TEXT_IMAGE:
         return BuiltModel(model, preprocess, None, "transformers", _read_tokenizer(name, trust))
+    if kind == ANSWERS:
+        names = config_class_names(model)
+        return BuiltModel(model, preprocess, names, "transformers", _read_tokenizer(name, trust))
+    if kind == GENERATES:
+        return BuiltModel(model, preprocess, None, "transformers", _read_processor(name, trust))
     return BuiltModel(model, preprocess, config_class_names(model), "transformers")
 
 
 def _auto_class(config: Any) -> tuple[Any, str]:
     """The class of transformers that builds a model of this config, and what kind of model it is."""
-    from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSemanticSegmentation
+    from transformers import (
+        AutoModel,
+        AutoModelForImageClassification,
+        AutoModelForImageTextToText,
+        AutoModelForSemanticSegmentation,
+        AutoModelForVisualQuestionAnswering,
+    )
 
     kinds = config.architectures or ()
     if any(kind in TEXT_IMAGE_MODELS for kind in kinds):
         return AutoModel, TEXT_IMAGE
+    if "ViltForQuestionAnswering" in kinds:
+        return AutoModelForVisualQuestionAnswering, ANSWERS
+    if any(kind.endswith("ForConditionalGeneration") for kind in kinds):
+        return AutoModelForImageTextToText, GENERATES
     if any(kind.endswith("ForSemanticSegmentation") for kind in kinds):
         return AutoModelForSemanticSegmentation, "image segmenter"
     return AutoModelForImageClassification, "image classifier"
@@ -90,6 +109,17 @@ def _read_tokenizer(name: str, options: dict[str, Any]) -> Any:
     except (OSError, ValueError, ImportError, KeyError):
         return None
     return None if is_empty(tokenizer) else tokenizer
+
+
+def _read_processor(name: str, options: dict[str, Any]) -> Any:
+    """The processor of images and text of a folder or repository; None if there is none."""
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+    return processor if hasattr(processor, "image_processor") else None
 
 
 @contextmanager

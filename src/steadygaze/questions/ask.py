@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
+from steadygaze.questions.generation import Answer
+from steadygaze.questions.prompting import answer_model, generates
 from steadygaze.questions.text import embedding_classifier, text_classifier, with_module
+from steadygaze.questions.tokenizing import find_processor, find_tokenizer
+from steadygaze.questions.vqa import VisualQuestion, answers_questions, visual_question
 from steadygaze.vit import ViT, unwrapped
 from steadygaze.vit.image_features import compares_text
 
@@ -21,6 +26,10 @@ class QuestionOptions(TypedDict, total=False):
     text_embeddings: Tensor | None
     tokenizer: Any
     logit_scale: float | None
+    question: str | None
+    prompt: str | None
+    answer: str | None
+    processor: Any
 
 
 def ask(
@@ -30,6 +39,11 @@ def ask(
     text_embeddings: Tensor | None = None,
     tokenizer: Any = None,
     logit_scale: float | None = None,
+    question: str | None = None,
+    prompt: str | None = None,
+    answer: str | None = None,
+    image: Any = None,
+    processor: Any = None,
 ) -> Any:
     """The question as a module: forward(images) -> (B, C), for explain, verify, stress and the page.
 
@@ -38,11 +52,24 @@ def ask(
     text_embeddings: (K, D), texts that are embedded already; for an image tower
     tokenizer: by default the model's own
     logit_scale: factor of the cosine, for text_embeddings; by default the model's own, or 1
+    question: for ViLT; the outputs are the logits of its answers
+    prompt, answer, image: for a model that generates text. The outputs are the log-probabilities of the
+        answer and of each of its tokens; without answer, of what the model says of the image. The image
+        decides the size: a PIL image, or a tensor (B, 3, H, W) as the model's processor prepares it
+    processor: of a model that generates text; by default the model's own
 
     For a result of `load_model`, a copy of that with the module in it.
     """
-    if (text is None) == (text_embeddings is None):
-        raise BadInput("ask: give the question: either text= or text_embeddings=")
+    given = {"text": text, "text_embeddings": text_embeddings, "question": question, "prompt": prompt}
+    if sum(value is not None for value in given.values()) != 1:
+        raise BadInput(f"ask: give one question: {', '.join(f'{name}=' for name in given)}")
+    if question is not None:
+        return with_module(model, _visual_question(model, question, tokenizer), [question])
+    if prompt is not None:
+        if image is None:
+            raise BadInput("image: expected the image that the prompt is about", option="image")
+        asked, _ = _answer(model, image, prompt, answer, processor)
+        return with_module(model, asked, [prompt, *asked.class_names])
     if text_embeddings is not None:
         module = embedding_classifier(model, text_embeddings, logit_scale=logit_scale)
         return with_module(model, module, [str(text_embeddings.double().sum().item())])
@@ -52,29 +79,67 @@ def ask(
     return with_module(model, text_classifier(model, prompts, tokenizer=tokenizer), prompts)
 
 
-def pose(model: Any, images: Any, target: Any, **given: Unpack[QuestionOptions]) -> tuple[Any, Any]:
-    """The model and the target that `explain` works with: words become a classifier and classes of it."""
+def _visual_question(model: Any, question: str, tokenizer: Any) -> VisualQuestion:
+    module = unwrapped(model)
+    given = tokenizer or getattr(model, "tokenizer", None)
+    if not answers_questions(module):  # before a tokenizer is looked for
+        return visual_question(module, question, given)
+    return visual_question(module, question, find_tokenizer(module, given, getattr(model, "name", "")))
+
+
+def _answer(
+    model: Any, image: Any, prompt: str, answer: str | None, processor: Any
+) -> tuple[Answer, Float[Tensor, "b 3 h w"]]:
+    module = unwrapped(model)
+    given = processor or getattr(model, "tokenizer", None)
+    if generates(module):
+        given = find_processor(module, given, getattr(model, "name", ""))
+    return answer_model(module, given, image, prompt, answer)
+
+
+def pose(model: Any, images: Any, target: Any, **given: Unpack[QuestionOptions]) -> tuple[Any, Any, Any]:
+    """Model, images and target that `explain` works with: words become a classifier and classes of it."""
     unknown = sorted(set(given) - set(QuestionOptions.__annotations__))
     if unknown:
         raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
     question: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     module = model.model if isinstance(model, ViT) else unwrapped(model)
     texts = _texts(target)
+    if "question" in question or "prompt" in question:
+        return _answers(model, images, target, texts, question)
     if "text_embeddings" in question:
         options = {name: question[name] for name in ("logit_scale",) if name in question}
         if texts is not None:
             raise BadInput("target: with text_embeddings, the index of one of them, got a text")
-        return embedding_classifier(model, question["text_embeddings"], **options), target
+        return embedding_classifier(model, question["text_embeddings"], **options), images, target
     if compares_text(module):
-        return _text_target(model, images, target, texts, question)
+        model, target = _text_target(model, images, target, texts, question)
+        return model, images, target
     if question:
         raise BadInput(
             f"{', '.join(question)}: {type(module).__name__} has no text tower to compare images with. Use a "
             "CLIP or SigLIP model with both towers, or text_embeddings= for an image tower"
         )
     if texts is None:
-        return model, target
-    return model, _for_batch(_named_classes(model, module, texts), target, images)
+        return model, images, target
+    return model, images, _for_batch(_named_classes(model, module, texts), target, images)
+
+
+def _answers(
+    model: Any, images: Any, target: Any, texts: list[str] | None, question: dict[str, Any]
+) -> tuple[nn.Module, Any, Any]:
+    """A question of ViLT, or the prompt of a model that generates text."""
+    asked: VisualQuestion | Answer
+    if "prompt" in question:
+        asked, images = _answer(
+            model, images, question["prompt"], question.get("answer"), question.get("processor")
+        )
+        target = 0 if target is None else target  # the whole answer
+    else:
+        asked = _visual_question(model, question["question"], question.get("tokenizer"))
+    if texts is not None:
+        target = _for_batch([asked.class_index(text) for text in texts], target, images)
+    return asked, images, target
 
 
 def _text_target(

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import first
 from steadygaze.vit.view import Layout, Plan
@@ -80,6 +80,12 @@ class Answer(nn.Module):
             raise BadInput("prompt: expected text after the image")
         order = torch.cat([(~is_image).nonzero()[:, 0], is_image.nonzero()[:, 0]])
         self.register_buffer("order", order, persistent=False)  # the view's tokens, by their position
+
+    def class_index(self, name: str) -> int:
+        """The value of that name: the answer, or one of its tokens."""
+        if name not in self.class_names:
+            raise UnknownName("token of the answer", name, self.class_names)
+        return self.class_names.index(name)
 
     def inputs(self, images: Tensor) -> dict[str, Any]:
         """Keyword arguments of the model's forward."""

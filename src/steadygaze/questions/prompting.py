@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
@@ -28,10 +29,11 @@ def generates(model: Any) -> bool:
 
 def answer_model(
     model: nn.Module, processor: Any, image: Any, prompt: str, answer: str | None = None
-) -> tuple[Answer, Float[Tensor, "1 3 h w"]]:
+) -> tuple[Answer, Float[Tensor, "b 3 h w"]]:
     """The model with a prompt and an answer, and the image as its processor prepares it.
 
-    image: a PIL image; answer: None for the model's own (greedy, at most 32 tokens)
+    image: a PIL image, or images (B, 3, H, W) that are prepared already; they share prompt and answer
+    answer: None for the model's own (greedy, at most 32 tokens), of one image
     """
     if not generates(model):
         raise UnsupportedModel(
@@ -39,19 +41,32 @@ def answer_model(
         )
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadInput(f"prompt: expected a text, got {prompt!r}")
-    prepared = _prepare(processor, image, prompt).to(next(model.parameters()).device)
+    ready = image if isinstance(image, Tensor) else None
+    if ready is not None and (ready.dim() != 4 or ready.shape[1] != 3):
+        raise BadInput(f"images: expected a PIL image, or a tensor (B, 3, H, W), got {tuple(ready.shape)}")
+    shown = image if ready is None else Image.new("RGB", (ready.shape[-1], ready.shape[-2]))
+    prepared = _prepare(processor, shown, prompt).to(next(model.parameters()).device)
     tokens = _image_tokens(model, processor, prepared)
+    if ready is None:
+        ready = _pixels(prepared, tokens)
+    elif tuple(ready.shape[-2:]) != tokens.size:
+        raise BadInput(
+            f"images: the processor gives images of {tokens.size[0]} x {tokens.size[1]} pixels, got "
+            f"{ready.shape[-2]} x {ready.shape[-1]}. Give a PIL image, which it prepares."
+        )
+    if answer is None and len(ready) > 1:
+        raise BadInput(f"answer: the model may answer differently for each of {len(ready)} images. Give it.")
     prompt_ids = prepared["input_ids"][0].tolist()
     tokenizer = processor.tokenizer
     if answer is None:
-        answer_ids = _generated(model, prepared, tokenizer)
+        answer_ids = _generated(model, {**prepared, **tokens.inputs(ready)}, tokenizer)
     else:
         answer_ids = [int(token) for token in tokenizer(answer, add_special_tokens=False)["input_ids"]]
         if not answer_ids:
             raise BadInput(f"answer: expected a text, got {answer!r}")
     names = [tokenizer.decode(answer_ids), *(tokenizer.decode([token]) for token in answer_ids)]
     built = Answer(model, prompt_ids, answer_ids, names, tokens, _image_token(model, processor))
-    return built, _pixels(prepared, tokens)
+    return built, ready
 
 
 def _prepare(processor: Any, image: Any, prompt: str) -> Any:
@@ -70,7 +85,7 @@ def _prepare(processor: Any, image: Any, prompt: str) -> Any:
     return processor(images=[image], text=[text], return_tensors="pt", **options)
 
 
-def _generated(model: Any, prepared: Any, tokenizer: Any) -> list[int]:
+def _generated(model: Any, prepared: Mapping[str, Tensor], tokenizer: Any) -> list[int]:
     inner = first(model, "model")
     deltas = getattr(inner, "rope_deltas", None)
     with torch.no_grad(), evaluation_mode(model):

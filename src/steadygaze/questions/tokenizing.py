@@ -41,7 +41,7 @@ def _load(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         reason = "it has no vocabulary" if is_empty(tokenizer) else ""
     except Exception as error:  # whatever transformers and the hub raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -52,6 +52,32 @@ def _load(name: str) -> Any:
             option="tokenizer",
         )
     return tokenizer
+
+
+def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
+    """The processor of a model that generates text: it prepares the image and the prompt together.
+
+    given: a processor, or the folder or hub name of one; name: of the model, where it is known
+    """
+    if given is not None and not isinstance(given, (str, Path)):
+        return given
+    origin = str(given or name or getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    reason = "its config names no folder or repository"
+    if origin:
+        from transformers import AutoProcessor
+
+        try:
+            processor = AutoProcessor.from_pretrained(origin, trust_remote_code=False)
+            if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
+                return processor
+            reason = f"{origin} has no processor of both images and text"
+        except Exception as error:  # whatever transformers and the hub raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+    raise BadInput(
+        f"prompt: it needs the processor of {type(model).__name__}, and none was found ({reason}). Give "
+        "processor=, or save the processor into the model's folder",
+        option="processor",
+    )
 
 
 def is_empty(tokenizer: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.view import Layout, Plan
@@ -52,6 +52,12 @@ class VisualQuestion(nn.Module):
         names: dict[int, str] = self.model.config.id2label  # type: ignore[union-attr, assignment]
         return tuple(names[index] for index in sorted(names))
 
+    def class_index(self, name: str) -> int:
+        """The answer of that name."""
+        if name not in self.class_names:
+            raise UnknownName("answer", name, self.class_names)
+        return self.class_names.index(name)
+
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b answers"]:
         """Logits of the answers. ViLT shuffles the patches of an image, which changes rounding only."""
         ids = self.input_ids.expand(len(images), -1)  # type: ignore[operator]
@@ -80,14 +86,14 @@ class QuestionWords(nn.Module):
         """Logits of the answers."""
         return self.question(images)
 
-    def merged(self, scores: Float[Tensor, "b 1 tokens"]) -> tuple[tuple[str, ...], Float[Tensor, "b words"]]:
+    def merged(self, scores: Float[Tensor, "*b tokens"]) -> tuple[tuple[str, ...], Float[Tensor, "*b words"]]:
         """Words and their scores; pieces of one word (##...) are added up."""
         pieces = [p for p, word in zip(self.question.pieces, self.question.is_word, strict=True) if word]
         starts = [index for index, piece in enumerate(pieces) if index == 0 or not piece.startswith("##")]
         bounds = [*starts, len(pieces)]
         spans = [slice(a, b) for a, b in pairwise(bounds)]
         words = tuple("".join(piece.removeprefix("##") for piece in pieces[span]) for span in spans)
-        return words, torch.stack([scores[:, 0, span].sum(-1) for span in spans], 1)
+        return words, torch.stack([scores[..., span].sum(-1) for span in spans], -1)
 
 
 def visual_question(model: nn.Module, question: str, tokenizer: Any) -> VisualQuestion:

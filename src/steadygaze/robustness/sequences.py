@@ -125,7 +125,7 @@ def _snow(
     image: np.ndarray, frames: int, size: float, radius: int, sigma: float, rng: np.random.Generator
 ) -> np.ndarray:
     """The same flakes fall at -150 degrees, turning by 4 degrees a frame."""
-    layer = flakes((image.shape[0], image.shape[1]), 0.05, 0.3, size, 0.5, True, rng)
+    layer = flakes((image.shape[0], image.shape[1]), 0.05, 0.3, size, 0.5, rng)
     return np.stack([fallen(image, motion(layer, radius, sigma, 4 * k - 150), 0.85) for k in range(frames)])
 
 

@@ -16,6 +16,7 @@ from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.processes import World
+from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
@@ -43,6 +44,7 @@ class Request:
     batch_size: int = 16
     num_workers: int | None = None
     num_classes: int | None = None
+    task: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"
     command: str = ""
@@ -88,6 +90,7 @@ class Request:
             self.checkpoint,
             num_classes=self.num_classes,
             device=device,
+            task=self.task,
             trust_remote_code=self.trust_remote_code,
         )
 
@@ -108,6 +111,12 @@ class Request:
             "num_classes": self.num_classes,
             **{name: None if path is None else str(path) for name, path in paths.items()},
         }
+
+
+def task_setting(outputs: Outputs) -> dict[str, str]:
+    """The task, for run.json; classification is not stated."""
+    task = task_of_outputs(outputs)
+    return {} if task is None or task == "classification" else {"task": task}
 
 
 def check_counts(**counts: int | None) -> None:

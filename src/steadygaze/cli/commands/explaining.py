@@ -20,10 +20,15 @@ def explain(
     methods: options.Methods = None,
     target: Annotated[
         str,
-        typer.Option(help="Class to explain: auto (the predicted class), a class index, or a class name."),
+        typer.Option(
+            help="Class to explain: auto (the predicted class, the most probable label), an index or a name."
+        ),
     ] = "auto",
     top: Annotated[
-        int, typer.Option(min=1, help="Explain this many classes of each image, the most probable ones.")
+        int,
+        typer.Option(
+            min=1, help="Explain this many classes or labels of each image, the most probable ones."
+        ),
     ] = 1,
     score: Annotated[
         str | None,
@@ -40,6 +45,7 @@ def explain(
     diffmask: options.DiffMask = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
+    task: options.Task = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("steadygaze-out"),
@@ -66,6 +72,7 @@ def explain(
         diffmask=diffmask,
         batch_size=batch_size,
         num_classes=num_classes,
+        task=task,
         trust_remote_code=trust_remote_code,
         device=device,
         out=out,
@@ -86,6 +93,7 @@ def serve(
     checkpoint: options.Checkpoint = None,
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
+    task: options.Task = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
@@ -138,6 +146,7 @@ def serve(
         port,
         open_browser,
         limits,
+        task=task,
         trust_remote_code=trust_remote_code,
     )
     raise typer.Exit(code)

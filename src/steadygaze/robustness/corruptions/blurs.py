@@ -129,15 +129,13 @@ def glass_blur(image: np.ndarray, sigma: float, reach: int, times: int, rng: Rng
     return to_bytes(gaussian(to_float(mixed), sigma).add_(1e-3))
 
 
-def zoom_blur(
-    image: np.ndarray, start: float, stop: float, step: float, centred: bool, rng: Rng
-) -> np.ndarray:
+def zoom_blur(image: np.ndarray, start: float, stop: float, step: float, rng: Rng) -> np.ndarray:
     """Mean of the image (twice) and its enlargements by arange(start, stop, step)."""
     x = to_float(image)
     factors = np.arange(start, stop, step)
     total = (x * 2).transpose(0, 1).contiguous().transpose(0, 1)  # in memory as `zoom` gives it
     for factor in factors[1:]:
-        total += zoom(x, float(factor), centred=centred)
+        total += zoom(x, float(factor))
     return to_bytes(total.div_(len(factors) + 1).add_(1e-3).contiguous())
 
 

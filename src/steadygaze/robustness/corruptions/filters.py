@@ -128,12 +128,12 @@ def motion(x: Tensor, radius: int, sigma: float, angle: float) -> Tensor:
     return add_shifted(padded, ((y + top, x + left, w) for (y, x), w in weights.items()), height, width)
 
 
-def _stretch_rows(x: Tensor, factor: float, centred: bool) -> Tensor:
+def _stretch_rows(x: Tensor, factor: float) -> Tensor:
     """The middle rows of (H, W, C) spread over all H, linear with aligned ends."""
     length = x.shape[0]
     part = math.ceil(length / factor)
     size = round(part * factor)
-    skip = (size - length) // 2 if centred else 0
+    skip = (size - length) // 2
     position = (torch.arange(length, dtype=torch.float64) + skip) * ((part - 1) / (size - 1))
     below = position.floor().clamp_(max=part - 2)
     row = below.long() + (length - part) // 2
@@ -142,11 +142,10 @@ def _stretch_rows(x: Tensor, factor: float, centred: bool) -> Tensor:
     return flat.index_select(0, row).lerp_(flat.index_select(0, row + 1), share).view(x.shape)
 
 
-def zoom(x: Tensor, factor: float, *, centred: bool) -> Tensor:
-    """Middle part of (H, W, C) enlarged by `factor` to (H, W, C), bilinear with aligned corners. The enlarged
-    part may be a pixel too big: it is cut at bottom and right, or, `centred`, on all sides (the script for
-    CIFAR-10-C). The result lies in memory column by column."""
-    return _stretch_rows(_stretch_rows(x, factor, centred).transpose(0, 1), factor, centred).transpose(0, 1)
+def zoom(x: Tensor, factor: float) -> Tensor:
+    """Middle part of (H, W, C) enlarged by `factor` to (H, W, C), bilinear with aligned corners. Where the
+    enlarged part is too big, it is cut on all sides. The result lies in memory column by column."""
+    return _stretch_rows(_stretch_rows(x, factor).transpose(0, 1), factor).transpose(0, 1)
 
 
 def sample(x: Tensor, rows: Tensor, columns: Tensor, *, whole: bool = False) -> Tensor:

@@ -24,8 +24,7 @@ OCTAVES = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 88.0)  # cycles in 224 pixels
 
 @dataclass(frozen=True)
 class Ice:
-    """What a texture shares with random parts, 224 pixels wide, of its published image at 1.1 of its size
-    (as it is used)."""
+    """What a texture shares with random parts, 224 pixels wide, of its published image at 1.1 of its size."""
 
     colour: tuple[float, float, float]  # mean of red, green, blue
     spread: tuple[float, float, float]  # standard deviation of each

@@ -4,6 +4,8 @@ Each function takes a uint8 image (H, W, 3), its settings for one severity, and 
 gives uint8.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,20 +26,19 @@ GREY = (0.299, 0.587, 0.114)  # luma of BT.601
 WATER, MUD = (175.0, 238.0, 238.0), (63.0, 42.0, 20.0)
 
 
-def flakes(
-    shape: tuple[int, int], mean: float, scale: float, size: float, least: float, centred: bool, rng: Rng
-) -> Tensor:
-    """Snow before it falls, (H, W, 1) in 0..1: normal noise, enlarged, what is below `least` removed."""
+def flakes(shape: tuple[int, int], mean: float, scale: float, size: float, least: float, rng: Rng) -> Tensor:
+    """Snow before it falls, (H, W, 1) in whole grey levels 0..255: normal noise, enlarged, what is below
+    `least` removed."""
     noise = torch.from_numpy(draw_normal(rng, shape)).mul_(scale).add_(mean)[..., None]
-    layer = zoom(noise, size, centred=centred).contiguous()
-    return layer.mul_(layer >= least).clamp_(0, 1)
+    layer = zoom(noise, size).contiguous()
+    return layer.mul_(layer >= least).clamp_(0, 1).mul_(255).floor_()
 
 
 def fallen(image: np.ndarray, layer: Tensor, keep: float) -> np.ndarray:
-    """The image whitened (`keep` of it stays) under a snow layer in 0..1 and the same layer turned by 180
-    degrees."""
+    """The image whitened (`keep` of it stays) under a snow layer in 0..255 and the same layer turned by
+    180 degrees."""
     x = to_float(image)
-    layer = layer.mul(255).round_()
+    layer = layer.floor()  # ImageMagick cuts off the fraction, as `to_bytes` does
     grey = (x @ x.new_tensor(GREY)).mul_(1.5).add_(127.5)[..., None]
     white = torch.maximum(x, grey).mul_(1 - keep)
     return to_bytes(x.mul_(keep).add_(white).add_(layer + layer.flip(0, 1)))
@@ -52,11 +53,10 @@ def snow(
     radius: int,
     sigma: float,
     keep: float,
-    centred: bool,
     rng: Rng,
 ) -> np.ndarray:
     """Flakes smeared along an angle drawn from -135..-45 degrees."""
-    layer = flakes((image.shape[0], image.shape[1]), mean, scale, size, least, centred, rng)
+    layer = flakes((image.shape[0], image.shape[1]), mean, scale, size, least, rng)
     return fallen(image, motion(layer, radius, sigma, rng.uniform(-135, -45)), keep)
 
 
@@ -138,26 +138,37 @@ def edges(grey: np.ndarray, low: int, high: int) -> np.ndarray:
     return edges
 
 
+@lru_cache(maxsize=4)
+def _chamfer(most: int) -> np.ndarray:
+    """Length (most + 1, most + 1) of the shortest way by steps of 1 (side), 1.4 (diagonal) and 2.1969
+    (knight's move), at most `most`: OpenCV's approximation of the Euclidean distance with a 5 x 5 mask."""
+    a, b = np.indices((most + 1, most + 1))
+    long, short = np.maximum(a, b), np.minimum(a, b)
+    near_axis = (long - 2 * short) + 2.1969 * short
+    near_diagonal = 1.4 * (2 * short - long) + 2.1969 * (long - short)
+    return np.minimum(np.where(long >= 2 * short, near_axis, near_diagonal), most).astype(np.float32)
+
+
 def distance(mask: np.ndarray, most: int) -> np.ndarray:
-    """Euclidean distance (H, W) of each pixel to the nearest True, float32, at most `most`."""
-    width = mask.shape[1]
+    """Distance (H, W) of each pixel to the nearest True by `_chamfer`, float32, at most `most`."""
+    width, ways = mask.shape[1], _chamfer(most)
     x = np.arange(width, dtype=np.int32)
     left = np.maximum.accumulate(np.where(mask, x, -width - most), axis=1)
     right = np.minimum.accumulate(np.where(mask, x, 2 * width + most)[:, ::-1], axis=1)[:, ::-1]
-    square = np.minimum(np.minimum(x - left, right - x), most).astype(np.int16) ** 2
-    tall = np.pad(square, ((most, most), (0, 0)), constant_values=most * most)
-    best = square.copy()
+    along = np.minimum(np.minimum(x - left, right - x), most)  # to the nearest True of the same row
+    tall = np.pad(along, ((most, most), (0, 0)), constant_values=most)
+    best = ways[0].take(along)
     for k in range(-most, most + 1):
-        np.minimum(best, tall[most + k : most + k + len(square)] + np.int16(k * k), out=best)
-    return np.sqrt(best, dtype=np.float32)
+        np.minimum(best, ways[abs(k)].take(tall[most + k : most + k + len(along)]), out=best)
+    return best
 
 
 def _box3(x: Tensor) -> Tensor:
     """Mean of 3 x 3, mirrored about the border pixels' centres."""
     height, width = x.shape
     padded = torch.nn.functional.pad(x[None, None], (1, 1, 1, 1), mode="reflect")[0, 0, ..., None]
-    taps = [(y, z, 1 / 9) for y in range(3) for z in range(3)]
-    return add_shifted(padded, taps, height, width)[..., 0]
+    taps = [(y, z, 1.0) for y in range(3) for z in range(3)]
+    return add_shifted(padded, taps, height, width)[..., 0].div_(9)  # not 9 ninths: those may fall below 1
 
 
 def _equalised(grey: np.ndarray) -> np.ndarray:

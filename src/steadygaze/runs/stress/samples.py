@@ -130,7 +130,7 @@ def _condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> lis
 
 
 def _image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
-    if any(suite.label_maps for suite in ready.suites.values()):
+    if any(suite.label_maps for suite in ready.suites.values()) or ready.evaluator.outputs != "classes":
         return []
     stored = []
     for number, image in enumerate(images):

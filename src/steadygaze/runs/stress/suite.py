@@ -30,6 +30,7 @@ from steadygaze.quantity import Quantity
 from steadygaze.registry import Registry
 from steadygaze.runs.figures import Figure, Table
 from steadygaze.runs.stress.setting import Setting
+from steadygaze.target import Outputs, task_of_outputs
 
 if TYPE_CHECKING:
     from steadygaze.runs.compare import Change
@@ -132,6 +133,7 @@ class Suite:
     own_images: has images of its own, so that a run of such suites needs no data
     needs_masks: every image of the data needs a mask
     samples_note: what a report says below its sample images
+    outputs: what models it measures give; most suites measure the accuracy of classes
     label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
     quantities: the metrics and scores it knows by name
     tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
@@ -148,6 +150,7 @@ class Suite:
     needs_masks: ClassVar[bool] = False
     label_maps: ClassVar[bool] = False
     samples_note: ClassVar[str] = ""
+    outputs: ClassVar[tuple[Outputs, ...]] = ("classes",)
     quantities: ClassVar[tuple[Quantity, ...]] = ()
     tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
     compared: ClassVar[tuple[str, ...]] = ()
@@ -222,6 +225,18 @@ class Suite:
     def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
         """Figures of a comparison of two models."""
         return iter(())
+
+
+def check_outputs(suites: Iterable[Suite], outputs: Outputs) -> None:
+    """An error in words if a suite cannot measure a model with these outputs."""
+    for suite in suites:
+        if outputs not in suite.outputs:
+            able = [one.name for one in SUITES.values() if outputs in one.outputs]
+            raise BadInput(
+                f"{suite.name} measures {' or '.join(suite.outputs)}, but this model gives {outputs} "
+                f"(task {task_of_outputs(outputs)}). Use {', '.join(able)}, or `verify`.",
+                option="suites",
+            )
 
 
 @dataclass(frozen=True)
