@@ -1,4 +1,4 @@
-"""Adapter for open_clip: its VisionTransformer, towers of timm, and whole models, viewed as their image tower.
+"""Adapter for open_clip: its VisionTransformer, towers of timm, and whole models, seen as their image tower.
 
 The head gives the image embedding, not yet of unit length.
 """
