@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks.zoo import Entry, randomise
@@ -42,7 +43,7 @@ NAMES = ("dog", "cat", "bird", "tree", "red dog", "two cat", "art")
 
 def entries() -> Iterator[Entry]:
     """Every kind as a zero-shot classifier of seven class names."""
-    for kind in KINDS:
+    for kind in (*KINDS, *OPEN_CLIP):
         yield Entry("text and image", kind, partial(classifier, kind))
 
 
@@ -81,21 +82,51 @@ def siglip(stem: str = "Siglip") -> nn.Module:
     return randomise(getattr(transformers, f"{stem}Model")(config))
 
 
+def open_clip_model(tower: str = "own", **vision: Any) -> nn.Module:
+    """CLIP of open_clip, with its own image tower or one of timm."""
+    import open_clip.model as library
+
+    small = {"image_size": 32, "patch_size": 8, "width": 24, "layers": 3, "head_width": 12, "mlp_ratio": 2.0}
+    text = {"context_length": LENGTH, "vocab_size": 40, "width": 16, "heads": 2, "layers": 2}
+    if tower == "own":
+        return randomise(library.CLIP(12, small | vision, text))
+    timm_tower = {"image_size": 224, "timm_model_name": "vit_tiny_patch16_224", "timm_pool": "token"}
+    model = library.CLIP(12, timm_tower, text)
+    reduced: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
+    model.visual.trunk = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **reduced)
+    model.visual.head = nn.Sequential(nn.Linear(24, 12, bias=False))
+    return randomise(model)
+
+
+def open_clip_tokenizer(texts: Sequence[str]) -> Tensor:
+    """As open_clip's tokenizers: texts -> ids of fixed length; the mark of the end has the highest number."""
+    encoded = tokenizer()(list(texts), padding="max_length", max_length=LENGTH, truncation=True)["input_ids"]
+    ids = torch.tensor(encoded)
+    return torch.where(ids == 3, 39, ids)
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "CLIPModel": clip,
     "MetaClip2Model": partial(clip, "MetaClip2"),
     "SiglipModel": siglip,
     "Siglip2Model": partial(siglip, "Siglip2"),
 }
+OPEN_CLIP: dict[str, Callable[[], nn.Module]] = {
+    "open_clip CLIP": open_clip_model,
+    "open_clip CLIP, LayerScale, mean": partial(open_clip_model, ls_init_value=0.1, pool_type="avg"),
+    "open_clip CLIP, norm behind the pool": partial(open_clip_model, final_ln_after_pool=True),
+    "open_clip CLIP, timm tower": partial(open_clip_model, "timm"),
+}
 
 
 def build(kind: str) -> nn.Module:
     """The model alone."""
-    return KINDS[kind]()
+    return (KINDS | OPEN_CLIP)[kind]()
 
 
 def classifier(kind: str) -> tuple[TextClassifier, str]:
     """The zero-shot classifier of a kind, and how it was reduced."""
     with torch.random.fork_rng():
         model = build(kind)
-    return sg.zero_shot(model, NAMES, tokenizer=tokenizer()), "depth 3, width 24"
+    words = open_clip_tokenizer if kind in OPEN_CLIP else tokenizer()
+    return sg.zero_shot(model, NAMES, tokenizer=words), "depth 3, width 24"

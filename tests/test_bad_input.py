@@ -262,6 +262,15 @@ def test_methods_that_other_models_cannot_serve(name: str, method: str, message:
     refuse(sg.MethodUnavailable, message, sg.explain, model, tiny_models.images_of(model), method=method)
 
 
+def test_full_lrp_needs_patches_of_one_convolution() -> None:
+    """Its last rule is for pixels; a stem of several convolutions would need one more rule."""
+    model = tiny()
+    stem = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 24, 3, stride=3)).double()
+    model.patch_embed.proj = stem  # type: ignore[assignment]
+    message = "one convolution of the image.* has 2 convolutions. Use transatt"
+    refuse(sg.MethodUnavailable, message, sg.explain, model, random_images(model), method="full_lrp")
+
+
 def test_selection_of_patches() -> None:
     vit = sg.adapt(MODEL)
     tokens = vit.embed(IMAGES)

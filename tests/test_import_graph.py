@@ -61,6 +61,7 @@ NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and 
     "torchvision.transforms",
     "torchvision.tv_tensors",
     "torchvision.io",
+    "transformers.AutoProcessor",
     "transformers.AutoTokenizer",
     "open_clip.tokenizer",
 )

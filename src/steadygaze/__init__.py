@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.errors import BadInput as BadInput
     from steadygaze.errors import BrokenMap as BrokenMap
     from steadygaze.errors import DegenerateMap as DegenerateMap
+    from steadygaze.errors import ImagesOutOfRange as ImagesOutOfRange
     from steadygaze.errors import MethodUnavailable as MethodUnavailable
+    from steadygaze.errors import ModelChanged as ModelChanged
     from steadygaze.errors import PartialMap as PartialMap
     from steadygaze.errors import RowsNotWritten as RowsNotWritten
     from steadygaze.errors import SteadygazeError as SteadygazeError
@@ -86,6 +88,8 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "RowsNotWritten": "steadygaze.errors",
     "DegenerateMap": "steadygaze.errors",
     "PartialMap": "steadygaze.errors",
+    "ModelChanged": "steadygaze.errors",
+    "ImagesOutOfRange": "steadygaze.errors",
 }
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 

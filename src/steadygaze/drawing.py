@@ -147,10 +147,13 @@ class Row:
 INK, QUIET, PAPER = "#1b1b1f", "#74747c", "#ffffff"
 
 
-def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "") -> Image.Image:
+def tile(
+    rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legend: str = "", noun: str = "class"
+) -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
     legend: "", "positive" or "signed": a labelled colour bar; a narrow grid has a shorter bar and fewer words
+    noun: what the evidence is for
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
         raise BadInput(
@@ -190,21 +193,26 @@ def tile(rows: Sequence[Row], headings: Sequence[str], *, cell: int = 224, legen
             sheet.paste(_square(image, cell), (margin + column * (cell + gap), above))
     if legend:
         box = margin, top + pitch * len(rows), width - margin
-        _draw_legend(sheet, legend, box, length=cell, font=small)
+        _draw_legend(sheet, legend, noun, box, length=cell, font=small)
     return sheet
 
 
-LEGEND_WORDS = {
-    "signed": (("against the class", "for the class"), ("against", "for"), ("", "")),
-    "positive": (("least evidence", "most evidence for the class"), ("least", "most"), ("", "")),
-}  # the longest that fit are drawn
 LEGEND_GAP = 9  # pixels between the colour bar and a word
 
 
-def _draw_legend(sheet: Image.Image, kind: str, box: tuple[int, int, int], *, length: int, font: Any) -> None:
-    """A colour bar of at most this length, labelled on both sides; box: its left, top and right limit."""
+def _legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
+    """The words at both ends of a colour bar, from the longest to none."""
+    if kind == "signed":
+        return (f"against the {noun}", f"for the {noun}"), ("against", "for"), ("", "")
+    return ("least evidence", f"most evidence for the {noun}"), ("least", "most"), ("", "")
+
+
+def _draw_legend(
+    sheet: Image.Image, kind: str, noun: str, box: tuple[int, int, int], *, length: int, font: Any
+) -> None:
+    """A colour bar of at most this length with the longest words that fit; box: left, top and right limit."""
     left, top, right = box
-    for lowest, highest in LEGEND_WORDS[kind]:
+    for lowest, highest in _legend_words(kind, noun):
         words = [math.ceil(font.getlength(word)) for word in (lowest, highest)]
         room = right - left - sum(width + LEGEND_GAP for width in words if width)
         if room >= length // 2:

@@ -8,9 +8,11 @@ SteadygazeError
 ├── BadImage (ValueError)               an image file that cannot be decoded
 ├── BadCheckpoint (ValueError)          weights that do not fit the model, or that contain code
 ├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
+├── ModelChanged (RuntimeError)         another thread changed the model during a call
 └── RowsNotWritten (OSError)            a run or report that cannot be written
 DegenerateMap (UserWarning)             a map that is zero everywhere
 PartialMap (UserWarning)                an interrupted search: the map uses the runs that were done
+ImagesOutOfRange (UserWarning)          images far outside of what the model's normalisation gives
 """
 
 import re
@@ -114,6 +116,10 @@ class BrokenMap(SteadygazeError, ArithmeticError):
     """A map with NaN or infinite values."""
 
 
+class ModelChanged(SteadygazeError, RuntimeError):
+    """Another thread changed the mode or the weights of the model during the call."""
+
+
 class RowsNotWritten(SteadygazeError, OSError):
     """The disk is full or read-only; all rows that were reported as written are kept."""
 
@@ -124,3 +130,7 @@ class DegenerateMap(UserWarning):
 
 class PartialMap(UserWarning):
     """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done."""
+
+
+class ImagesOutOfRange(UserWarning):
+    """The values of images are far outside of what the model's normalisation gives."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.aggregate import aggregate, layers
-from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, MethodUnavailable
+from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
@@ -32,7 +32,8 @@ from steadygaze.target import (
 )
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
+from steadygaze.vit.image_range import range_note
 
 
 class HoldsModel(Protocol):
@@ -144,8 +145,10 @@ def explain(
         reason = unavailable(m, vit)
         if reason:
             raise MethodUnavailable(f"{m.name}: {reason}")
-    with without_autocast(vit.model), evaluation_mode(vit.model):
+    with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
         prepared = _check_images(vit, images)
+        if note := range_note(model, prepared):
+            warn(note, ImagesOutOfRange, stacklevel=2)
         batch = _Batch(vit, prepared, target, score, on_progress, allow_partial)
         results = batch.explain(chosen)
         if isinstance(vit.model, VisualQuestion):

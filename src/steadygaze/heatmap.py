@@ -25,7 +25,7 @@ from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.files import write_npz, write_png
 from steadygaze.manifest import image_entry, write_manifest
-from steadygaze.target import Outputs, describe, predictions, task_of_outputs
+from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
@@ -333,7 +333,8 @@ def comparison_grid(
         drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
         note = notes[image] if notes else ""
         rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
-    return tile(rows, ["image", *attributions], cell=cell, legend="signed" if signed else "positive")
+    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
+    return tile(rows, ["image", *attributions], cell=cell, legend=legend, noun=noun)
 
 
 def _enlarged(image: Image.Image, cell: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.files import write_atomic
-from steadygaze.target import NOUNS, Outputs, Task, predictions
+from steadygaze.target import NOUNS, PRESENT, Outputs, Task, predictions
 
 PREDICTIONS = 3  # most probable classes that are listed for each image
 PACKAGES = ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow")
@@ -101,7 +101,8 @@ def image_entry(
     overlays: names of the overlay files by method
 
     A prediction is {"class": index, "name", "probability"}, or {"label": index, "name", "probability"}, or
-    {"output": index, "name", "value"}. The most probable classes or labels are listed, and every value.
+    {"output": index, "name", "value"}. The three most probable classes or labels are listed, and every label
+    above 0.5; of values all.
     """
     numbers = predictions(outputs, logits.detach().cpu().double())
     key = "output" if outputs in ("values", "features") else NOUNS[outputs]
@@ -114,7 +115,8 @@ def image_entry(
     if outputs == "values":
         best = list(range(len(numbers)))
     else:
-        best = numbers.topk(min(PREDICTIONS, len(numbers))).indices.tolist()
+        present = int((numbers > PRESENT).sum()) if outputs == "labels" else 0
+        best = numbers.topk(min(max(PREDICTIONS, present), len(numbers))).indices.tolist()
     targets = [] if target is None else target.reshape(-1).tolist()
     return {
         "name": name,

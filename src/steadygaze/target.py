@@ -109,6 +109,24 @@ def describe(
     return f"{name} {text}" if name else f"{NOUNS[outputs]} {index}: {text}"
 
 
+def summarise(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] | None = None) -> str:
+    """What a model predicts, in words: its class, every label above 0.5, or every value.
+
+    >>> summarise("labels", [0.93, 0.2, 0.88], ["cat", "car", "dog"])
+    'cat 0.93 and dog 0.88'
+    """
+    best = max(range(len(numbers)), key=lambda index: numbers[index])
+    chosen = [best]
+    if outputs == "labels":
+        present = sorted((i for i, p in enumerate(numbers) if p > PRESENT), key=lambda i: -numbers[i])
+        chosen = present or [best]
+    elif outputs != "classes":
+        chosen = list(range(len(numbers)))
+    texts = [describe(outputs, i, numbers[i], names, alone=len(numbers) == 1) for i in chosen]
+    text = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return f"none above {PRESENT}; {text}" if outputs == "labels" and numbers[best] <= PRESENT else text
+
+
 def percent(probability: float | None) -> str:
     """A probability as text: "62 %", "99.7 %", "0.3 %"."""
     if probability is None:

@@ -136,4 +136,5 @@ def test_listing_does_not_need_a_model():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     families = json.loads(done.stdout)
-    assert list(dict.fromkeys(families)) == ["removal", "perturbation", "localisation", "sanity", "truth"]
+    expected = ["removal", "value", "perturbation", "localisation", "sanity", "truth"]
+    assert list(dict.fromkeys(families)) == expected

@@ -50,8 +50,8 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {kind: partial(tiny, kind) for kind 
     "transformers DINOv3 gated": partial(_hf, "DINOv3ViTModel and a head, gated MLP", "sdpa"),
     "transformers CLIP": partial(_hf, "CLIPForImageClassification", "sdpa"),
     "transformers SigLIP": partial(_hf, "SiglipForImageClassification", "sdpa"),
-    "CLIP and text": lambda: text_zoo.classifier("CLIPModel")[0],
-    "SigLIP and text": lambda: text_zoo.classifier("SiglipModel")[0],
+    "transformers CLIP and text": lambda: text_zoo.classifier("CLIPModel")[0],
+    "transformers SigLIP and text": lambda: text_zoo.classifier("SiglipModel")[0],
 }
 EAGER = {
     f"{name}, eager": partial(_hf, kind, "eager")

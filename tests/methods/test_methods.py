@@ -155,6 +155,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "fullgrad": [{"implicit": False}, {"implicit": True}],
     "attcam": [{"relu": False}, {"relu": True}],
     "attin": [{"form": "n"}, {"form": "n_res"}],
+    "grad_eclip": [{"keys": True}, {"keys": False}, {"project": True}, {"project": False}],
     "alti": [{"against": "attn"}, {"against": "block"}],
     "decompx": [{"bias": b, "slope": s} for b in BIASES for s in ("origin", "tangent")],
 } | {
@@ -177,6 +178,7 @@ WHOLE_OPTIONS = {
     "random": {"seed"},
     "gaze_twice": set(),
     "full_lrp": set(),
+    "legrad": {"layers"},
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
 } | {  # searched methods: their oracles are in tests/test_search.py
     "occlusion": {"budget", "hide"},
@@ -308,6 +310,18 @@ def test_freezing(kind: str, freeze: float) -> None:
     method = sg.method("fullgrad", freeze=freeze, implicit=True, slope="tangent")
     wanted = expected(kind, "fullgrad", "first", freeze=float(freeze), implicit=True, slope="tangent")
     close(explained(kind, method), wanted, method.name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_legrad_of_the_last_layers(kind: str) -> None:
+    model, images = case(kind)
+    for options in ({"layers": 2}, {"layers": 1}, {"layers": 0, "score": "log_odds"}, {"freeze": 0.75}):
+        score = options.get("score")
+        method = sg.method("legrad", **{key: value for key, value in options.items() if key != "score"})
+        wanted = METHODS["legrad"](model, images, TARGET, **options)
+        close(explained(kind, method, score), wanted, method.name)
+    with pytest.raises(sg.BadInput, match=r"from 0 \(all\) to 3, got 4"):
+        explained(kind, "legrad:layers=4")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -111,7 +111,14 @@ def test_tokens_and_offsets_add_up_to_the_logit(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["class", "torchvision", "EVA-02 base (sub-LN)", "QuickGELU (CLIP)", "SwiGLU (DINOv2)", "CLIP and text"],
+    [
+        "class",
+        "torchvision",
+        "EVA-02 base (sub-LN)",
+        "QuickGELU (CLIP)",
+        "SwiGLU (DINOv2)",
+        "transformers CLIP and text",
+    ],
 )
 @pytest.mark.parametrize("slope", ["origin", "tangent"])
 def test_biases_that_are_shared_out_leave_nothing_over(name: str, slope: str) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from . import attention, cam, decompx, gaze, gradient, lrp, mixing
+from . import attention, cam, contrastive, decompx, gaze, gradient, lrp, mixing
 
 METHODS_HOME: dict[str, ModuleType] = {
     name: home
@@ -22,6 +22,7 @@ METHODS_HOME: dict[str, ModuleType] = {
         (lrp, "transatt full_lrp attnlrp"),
         (mixing, "attin globenc alti"),
         (decompx, "decompx"),
+        (contrastive, "legrad grad_eclip"),
         (gaze, "gaze gaze_removal"),
     )
     for name in names.split()

@@ -136,6 +136,7 @@ def test_runs_of_two_models_stand_side_by_side(run, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     facts = json.loads((run / "run.json").read_text())
+    facts["settings"]["model"] = "another"
     (other / "run.json").write_text(json.dumps(facts))
     lines = (json.loads(line) for line in (run / "rows-00000.jsonl").read_text().splitlines())
     (other / "rows-00000.jsonl").write_text(
@@ -160,7 +161,7 @@ def copied(run, folder, rows=lambda row: row, **settings):
     [
         ({"target": "3"}, lambda row: row, "target 3"),
         ({"ratios": [0.5]}, lambda row: row, "ratios 0.5"),
-        ({"seed": 4}, lambda row: row, "seed 4"),
+        ({"seed": 4}, lambda row: {**row, "seed": 4}, "seed 4"),
         ({"preprocessing": {"crop_pct": "1.0"}}, lambda row: row, "preprocessing crop_pct 1.0"),
         ({"weights": "0123"}, lambda row: {**row, "weights": "0123"}, "weights 0123"),
         (

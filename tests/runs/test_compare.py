@@ -22,7 +22,8 @@ from steadygaze.runs.stress.request import StressRequest, run_stress
 def kept(rows: Rows, folder, change=lambda row: row):
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(rows.runs[0]))
-    (folder / "rows-00000.jsonl").write_text("".join(json.dumps(change(dict(r))) + "\n" for r in rows))
+    lines = (json.dumps(change({**row, "content": row["image"]})) for row in rows)
+    (folder / "rows-00000.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 
@@ -133,7 +134,7 @@ def test_a_run_that_is_not_finished_is_paired_picture_by_picture(pair, tmp_path)
 def test_other_seeds_are_told(pair, tmp_path):
     one, _, a, _ = pair
     facts = {**one.runs[0], "settings": {**one.runs[0]["settings"], "seed": 9, "suite": ["corruptions"]}}
-    other = kept(Rows([facts], list(one)), tmp_path / "other")
+    other = kept(Rows([facts], list(one)), tmp_path / "other", lambda row: {**row, "seed": 9})
     assert any(
         note.startswith("other seeds before (0) than after (9)")
         for note in compare([a], [other], repeats=20).notes

@@ -18,11 +18,10 @@ from gradio.context import LocalContext
 from steadygaze.app.limits import Calls
 from steadygaze.app.viewer import Viewer
 from steadygaze.errors import BadInput, SteadygazeError
-from steadygaze.faithfulness.removal import NAMES
 from steadygaze.heatmap import Attribution
 from steadygaze.progress import Progress
 
-PREDICTED, DEFAULT_SCORE = "predicted class", "default of the method"
+PREDICTED, MOST_PROBABLE, DEFAULT_SCORE = "predicted class", "most probable label", "default of the method"
 CURVE_COLUMNS = ("share", "probability", "method")
 BAR = gr.Progress()  # gradio passes a progress bar to functions that have it as a default
 
@@ -36,19 +35,20 @@ class Events:
     def load(self, image: Path | None) -> Any:
         if image is None:
             return {}, [], [], None, {}, ""
-        return self.viewer.predictions(image), [], *self._board(image, [])
+        return self.viewer.prediction_label(image), [], *self._board(image, [])
 
     def explain(
         self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
     ) -> Any:
         maps = self._maps(image, methods, target, score, bar)
-        return self.viewer.predictions(image), self.viewer.overlays(image, maps, bool(signed))
+        return self.viewer.prediction_label(image), self.viewer.overlays(image, maps, bool(signed))
 
     def verify(self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress = BAR) -> Any:
         curves = self.viewer.removal_curves(image, self._maps(image, methods, target, score, bar))
         deletion = [(*point, curve.method) for curve in curves for point in curve.deletion]
         insertion = [(*point, curve.method) for curve in curves for point in curve.insertion]
-        rows = [[curve.method, *(f"{curve.scores[name]:.1f}" for name in NAMES)] for curve in curves]
+        viewer, form = self.viewer, ".4g" if self.viewer.outputs == "values" else ".1f"
+        rows = [[one.method, *(f"{one.scores[name]:{form}}" for name in viewer.metrics)] for one in curves]
         frames = (pd.DataFrame(points, columns=CURVE_COLUMNS) for points in (deletion, insertion))
         return *frames, rows
 
@@ -76,7 +76,7 @@ class Events:
     def _board(self, image: Any, removed: list[int]) -> Any:
         """What the third tab shows without these patches."""
         viewer = self.viewer
-        shown, predictions = viewer.shown(image, removed), viewer.predictions(image, removed)
+        shown, predictions = viewer.shown(image, removed), viewer.prediction_label(image, removed)
         return removed, shown, predictions, viewer.summary(image, removed)
 
     def _split(
@@ -90,7 +90,7 @@ class Events:
     def _maps(
         self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
     ) -> dict[str, Attribution]:
-        chosen_target = None if target == PREDICTED else str(target)
+        chosen_target = None if target == predicted(self.viewer) else str(target)
         chosen_score = None if score == DEFAULT_SCORE else str(score)
 
         def show(progress: Progress) -> None:
@@ -104,6 +104,11 @@ class Events:
             on_progress=show,
             on_problem=lambda problem: gr.Warning(str(problem)),
         )
+
+
+def predicted(viewer: Viewer) -> str:
+    """The entry of the list of targets that stands for the predicted one."""
+    return MOST_PROBABLE if viewer.outputs == "labels" else PREDICTED
 
 
 def method_names(value: Any) -> list[str]:

@@ -8,18 +8,17 @@ from typing import Any
 
 import gradio as gr
 
-from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, PREDICTED, Events, answered
+from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, Events, answered, predicted
 from steadygaze.app.limits import Calls
 from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
 from steadygaze.app.viewer import RANDOM, Viewer
-from steadygaze.faithfulness.removal import NAMES
 from steadygaze.method_registry import DEFAULT
-from steadygaze.target import SCORES
+from steadygaze.target import NOUNS, SCORES_OF
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
 TEXTS = {
-    "explain": "Warm patches are evidence for the class. If methods disagree, verify them in the next tab.",
-    "verify": "Patches are removed, most relevant first (left: the probability should fall early), or "
+    "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them in the next tab.",
+    "verify": "Patches are removed, most relevant first (left: the {quantity} should fall early), or "
     "inserted (right: it should rise early). One image is not a measurement: `steadygaze verify` evaluates "
     "many, with confidence intervals.",
     "remove": "Click a patch to remove it; click it again to restore it.",
@@ -29,6 +28,10 @@ TEXTS = {
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
     events, calls = Events(viewer), Calls(viewer.limits)
+    noun, values = NOUNS[viewer.outputs], viewer.outputs == "values"
+    unit = "" if values else "Percent, "
+    texts = {"noun": noun, "quantity": "value" if values else "probability"}
+    targets = viewer.classes if values else [predicted(viewer), *viewer.classes]
     with gr.Blocks(
         title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES)
     ) as blocks:
@@ -54,27 +57,28 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     label="Methods",
                     info="Or type one: decompx+skipplus, attixg+plus:pairing=next",
                 )
-                target = gr.Dropdown([PREDICTED, *viewer.classes], value=PREDICTED, label="Class to explain")
-                score = gr.Dropdown([DEFAULT_SCORE, *SCORES], value=DEFAULT_SCORE, label="Score")
-                signed = gr.Checkbox(label="Also show evidence against the class")
+                target = gr.Dropdown(targets, value=targets[0], label=f"{noun.capitalize()} to explain")
+                scores = [DEFAULT_SCORE, *SCORES_OF[viewer.outputs]]
+                score = gr.Dropdown(scores, value=DEFAULT_SCORE, label="Score")
+                signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
                 gr.Examples([str(path) for path in _examples()], image, label="Examples")
             with gr.Column(scale=5), gr.Tabs():
                 with gr.Tab("Explain"):
-                    gr.Markdown(TEXTS["explain"])
+                    gr.Markdown(TEXTS["explain"].format(**texts))
                     explain = gr.Button("Explain", variant="primary")
                     # two rows are visible, more scroll
                     gallery = gr.Gallery(
                         label="Attribution maps", columns=2, object_fit="contain", height=880
                     )
                 with gr.Tab("Verify"):
-                    gr.Markdown(TEXTS["verify"])
+                    gr.Markdown(TEXTS["verify"].format(**texts))
                     verify = gr.Button("Verify", variant="primary")
                     with gr.Row():
-                        plots = [_curve_plot("Deletion"), _curve_plot("Insertion")]
+                        plots = [_curve_plot(title, values) for title in ("Deletion", "Insertion")]
                     table = gr.Dataframe(
-                        headers=["method", *(name.replace("_", " ") for name in NAMES)],
+                        headers=["method", *(name.replace("_", " ") for name in viewer.metrics)],
                         interactive=False,
-                        label=f"Percent, higher is better; {RANDOM} is the chance level",
+                        label=f"{unit}higher is better; {RANDOM} is the chance level",
                     )
                 with gr.Tab("Remove patches"):
                     gr.Markdown(TEXTS["remove"])
@@ -118,9 +122,17 @@ def build_page(viewer: Viewer) -> gr.Blocks:
     return blocks
 
 
-def _curve_plot(title: str) -> gr.LinePlot:
+def _curve_plot(title: str, values: bool) -> gr.LinePlot:
     x, y, color = CURVE_COLUMNS
-    return gr.LinePlot(x=x, y=y, color=color, title=title, y_lim=[0, 1], height=300)
+    return gr.LinePlot(
+        x=x,
+        y=y,
+        y_title="value" if values else y,
+        color=color,
+        title=title,
+        y_lim=None if values else [0, 1],
+        height=300,
+    )
 
 
 def _examples() -> list[Path]:

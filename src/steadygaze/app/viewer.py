@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from steadygaze.data.images import read_image, to_rgb
 from steadygaze.drawing import struck_out
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
-from steadygaze.faithfulness.removal import RATIOS, CachedForward, ranking, removal
+from steadygaze.faithfulness.removal import NAMES, RATIOS, VALUE_NAMES, CachedForward, ranking, removal
 from steadygaze.heatmap import Attribution
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
@@ -31,7 +32,7 @@ from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
-from steadygaze.target import percent, predictions
+from steadygaze.target import Outputs, percent, predictions, summarise
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
@@ -51,10 +52,10 @@ OnProblem = Callable[[SteadygazeError], None]
 
 @dataclass(frozen=True)
 class RemovalCurves:
-    """Probability of a class while patches are removed or inserted in the order of a method's map.
+    """Probability of a class (or a value) while patches are removed or inserted in the order of a map.
 
-    deletion, insertion: points (share of the patches, probability)
-    scores: the four removal metrics, in percent
+    deletion, insertion: points (share of the patches, probability or value)
+    scores: the removal metrics, in percent; of values in their own unit
     """
 
     method: str
@@ -102,13 +103,29 @@ class Viewer:
         blank = torch.zeros(1, *self.vit.plan.input_size, device=self._device)
         return "mask" if can_mask(self.vit, self.vit.embed(blank)) else "fill"
 
+    @property
+    def outputs(self) -> Outputs:
+        """What the model gives: classes, labels or values."""
+        return self.vit.plan.outputs
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The removal metrics that `removal_curves` measures."""
+        return VALUE_NAMES if self.outputs == "values" else NAMES
+
     def predictions(self, image: ImageInput | None, without: Collection[int] = ()) -> dict[str, float]:
-        """Class -> probability, without some patches (numbers in raster order)."""
+        """Class -> probability (or value -> its number), without some patches (numbers in raster order)."""
         tensor = self._tensor(image)
         logits = self._logits_without(tensor, without) if without else self._logits(tensor)
-        return dict(
-            zip(self.classes, predictions(self.vit.plan.outputs, logits[0].double()).tolist(), strict=True)
-        )
+        numbers = predictions(self.outputs, logits[0].double())
+        return dict(zip(self.classes, numbers.tolist(), strict=True))
+
+    def prediction_label(self, image: ImageInput | None, without: Collection[int] = ()) -> Any:
+        """`predictions` for a list of bars; values, which have none, as a text."""
+        numbers = self.predictions(image, without)
+        if self.outputs != "values":
+            return numbers
+        return summarise(self.outputs, list(numbers.values()), self._short_names)
 
     def maps(
         self,
@@ -157,7 +174,7 @@ class Viewer:
     def removal_curves(self, image: ImageInput, maps: dict[str, Attribution]) -> list[RemovalCurves]:
         """Removal curves and scores of every map on this image, and of a random ranking."""
         tensor = self._tensor(image)
-        with_random = maps if RANDOM in maps else {**maps, **self.maps(image, [RANDOM])}
+        with_random = maps if RANDOM in maps else {**maps, **self.maps(image, [RANDOM], "0")}
         first = next(iter(maps.values()))
         assert first.target is not None
         target = first.target.to(tensor.device)
@@ -166,18 +183,19 @@ class Viewer:
             whole = CachedForward(self.vit, tensor)
             values = removal(whole, stacked, target, RATIOS)
         start = float(whole.probabilities[0, target[0]])
+        lost, unit = ("value", 1) if self.outputs == "values" else ("aopc", 100)
 
-        def probabilities(kind: str, row: int) -> list[float]:
-            """Of the class at every ratio; the detail of a metric is 100 (p of the whole image - p)."""
-            detail = values[f"{kind}_aopc"].detail
+        def predicted(kind: str, row: int) -> list[float]:
+            """Of the class at every ratio; the detail of a metric is `unit` (p of the whole image - p)."""
+            detail = values[f"{kind}_{lost}"].detail
             assert detail is not None
-            return [start - loss / 100 for loss in detail[row, 0].tolist()]
+            return [start - loss / unit for loss in detail[row, 0].tolist()]
 
         curves = []
         for row, name in enumerate(with_random):
-            deletion = zip((0.0, *RATIOS), (start, *probabilities("deletion", row)), strict=True)
-            insertion = zip((*RATIOS, 1.0), (*probabilities("insertion", row), start), strict=True)
-            scores = {metric: float(value.value[row, 0]) for metric, value in values.items()}
+            deletion = zip((0.0, *RATIOS), (start, *predicted("deletion", row)), strict=True)
+            insertion = zip((*RATIOS, 1.0), (*predicted("insertion", row), start), strict=True)
+            scores = {metric: float(values[metric].value[row, 0]) for metric in self.metrics}
             curves.append(RemovalCurves(name, tuple(deletion), tuple(insertion), scores))
         return curves
 
@@ -209,9 +227,15 @@ class Viewer:
         """In a sentence: how many patches are left out, and how that changes the prediction."""
         rows, columns = self.vit.grid
         before, after = self.predictions(image), self.predictions(image, without)
+        removed = f"{len(without)} of {rows * columns} patches {REMOVAL_TEXTS[self.removal_mode]}."
+        if self.outputs != "classes":
+            texts = [
+                summarise(self.outputs, list(values.values()), self._short_names)
+                for values in (before, after)
+            ]
+            return f"{removed} Before: {texts[0]}. Now: **{texts[1]}**."
         predicted, now = (max(values, key=lambda name: values[name]) for values in (before, after))
         verb = "still predicts" if predicted == now else "now predicts"
-        removed = f"{len(without)} of {rows * columns} patches {REMOVAL_TEXTS[self.removal_mode]}."
         change = f"{predicted}: {percent(before[predicted])} → {percent(after[predicted])}."
         return f"{removed} The model {verb} **{now}** ({percent(after[now])}). {change}"
 

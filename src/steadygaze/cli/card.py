@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from steadygaze.cli.running import guarded, print_line, progress_bar, wide
@@ -72,8 +73,8 @@ def _changes_table(changes: Sequence[Change]) -> Table:
     for change in changes:
         scale = change.scale
         table.add_row(
-            change.setting.label,
-            change.quantity.title,
+            escape(change.setting.label),
+            escape(change.quantity.title),
             f"{scale * change.before.mean:.4g}",
             f"{scale * change.after.mean:.4g}",
             f"{scale * change.difference:+.3g}",
@@ -87,8 +88,8 @@ def _faithfulness_table(changes: Sequence[FaithfulnessChange]) -> Table:
     table = Table("method", "metric", *COLUMNS, box=SIMPLE, title="faithfulness")
     for change in changes:
         table.add_row(
-            change.method,
-            change.quantity.title,
+            escape(change.method),
+            escape(change.quantity.title),
             change.quantity.text(change.before),
             change.quantity.text(change.after),
             f"{change.difference:+.3g}",

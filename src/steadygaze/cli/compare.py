@@ -65,7 +65,7 @@ def _print_heading(comparison: Comparison, console: Console) -> None:
 
 
 def _changes_table(comparison: Comparison) -> Table:
-    title = "after minus before, 95 % interval over the same images"
+    title = f"after minus before, 95 % interval over {comparison.images_text}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in ("setting", "metric"):
         table.add_column(column, no_wrap=True)
@@ -81,8 +81,8 @@ def _change_cells(change: Change) -> list[str]:
     digits = len(change.quantity.text(0).partition(".")[2])
     gap, low, high = (f"{change.scale * v:+.{digits}f}" for v in (change.difference, change.low, change.high))
     return [
-        change.setting.label,
-        change.quantity.title,
+        escape(change.setting.label),
+        escape(change.quantity.title),
         _side(change.before, change),
         _side(change.after, change),
         gap,

@@ -74,6 +74,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             request.checkpoint,
             num_classes=request.num_classes,
             device=device,
+            task=request.task,
             trust_remote_code=request.trust_remote_code,
         )
         vit = adapt(loaded)
@@ -86,7 +87,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     results = explain_files(request, methods, loaded, vit, image_files, live)
     if results.rows:
         write_results(request, loaded, results)
-    print_results(request, results, console)
+    print_results(request, loaded, results, console)
     left = len(image_files) - len(results.rows) - len(results.unreadable) - len(results.broken)
     if left > 0:
         print_line(console, f"stopped: {left} of {plural(len(image_files), 'image')} not explained", "yellow")
@@ -166,6 +167,11 @@ def explain_batch(
     """Explain one batch and add it to the results; an image whose map is not finite is left out."""
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
+        if vit.plan.outputs == "values":
+            raise BadInput(
+                "--top explains the most probable classes, but this model gives values (regression). "
+                "Use --target with the index or name of a value."
+            )
         with torch.no_grad():
             logits = vit(images)
         target = logits.topk(min(request.top, logits.shape[-1])).indices

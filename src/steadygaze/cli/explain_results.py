@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
 from steadygaze.runs.messages import plural as counted
-from steadygaze.target import percent
+from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
 
 MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
@@ -44,6 +45,7 @@ class ExplainOptions:
     batch_size: int = 8
     signed: bool = False
     num_classes: int | None = None
+    task: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"
     diffmask: Path | None = None
@@ -54,6 +56,7 @@ class ExplainOptions:
 class Results:
     """What was computed so far; scores, score_of and grid_maps by method."""
 
+    outputs: Outputs = "classes"
     rows: list[dict[str, Any]] = field(default_factory=list)  # entries of the manifest, one for each image
     scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     score_of: dict[str, str] = field(default_factory=dict)  # the quantity that the method explained
@@ -98,6 +101,7 @@ def add_results(
         results.score_of[method] = attribution.score
     first = next(iter(attributions.values()))
     assert first.target is not None
+    results.outputs = first.outputs
     results.logits.append(first.logits.float().numpy())
     results.targets.append(first.target.numpy())
     for index, (name, file) in enumerate(zip(names, image_files, strict=True)):
@@ -106,7 +110,15 @@ def add_results(
             for method, attribution in attributions.items()
         }
         target = first.target[index]
-        entry = image_entry(name, first.logits[index], target, overlays, class_names=class_names, file=file)
+        entry = image_entry(
+            name,
+            first.logits[index],
+            target,
+            overlays,
+            class_names=class_names,
+            file=file,
+            outputs=first.outputs,
+        )
         results.rows.append(entry)
         results.empty += [
             f"{method}, {file}"
@@ -169,6 +181,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
         methods={method: results.score_of[method] for method in results.scores},
         grid=next(iter(results.grid_maps.values()))[0].grid,
         images=results.rows,
+        task=task_of_outputs(results.outputs),
         before={
             "model": model,
             "preprocessing": dict(loaded.preprocess.config),
@@ -217,6 +230,7 @@ def concatenate(parts: list[Attribution]) -> Attribution:
         logits=torch.cat([part.logits for part in parts]),
         method=parts[0].method,
         score=parts[0].score,
+        outputs=parts[0].outputs,
     )
 
 
@@ -225,10 +239,10 @@ def short_names(class_names: tuple[str, ...] | None) -> list[str] | None:
     return None if class_names is None else [name.split(",")[0] for name in class_names]
 
 
-def print_results(request: ExplainOptions, results: Results, console: Console) -> None:
+def print_results(request: ExplainOptions, loaded: LoadedModel, results: Results, console: Console) -> None:
     """Print the predictions, the files written, and everything that went wrong."""
     if results.rows:
-        print_predictions(results, console)
+        print_predictions(results, short_names(loaded.class_names), console)
         print_targets(request, results, console)
         print_files(request, results, console)
     for message in results.partial:
@@ -241,23 +255,22 @@ def print_results(request: ExplainOptions, results: Results, console: Console) -
         print_line(console, f"not read: {message}", "red")
 
 
-def print_predictions(results: Results, console: Console) -> None:
-    """Print the three most probable classes of each image."""
-    table = Table(
-        Column("image", overflow="fold"),
-        "1st",
-        "2nd",
-        "3rd",
-        title="predictions",
-        title_justify="left",
-        box=SIMPLE,
-    )
-    for row in results.rows[:TABLE_ROWS]:
-        predictions = [
-            f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
-            for p in row["predictions"]
-        ]
-        table.add_row(*(escape(text) for text in (row["name"], *predictions)))
+def print_predictions(results: Results, names: Sequence[str] | None, console: Console) -> None:
+    """Print the three most probable classes of each image, every label above 0.5, or the values."""
+    several = results.outputs == "classes"
+    headings = ("1st", "2nd", "3rd") if several else (results.outputs,)
+    image = Column("image", overflow="fold")
+    table = Table(image, *headings, title="predictions", title_justify="left", box=SIMPLE)
+    logits = torch.from_numpy(np.concatenate(results.logits[:TABLE_ROWS])).double()
+    numbers = predictions(results.outputs, logits)
+    for row, one in zip(results.rows[:TABLE_ROWS], numbers.tolist(), strict=False):
+        texts = [summarise(results.outputs, one, names)]
+        if several:
+            texts = [
+                f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
+                for p in row["predictions"]
+            ]
+        table.add_row(*(escape(text) for text in (row["name"], *texts)))
     console.print(table)
     if len(results.rows) > TABLE_ROWS:
         console.print(f"and {len(results.rows) - TABLE_ROWS} more in manifest.json")

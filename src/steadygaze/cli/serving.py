@@ -32,13 +32,19 @@ def run(
     open_browser: bool,
     limits: Limits,
     *,
+    task: str | None = None,
     trust_remote_code: bool = False,
 ) -> int:
     """Load the model and serve its page until Ctrl-C or SIGTERM; returns the exit code."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(
-        model, checkpoint, num_classes=num_classes, device=device, trust_remote_code=trust_remote_code
+        model,
+        checkpoint,
+        num_classes=num_classes,
+        device=device,
+        task=task,
+        trust_remote_code=trust_remote_code,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():

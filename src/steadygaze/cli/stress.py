@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from steadygaze.cli.running import guarded, print_line, print_unreadable, progress_bar, wide
@@ -19,6 +20,7 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.card import Card
 from steadygaze.runs.stress.request import PreparedStress, StressRequest, prepare_stress, run_stress
 from steadygaze.runs.stress.suite import all_options
+from steadygaze.runs.untrusted.json_files import damaged_files
 
 
 def suite_options(words: Sequence[str]) -> dict[str, Any]:
@@ -63,7 +65,8 @@ def run(request: StressRequest, console: Console | None = None) -> int:
                 f"time: {100 * pace.share:.0f} % running the model, {100 - 100 * pace.share:.0f} % loading "
                 f"images and writing rows ({workers})",
             )
-        return _close(request, rows, console or wide(Console()))
+        with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
+            return _close(request, rows, console or wide(Console()))
 
     return guarded(request.out, work)
 
@@ -107,10 +110,10 @@ def print_card(card: Card, console: Console) -> None:
 
 
 def _rich(table: Table) -> RichTable:
-    rich = RichTable(title=table.title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    rich.add_column(table.columns[0], no_wrap=True)
+    rich = RichTable(title=escape(table.title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    rich.add_column(escape(table.columns[0]), no_wrap=True)
     for column in table.columns[1:]:
-        rich.add_column(column, justify="right")  # an interval may go to a second line
+        rich.add_column(escape(column), justify="right")  # an interval may go to a second line
     for row in table.rows:
-        rich.add_row(*row)
+        rich.add_row(*map(escape, row))
     return rich

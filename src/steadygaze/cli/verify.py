@@ -16,6 +16,7 @@ from steadygaze.cli.running import guarded, print_line, print_unreadable, progre
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.untrusted.json_files import damaged_files
 from steadygaze.runs.verify.plan import forward_passes
 from steadygaze.runs.verify.request import PreparedVerify, VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Section, masked_models, quantity
@@ -34,7 +35,10 @@ def run(request: VerifyRequest, console: Console | None = None) -> int:
             _announce(prepared, world, notes)
         with progress_bar(notes, visible=world.rank == 0) as on_progress:
             rows = run_verify(request, world, on_progress, prepared)
-        return 0 if world.rank else _print_results(request, rows, console or wide(Console()))
+        if world.rank:
+            return 0
+        with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
+            return _print_results(request, rows, console or wide(Console()))
 
     return guarded(request.out, work)
 
@@ -120,12 +124,12 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
 def _ranking(section: Section) -> RichTable:
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
-    table = RichTable(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = RichTable(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     table.add_column("score", no_wrap=True)
     shown = [quantity(metric) for metric in section.shown]
     for q in shown:
-        table.add_column(f"{q.title}{q.arrow}", justify="right", min_width=10)
+        table.add_column(escape(f"{q.title}{q.arrow}"), justify="right", min_width=10)
     best = {q.name: section.best(q.name) for q in shown}
     for line in section.lines[:SHOWN]:
         cells = []
@@ -137,5 +141,5 @@ def _ranking(section: Section) -> RichTable:
             half = "" if cell.low == cell.high else f" ±{q.text((cell.high - cell.low) / 2)}"
             text = f"{q.text(cell.value)}{half}"
             cells.append(f"[bold]{text}[/bold]" if best[q.name] == line else text)
-        table.add_row(escape(line[0]), line[1], *cells)
+        table.add_row(escape(line[0]), escape(line[1]), *cells)
     return table

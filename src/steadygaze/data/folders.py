@@ -106,6 +106,17 @@ class ClassLookup:
         )
 
 
+class Unlabelled(ClassLookup):
+    """For images whose folders are not classes: every label is 0, and images need no class folder."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 1)
+
+    def index(self, text: str) -> int:
+        """0."""
+        return 0
+
+
 def _lookup(pairs: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
     lookup: dict[str, set[int]] = {}
     for name, index in pairs:
@@ -122,12 +133,12 @@ def read_class_folders(folder: Path, classes: ClassLookup) -> list[Item]:
     groups: dict[str, list[Path]] = {}
     for path in images_in(folder):
         inside = path.relative_to(folder)
-        if len(inside.parts) < 2:
+        if len(inside.parts) < 2 and not isinstance(classes, Unlabelled):
             raise BadInput(
                 f"{path} is in no class folder: expected {folder}/<class>/{path.name}, "
                 "the class a synset, an index or a name"
             )
-        groups.setdefault(inside.parts[0], []).append(path)
+        groups.setdefault(inside.parts[0] if len(inside.parts) > 1 else "", []).append(path)
     labels = {name: classes.index(name) for name in groups}
     return interleave(
         [

@@ -65,6 +65,7 @@ class InMemoryData:
     masks_for: names of metrics that need masks; a batch without masks is then an error
     label_maps: labels are (B, H, W), for segmentation
     preprocess: for a `Dataset` of PIL images
+    labels_used: False accepts labels of any kind, such as numbers of a regression, and reads them as 0
     """
 
     data: Any
@@ -73,6 +74,7 @@ class InMemoryData:
     masks_for: Sequence[str] = ()
     label_maps: bool = False
     preprocess: Preprocess | None = None
+    labels_used: bool = True
 
     def __post_init__(self) -> None:
         if is_folder(self.data):
@@ -183,6 +185,8 @@ class InMemoryData:
                 f"images: expected floating point, normalised as the model takes them, got {images.dtype} "
                 f"in batch {number}"
             )
+        if not self.labels_used:
+            labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
         shape = (len(images), *images.shape[-2:]) if self.label_maps else (len(images),)
         if labels.is_floating_point() or labels.dtype == torch.bool or tuple(labels.shape) != shape:
             expected = f"label maps {shape} of integers" if self.label_maps else f"{len(images)} integers"

@@ -18,7 +18,7 @@ from steadygaze.faithfulness.inputs import (
     MetricInput,
     at_least_float32,
 )
-from steadygaze.faithfulness.metric import Compute, Metric, Values, metric
+from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, metric
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode
 
@@ -54,6 +54,7 @@ def evaluate(
     """
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}
+    check_outputs(chosen.values(), view.plan.outputs)
     _check_needs(chosen.values(), batch, explain)
     with torch.no_grad(), evaluation_mode(view.model):
         forward = CachedForward(view, batch.images)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.target import predictions
+from steadygaze.target import PRESENT, predictions
 from steadygaze.vit import ViT
 from steadygaze.vit.subsets import chunk_of
 from steadygaze.vit.view import evaluation_mode
@@ -100,6 +100,19 @@ class CachedForward:
     def predictions(self, logits: Tensor) -> Tensor:
         """Probabilities, or values, of these logits, at least in float32."""
         return predictions(self.vit.plan.outputs, at_least_float32(logits))
+
+    def as_expected(
+        self, logits: Float[Tensor, "n classes"], target: Int[Tensor, " n"], image: Int[Tensor, " n"]
+    ) -> Bool[Tensor, " n"]:
+        """Whether these logits, of modified images, still predict `target`.
+
+        A class: it is the predicted one. A label, or the one class of a binary classifier: it is present
+        (p > 0.5) or absent, as in the unmodified image. Values are not predicted in this sense.
+        """
+        if self.vit.plan.outputs != "labels" and logits.shape[1] > 1:
+            return logits.argmax(1) == target
+        present = self.predictions(logits).gather(1, target[:, None])[:, 0] > PRESENT
+        return present == (self.probabilities[image, target] > PRESENT)
 
     @cached_property
     def grid(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from steadygaze.errors import BadInput
 from steadygaze.faithfulness.inputs import Batch, MetricInput
 from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
 from steadygaze.registry import Registry
+from steadygaze.target import Outputs, task_of_outputs
 
 __all__ = [
     "METRICS",
@@ -37,6 +38,7 @@ __all__ = [
 
 FAMILIES = (
     "removal",
+    "value",
     "perturbation",
     "localisation",
     "sanity",
@@ -79,6 +81,7 @@ class Metric(Quantity):
     uses_model: false for metrics that look at maps and masks only
     uses_fill: whether it paints pixels with the option `fill`
     detail_by_method: the detail has one number for each map, not a curve
+    outputs: what models it can measure give
     """
 
     _: KW_ONLY
@@ -90,6 +93,7 @@ class Metric(Quantity):
     uses_fill: bool = False
     detail_by_method: bool = False
     curve: Curve | None = None
+    outputs: tuple[Outputs, ...] = ("classes", "labels", "values", "features")
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,18 @@ def add_metrics(entries: Iterable[Metric]) -> None:
 def metric(name: str) -> Metric:
     """The metric of that name, or `UnknownName` with the nearest one."""
     return METRICS[name]
+
+
+def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
+    """An error in words if a metric cannot measure a model with these outputs."""
+    for one in metrics:
+        if outputs not in one.outputs:
+            instead = [m.name for m in METRICS.values() if m.family == "value" and outputs in m.outputs]
+            raise BadInput(
+                f"{one.name} measures {' or '.join(one.outputs)}, but this model gives {outputs} "
+                f"(task {task_of_outputs(outputs)}). Use {', '.join(instead)} instead.",
+                option="metrics",
+            )
 
 
 def list_metrics() -> list[MetricInfo]:

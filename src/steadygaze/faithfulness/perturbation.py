@@ -2,7 +2,8 @@
 
 Chefer et al. (docs/equations.md#perturbation-tests): the map is upsampled bilinearly; at f = 0.1 ... 0.9
 the first int(H·W·f) pixels are filled, by default with black before normalisation. The value is the mean
-over the nine fractions of 100 · [argmax = target].
+over the nine fractions of 100 · [argmax = target]. For a label (multi-label) it is 100 · [the label is
+predicted present or absent as in the whole image].
 
 Vision DiffMask (docs/equations.md#diffmask-perturbation): the map is upsampled with nearest neighbours; at
 i = 0 ... 28 the first H·W·i // 28 pixels become noise U(−1, 1) in normalised space. With p₀ the
@@ -64,9 +65,11 @@ def chefer(
     size = (filled.shape[-2], filled.shape[-1])
     counts = [int(size[0] * size[1] * f) for f in FRACTIONS]
     correct = []
+    image = torch.arange(len(target), device=target.device).repeat_interleave(len(counts))
     for scores in maps:
         order = fill_order(upsample(scores, size), sign)
-        correct.append(_perturbed_logits(whole, order, filled, counts).argmax(-1) == target[:, None])
+        logits = _perturbed_logits(whole, order, filled, counts).flatten(0, 1)
+        correct.append(whole.as_expected(logits, target[image], image).unflatten(0, (-1, len(counts))))
     detail = 100.0 * torch.stack(correct).to(whole.probabilities.dtype)
     return Values(detail.mean(-1), detail)
 
@@ -171,6 +174,7 @@ def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> M
         family="perturbation",
         compute=compute,
         uses_fill=uses_fill,
+        outputs=("classes", "labels") if uses_fill else ("classes",),
     )
 
 

@@ -9,31 +9,39 @@ order):
     area = ∫ curve dr / (r_last − r_first), trapezoid; a single ratio: the curve itself
 
     insertion_accuracy = area                      deletion_accuracy = 100 − area
-    insertion_aopc     = 100 − area                deletion_aopc     = area       higher is better in all
+    insertion_aopc     = 100 − area                deletion_aopc     = area
+    insertion_value    = −area                     deletion_value    = area       higher is better in all
 
-All four come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
+The last two are areas of y_whole − y_left, the loss of the target's output itself: of a value (regression),
+in its own unit, or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is whether it is
+predicted present or absent (p > 0.5) as in the whole image. Values have no accuracy and no AOPC.
+
+All come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
 over maps, images, insertion and deletion, in chunks of a bounded number of tokens. `embed` and the pass on
 the whole image run once for all maps.
 
 Models whose patches cannot be removed (Swin) are masked in their attention instead (`vit.masking`). A model
-that reads patches only has no output when none is left: probability and expected accuracy are 1 / classes.
+that reads patches only has no output when none is left: probability and expected accuracy are 1 / classes
+(1/2 for a label), and `insertion_value` and `deletion_value` are undefined.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
 from steadygaze.vit.packing import Group
 from steadygaze.vit.subsets import Piece, pieces, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
+VALUE_NAMES = ("insertion_value", "deletion_value")
 INSERTION, DELETION = 0, 1
 
 
@@ -42,32 +50,52 @@ def ranking(maps: Float[Tensor, "*b gh gw"]) -> Int[Tensor, "*b p"]:
     return maps.flatten(-2).argsort(dim=-1, descending=True, stable=True)
 
 
+class Curves(NamedTuple):
+    """At every ratio; index 0 is insertion, 1 is deletion.
+
+    correct: 0 or 1, or the chance level            probability: of the target; a value itself
+    output: the target's logit, or its value
+    """
+
+    correct: Float[Tensor, "2 m b r"]
+    probability: Float[Tensor, "2 m b r"]
+    output: Float[Tensor, "2 m b r"]
+
+
 def removal(
     whole: CachedForward,
     maps: Float[Tensor, "m b gh gw"],
     target: Int[Tensor, " b"],
     ratios: Sequence[float] = RATIOS,
 ) -> dict[str, Values]:
-    """The four removal scores of every map, in percent, higher is better; `detail` is the raw curve."""
+    """The removal scores of every map, higher is better; `detail` is the raw curve.
+
+    Of values only `insertion_value` and `deletion_value`; the others are in percent.
+    """
     ratios = checked_ratios(ratios)
-    correct, probability = curves(whole, ranking(maps), target, ratios)
-    whole_probability = whole.probabilities.gather(1, target[:, None])
-    lost = whole_probability - probability  # (2, M, B, R)
-    raw = dict(zip(NAMES, (*(100 * correct), *(100 * lost)), strict=True))
-    areas = {name: area(curve, ratios) for name, curve in raw.items()}
-    scores = {name: 100 - areas[name] if name in LOWER_IS_BETTER else areas[name] for name in NAMES}
+    found = curves(whole, ranking(maps), target, ratios)
     note = "removal" if whole.vit.plan.removable else "attention masking"
-    return {name: Values(scores[name], raw[name], note) for name in NAMES}
+    lost_output = at_least_float32(whole.logits).gather(1, target[:, None]) - found.output  # (2, M, B, R)
+    values = {}
+    for name, curve, sign in zip(VALUE_NAMES, lost_output, (-1, 1), strict=True):
+        values[name] = Values(sign * area(curve, ratios), curve, note)
+    if whole.vit.plan.outputs == "values":
+        return values
+    lost = whole.probabilities.gather(1, target[:, None]) - found.probability
+    for name, curve in zip(NAMES, (*(100 * found.correct), *(100 * lost)), strict=True):
+        height = area(curve, ratios)
+        values[name] = Values(100 - height if name in LOWER_IS_BETTER else height, curve, note)
+    return values
 
 
 def curves(
     whole: CachedForward, order: Int[Tensor, "m b p"], target: Int[Tensor, " b"], ratios: Sequence[float]
-) -> tuple[Float[Tensor, "2 m b r"], Float[Tensor, "2 m b r"]]:
-    """(correct 0 or 1, probability of the target) at every ratio; index 0 is insertion, 1 is deletion."""
+) -> Curves:
+    """What the model predicts with the first patches of `order` alone, and without them."""
     m, b, p = order.shape
     image = torch.arange(b, device=order.device).repeat(m)
-    correct = whole.probabilities.new_empty(2, len(ratios), m * b)
-    probability = correct.clone()
+    # correct, probability and output, each for insertion and deletion
+    found = whole.probabilities.new_empty(3, 2, len(ratios), m * b)
     settings = []  # (insertion or deletion, index of the ratio, number of remaining patches)
     for index, ratio in enumerate(ratios):
         k = int(ratio * p)
@@ -75,20 +103,41 @@ def curves(
     forward_passes: list[Piece] = []
     for kind, index, left in sorted(settings, key=lambda setting: (setting[2], setting[0], setting[1])):
         if left == p:
-            correct[kind, index] = (whole.logits.argmax(1) == target).to(correct.dtype).repeat(m)
-            probability[kind, index] = whole.probabilities.gather(1, target[:, None])[:, 0].repeat(m)
+            found[:, kind, index] = _read(whole, whole.logits, target, image[:b]).repeat(1, m)
         elif left == 0 and reads_nothing(whole.vit):
-            correct[kind, index] = probability[kind, index] = 1 / whole.probabilities.shape[1]
+            found[:2, kind, index] = _chance(whole)
+            found[2, kind, index] = float("nan")
         else:
             keep = order[..., :left] if kind == INSERTION else order[..., p - left :]
             group = Group(image, keep.reshape(m * b, left))
             forward_passes += pieces(whole.vit, whole.tokens, group, (kind, index))
     for piece, logits in run_pieces(whole.vit, whole.tokens, forward_passes):
-        classes = target[piece.group.image]
-        correct[piece.place] = (logits.argmax(1) == classes).to(correct.dtype)
-        probability[piece.place] = whole.predictions(logits).gather(1, classes[:, None])[:, 0]
-    shape = (2, len(ratios), m, b)
-    return correct.view(shape).permute(0, 2, 3, 1), probability.view(shape).permute(0, 2, 3, 1)
+        images = piece.group.image
+        found[:, *piece.place] = _read(whole, logits, target[images], images)
+    return Curves(*found.view(3, 2, len(ratios), m, b).permute(0, 1, 3, 4, 2))
+
+
+def _read(
+    whole: CachedForward,
+    logits: Float[Tensor, "n classes"],
+    target: Int[Tensor, " n"],
+    image: Int[Tensor, " n"],
+) -> Float[Tensor, "3 n"]:
+    """Whether the prediction is correct, the target's probability, and its output."""
+    correct = whole.as_expected(logits, target, image)
+    probability = whole.predictions(logits).gather(1, target[:, None])[:, 0]
+    output = logits.gather(1, target[:, None])[:, 0]
+    return torch.stack([correct.to(probability.dtype), probability, output.to(probability.dtype)])
+
+
+def _chance(whole: CachedForward) -> float:
+    """The probability of a target that nothing is known about."""
+    match whole.vit.plan.outputs:
+        case "values":
+            return float("nan")
+        case "labels":
+            return 0.5
+    return 1 / max(whole.logits.shape[1], 2)
 
 
 def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor, "*b"]:
@@ -103,9 +152,12 @@ def area(curve: Float[Tensor, "*b r"], ratios: Sequence[float]) -> Float[Tensor,
 
 def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     """Increasing ratios in 0..1; other input is an error."""
-    values = tuple(float(r) for r in ratios)
+    try:
+        values = tuple(float(r) for r in ratios)
+    except (TypeError, ValueError):
+        values = ()
     increasing = all(a < b for a, b in pairwise(values))
-    if not values or not increasing or values[0] < 0 or values[-1] > 1:
+    if not values or not increasing or not 0 <= values[0] <= values[-1] <= 1:  # NaN is in no order
         raise BadInput(
             f"ratios: expected increasing numbers from 0 to 1, such as 0.1, 0.5, 0.9, got {list(ratios)}"
         )
@@ -117,7 +169,7 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
-    """All four scores from one set of forward passes."""
+    """All scores from one set of forward passes."""
     return removal(given.forward, given.maps, given.target, given.ratios)
 
 
@@ -133,11 +185,17 @@ def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Me
         family="removal",
         compute=compute,
         curve=curve,
+        outputs=("classes", "labels"),
     )
 
 
+def _value_entry(name: str, summary: str, curve: Curve) -> Metric:
+    text = f"{summary}; area under the curve over the ratios, by token removal"
+    return Metric(name, "", "higher", summary=text, family="value", compute=compute, curve=curve)
+
+
 KEPT, REMOVED = "Only the top patches kept", "The top patches removed"
-CORRECT, LOST = "correct predictions, %", "probability lost, points"
+CORRECT, LOST, VALUE_LOST = "correct predictions, %", "probability lost, points", "output lost"
 add_metrics(
     [
         _entry(
@@ -167,6 +225,16 @@ add_metrics(
             100,
             "probability lost without the top k patches",
             Curve(REMOVED, LOST, "higher is better"),
+        ),
+        _value_entry(
+            "insertion_value",
+            "minus the loss of the logit or value with the top k patches alone",
+            Curve(KEPT, VALUE_LOST, "lower is better"),
+        ),
+        _value_entry(
+            "deletion_value",
+            "loss of the logit or value without the top k patches",
+            Curve(REMOVED, VALUE_LOST, "higher is better"),
         ),
     ]
 )

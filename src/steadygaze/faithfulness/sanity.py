@@ -26,6 +26,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.inputs import Explain, MetricInput
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.faithfulness.ranks import spearman
+from steadygaze.target import task_of_outputs
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode, remember
 
@@ -47,7 +48,8 @@ def randomisation(
     """
     model = deepcopy(vit.model)
     correlations = []
-    for index, group in enumerate(parameter_groups(adapt(model), images[:1])):
+    task = task_of_outputs(vit.plan.outputs)
+    for index, group in enumerate(parameter_groups(adapt(model, task), images[:1])):
         originals = [] if cascade else [p.detach().clone() for p in group]
         shuffle(group, torch.Generator().manual_seed(seed * 1_000_003 + index))
         shuffled_maps = _maps(explain, model, images, target, maps)
@@ -185,6 +187,7 @@ add_metrics(
             family="sanity",
             compute=_class_sensitivity,
             needs_explain=True,
+            outputs=("classes", "labels"),
         ),
         Metric(
             "agreement",

@@ -13,6 +13,8 @@ from steadygaze.errors import BadInput, UnknownName, suggestions
 from steadygaze.loading.checkpoint import Weights
 from steadygaze.loading.embedded import EMBEDDED, build_embedded_model
 from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.open_clip_models import PREFIX as OPEN_CLIP_PREFIX
+from steadygaze.loading.open_clip_models import build_open_clip_model
 from steadygaze.loading.timm_models import build_timm_model, is_timm_name
 from steadygaze.loading.torchvision_models import PREFIX, build_torchvision_model, vit_names
 from steadygaze.loading.transformers_models import build_transformers_model
@@ -64,6 +66,8 @@ def build_model(
         return build_embedded_model(weights, origin)
     if name.startswith(PREFIX):
         return build_torchvision_model(name.removeprefix(PREFIX), weights, origin, num_classes)
+    if name.startswith(OPEN_CLIP_PREFIX):
+        return build_open_clip_model(name.removeprefix(OPEN_CLIP_PREFIX), weights, origin)
     if "/" in name or Path(name).is_dir():
         return build_transformers_model(
             name, weights, origin, num_classes, trust_remote_code=trust_remote_code

@@ -7,6 +7,7 @@
 | `torchvision:vit_b_16` | torchvision |
 | `resnet18`, `torchvision:resnet18` | a CNN of either, for `stress`, most of whose suites need no attention |
 | a folder that `steadygaze train` wrote | the trained model, with its modules |
+| `open_clip:ViT-B-32@openai` | open_clip, with published weights, or those of `checkpoint` |
 | a folder with config.json, or `owner/name` | a classifier or segmenter of transformers, or CLIP or SigLIP |
 | `torchvision:deeplabv3_resnet50` | a segmenter of torchvision, for the stress suite `segmentation` only |
 """
@@ -31,7 +32,7 @@ from steadygaze.loading.loaded import BuiltModel, LoadedModel
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
-from steadygaze.target import Task, outputs_of_task, own_task
+from steadygaze.target import outputs_of_task, own_task, task_of_outputs
 
 
 def load_model(
@@ -42,7 +43,7 @@ def load_model(
     device: torch.device | str | None = None,
     preprocess: Preprocess | None = None,
     class_names: Sequence[str] | None = None,
-    task: Task | None = None,
+    task: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """A model in evaluation mode, with its preprocessing and class names.
@@ -71,9 +72,8 @@ def load_model(
         loaded = replace(loaded, preprocess=preprocess)
     if class_names is not None:
         loaded = replace(loaded, class_names=tuple(class_names))
-    if task is not None:
-        outputs_of_task(task)  # a wrong name is an error here
-    return replace(loaded, task=task or loaded.task or own_task(loaded.model))
+    given = None if task is None else task_of_outputs(outputs_of_task(task))
+    return replace(loaded, task=given or loaded.task or own_task(loaded.model))
 
 
 def _from_name(

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from steadygaze.errors import MethodUnavailable
 from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.trace.capture import Trace, forward
@@ -117,6 +118,11 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
     whole = _evidence(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])
+    if best in (0, order.shape[1]):
+        raise MethodUnavailable(
+            f"gaze_twice: expected at least 2 patches, to divide them in two parts, got {order.shape[1]}. "
+            "Use gaze_removal."
+        )
     second = torch.zeros_like(whole)
     for part in (order[:, :best], order[:, best:]):
         second = second.scatter(1, part, _evidence(query, query.vit.select(query.tokens, part)))

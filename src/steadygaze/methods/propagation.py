@@ -356,7 +356,7 @@ def pixel_relevance(query: Query) -> Float[Tensor, "b c h w"]:
     class_specific=True,
     unsupported=_plain_patches,
     differentiable=False,
-    cost=4.0,
+    cost=5.0,
 )
 def full_lrp(query: Query) -> Float[Tensor, "b h w"]:
     """LRP relevance down to the pixels, summed over each patch; starts from 1 at the class, for any score."""

@@ -3,19 +3,22 @@ gained and lost."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from steadygaze.report.changes import HEADS, STYLES, change_figures, row, short_list
-from steadygaze.report.compare import classes_part, lead, turned_parts
+from steadygaze.report.compare import classes_part, folders_of, lead, turned_parts
 from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
 from steadygaze.report.samples import shots_of
 from steadygaze.runs.card import FaithfulnessChange
 from steadygaze.runs.compare import Comparison
+from steadygaze.runs.untrusted.json_files import damaged_files
 
 TILES = (
     ("clean", "top1", "top-1, clean"),
@@ -55,6 +58,20 @@ def write_card(
 ) -> list[Path]:
     """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were
     hidden from attention rather than removed; before, and after."""
+    with damaged_files(*folders_of(comparison)):
+        return _write(comparison, faithfulness, path, runs, show if images else 0, show, masked)
+
+
+def _write(
+    comparison: Comparison,
+    faithfulness: Sequence[FaithfulnessChange],
+    path: Path,
+    runs: Sequence[dict[str, Any]],
+    shown: int,
+    listed: int,
+    masked: Sequence[bool],
+) -> list[Path]:
+    """shown: images with maps; listed: names of changed images."""
     first = short_list(comparison.changes)
     attention = [row(c, titles=True) for c in first if _is_attention(c.quantity.name)]
     rest = [row(c, titles=True) for c in first if not _is_attention(c.quantity.name)]
@@ -63,7 +80,7 @@ def write_card(
             "At a glance",
             "glance",
             tiles=_tiles(comparison, faithfulness),
-            text="Before → after, on the same images.",
+            text=f"Before → after, on {comparison.images_text}.",
         ),
         Part(
             "Accuracy and robustness",
@@ -82,11 +99,11 @@ def write_card(
             text=FAITHFULNESS_TEXT + _masking_text(*masked),
         ),
     ]
-    if images and show:
-        shots, text = shots_of(comparison, {"samples": _spread(comparison, show)}, show)
+    if shown:
+        shots, text = shots_of(comparison, {"samples": _spread(comparison, shown)}, shown)
         parts.append(Part("Maps side by side", "maps", shots=shots.get("samples", []), text=text))
     parts.append(classes_part(comparison))
-    parts += turned_parts(comparison, show if images else 0, show)
+    parts += turned_parts(comparison, shown, listed)
     folded = f"{len(comparison.changes)} numbers before and after"
     everything = [row(c) for c in comparison.changes]
     parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))
@@ -170,6 +187,8 @@ def _faithfulness_row(change: FaithfulnessChange) -> list[Cell]:
 
 def _csv(changes: Sequence[FaithfulnessChange]) -> str:
     names = [one.name for one in fields(FaithfulnessChange)]
-    lines = [",".join([*names, "verdict"])]
-    lines += [",".join([*(str(getattr(c, name)) for name in names), c.verdict]) for c in changes]
-    return "\n".join(lines) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "verdict"])
+    writer.writerows([*(getattr(change, name) for name in names), change.verdict] for change in changes)
+    return text.getvalue()

@@ -11,9 +11,10 @@ from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Part
 from steadygaze.report.samples import shots_of
 from steadygaze.runs.compare import Comparison
+from steadygaze.runs.untrusted.json_files import damaged_files
 
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
-FIRST = "After minus before on the same images; coloured: the paired 95 % interval excludes zero."
+FIRST = "After minus before on {images}; coloured: the paired 95 % interval excludes zero."
 NOTE = (
     "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
     "test of "
@@ -23,12 +24,23 @@ NOTE = (
 
 def write_comparison(comparison: Comparison, path: Path, *, show: int = 8, images: bool = True) -> list[Path]:
     """Write the page and, beside it, the numbers as .csv; returns the files."""
+    with damaged_files(*folders_of(comparison)):
+        return _write(comparison, path, show, images)
+
+
+def folders_of(comparison: Comparison) -> list[Path]:
+    """The run folders that are compared."""
+    cards = (*comparison.before, *comparison.after)
+    return [card.folder for card in cards if card.folder is not None]
+
+
+def _write(comparison: Comparison, path: Path, show: int, images: bool) -> list[Path]:
     one, two = comparison.before[0], comparison.after[0]
     parts = [
         Part(
             "What changed",
             "changes",
-            text=FIRST,
+            text=FIRST.format(images=comparison.images_text),
             figures=change_figures(comparison),
             heads=HEADS,
             rows=[row(c) for c in comparison.changes if c.verdict or c.setting.level is None],

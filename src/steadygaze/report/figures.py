@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from html import escape
 from typing import Any
 
 from steadygaze.report import svg
@@ -20,7 +21,7 @@ def draw(figure: figures.Figure) -> Figure:
     if isinstance(figure, figures.LineChart):
         return _line_chart(figure)
     chart = grid(figure.values, title=figure.title, names=(figure.x_label, figure.y_label))
-    return Figure(figure.title, figure.caption, chart)
+    return Figure(figure.title, escape(figure.caption), chart)
 
 
 def _bar_chart(figure: figures.BarChart) -> Figure:
@@ -28,7 +29,7 @@ def _bar_chart(figure: figures.BarChart) -> Figure:
     chart = bars(drawn, x_label=figure.x_label, title=figure.title, highest=figure.highest)
     used = {bar.group for bar in figure.bars}
     keys = [svg.Series(name, [], [], group) for group, name in enumerate(figure.legend) if group in used]
-    return Figure(figure.title, f"{figure.caption}{legend(keys)}" if keys else figure.caption, chart)
+    return Figure(figure.title, f"{escape(figure.caption)}{legend(keys) if keys else ''}", chart)
 
 
 def _line_chart(figure: figures.LineChart) -> Figure:
@@ -36,7 +37,7 @@ def _line_chart(figure: figures.LineChart) -> Figure:
     chart = svg.lines(
         series, x_label=figure.x_label, y_label=figure.y_label, title=figure.title, whole=figure.integers
     )
-    return Figure(figure.title, f"{figure.caption}{legend(series)}", chart)
+    return Figure(figure.title, f"{escape(figure.caption)}{legend(series)}", chart)
 
 
 def records_csv(records: Iterable[dict[str, Any]]) -> str:

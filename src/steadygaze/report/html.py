@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from steadygaze.report.page import Figure, how, legend
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.table import Cell
+from steadygaze.runs.untrusted.json_files import damaged_files
+from steadygaze.runs.untrusted.schema import check_complete
 from steadygaze.runs.verify.summary import Line, Section, quantity
 
 
@@ -40,11 +43,20 @@ def write_report(
 
     baseline: the method the others are compared with, as `method` or `method/score`; None: the best one
     """
-    rows = Rows.read(*folders)
-    if STRESS in rows.kinds:
-        from steadygaze.report.stress import write_stress
+    with damaged_files(*folders):
+        rows = Rows.read(*folders)
+        check_complete(rows.runs, folders)
+        if STRESS in rows.kinds:
+            from steadygaze.report.stress import write_stress
 
-        return write_stress(rows, out, images=images, repeats=repeats)
+            return write_stress(rows, out, images=images, repeats=repeats)
+        return _write_verify(rows, out, baseline, images, repeats)
+
+
+def _write_verify(
+    rows: Rows, out: str | Path | None, baseline: str | None, images: bool, repeats: int
+) -> list[Path]:
+    folders = rows.folders
     table = rows.table(repeats=repeats)
     if not table.sections:
         raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Run steadygaze verify first.")
@@ -72,7 +84,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, text in written.items():
-            write_atomic(file, text)
+            write_atomic(file, text)  # a link in the folder is replaced, not followed
     except OSError as error:
         raise RowsNotWritten(f"{error.filename or path} could not be written: {error.strerror}") from error
     return list(written)
@@ -80,6 +92,24 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
     """A page from a template of this folder, with its runs' settings and the rows that could not be used."""
+    return (
+        _environment()
+        .get_template(name)
+        .render(
+            runs=[how(run) for run in runs],
+            unreadable=list(rows.unreadable.values()) if rows else [],
+            flagged=", ".join(f"{count} × {flag} of {what}" for (what, flag), count in rows.flagged.items())
+            if rows
+            else "",
+            version=__version__,
+            colours=svg.COLOURS,
+            **{"beside": "table.csv and table.md beside this file hold the numbers.", **given},
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
     here = FunctionLoader(lambda other: (files("steadygaze") / "report" / other).read_text(encoding="utf-8"))
     environment = Environment(
         loader=here, autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -87,16 +117,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
     environment.filters["value"] = lambda value, metric: quantity(metric).text(value)
     environment.filters["soft"] = _soft
     environment.filters["counted"] = plural
-    return environment.get_template(name).render(
-        runs=[how(run) for run in runs],
-        unreadable=list(rows.unreadable.values()) if rows else [],
-        flagged=", ".join(f"{count} × {flag} of {what}" for (what, flag), count in rows.flagged.items())
-        if rows
-        else "",
-        version=__version__,
-        colours=svg.COLOURS,
-        **{"beside": "table.csv and table.md beside this file hold the numbers.", **given},
-    )
+    return environment
 
 
 def _soft(name: str) -> str:

@@ -12,7 +12,7 @@ from steadygaze.report import svg
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its heading and a remark."""
+    """A chart with its heading and a remark. note, chart: HTML, in which names from files are escaped."""
 
     title: str
     note: str

@@ -11,9 +11,10 @@ from steadygaze.report.figures import draw, records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Cell, Part
 from steadygaze.report.samples import condition_images
-from steadygaze.runs.messages import INTERVALS, plural
+from steadygaze.runs.messages import INTERVALS, markdown_text, plural
 from steadygaze.runs.rows import STRESS, Rows
-from steadygaze.runs.stress.card import Card, Number
+from steadygaze.runs.stress.card import Card
+from steadygaze.runs.stress.suite import Number
 
 
 def write_stress(
@@ -125,9 +126,10 @@ def _all_numbers(card: Card, tail: str, mark: str) -> Part:
 
 def _markdown(card: Card) -> str:
     images = plural(card.image_count, "image")
-    lines = [f"**{card.model}** ({card.weights}) on {card.data}, {images}; {INTERVALS}", ""]
+    model, weights, data = map(markdown_text, (card.model, card.weights, card.data))
+    lines = [f"**{model}** ({weights}) on {data}, {images}; {INTERVALS}", ""]
     if text := _unfinished(card):
-        lines += [text, ""]
+        lines += [markdown_text(text), ""]
     lines += [
         "| setting | metric | value | 95 % interval | images | note |",
         "| --- | --- | ---: | --- | ---: | --- |",
@@ -136,12 +138,12 @@ def _markdown(card: Card) -> str:
         scale, unit = number.quantity.scale, number.quantity.unit
         limits = f"[{scale * number.low:.4g}, {scale * number.high:.4g}]" if number.has_interval else ""
         cells = [
-            label,
-            f"{metric} {unit}".strip(),
+            markdown_text(label),
+            markdown_text(f"{metric} {unit}"),
             number.text(spread=False),
             limits,
             str(number.images),
-            number.note,
+            markdown_text(number.note),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

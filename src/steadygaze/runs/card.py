@@ -23,6 +23,7 @@ from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.table import difference
+from steadygaze.runs.untrusted.json_files import damaged_files
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Line, Section, quantity
@@ -122,13 +123,14 @@ def measure_side(
 
 def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
     """Every metric of every method that both sides have, over the images that both have."""
-    one, two = _section(before), _section(after)
-    changes = [
-        _change(one, two, metric, line)
-        for metric in one.shown
-        for line in one.lines_of(metric)
-        if metric in two.shown and line in two.lines_of(metric)
-    ]
+    with damaged_files(before, after):
+        one, two = _section(before), _section(after)
+        changes = [
+            _change(one, two, metric, line)
+            for metric in one.shown
+            for line in one.lines_of(metric)
+            if metric in two.shown and line in two.lines_of(metric)
+        ]
     if not changes:
         raise BadInput(
             f"{before} and {after} have no method and metric in common: verify both with the same ones"

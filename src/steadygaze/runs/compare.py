@@ -32,6 +32,8 @@ from steadygaze.runs.stress.quantities import TOP1, Accuracy
 from steadygaze.runs.stress.setting import CLEAN, Setting
 from steadygaze.runs.stress.suite import SUITES
 from steadygaze.runs.table import interval
+from steadygaze.runs.untrusted.json_files import damaged_files
+from steadygaze.runs.untrusted.schema import check_complete
 
 COMPARED = ("data", "pictures_hash", "batch", "preprocessing", "device", "versions")
 NO_SPREAD = Spread(float("nan"), float("nan"), float("nan"), float("nan"), 0)
@@ -86,6 +88,12 @@ class Comparison:
     turned: dict[str, list[str]]
     counts: dict[str, int]
     notes: list[str]
+    contents_equal: bool = True  # False: rows without a content hash, so that only names could be compared
+
+    @property
+    def images_text(self) -> str:
+        """Which images both sides have."""
+        return "the same images" if self.contents_equal else "images of the same names"
 
     def records(self) -> list[dict[str, Any]]:
         """One dict for each number."""
@@ -120,6 +128,13 @@ def compare(
     seed: int = 0,
 ) -> Comparison:
     """Compare the runs of two models, one folder or one for each seed a side."""
+    with damaged_files(*before, *after):
+        return _compare(before, after, setting, repeats, seed)
+
+
+def _compare(
+    before: Sequence[str | Path], after: Sequence[str | Path], setting: str, repeats: int, seed: int
+) -> Comparison:
     sides = [_rows(before), _rows(after)]
     notes = [*_differences([run for side in sides for run in side.runs]), *_seed_notes(sides)]
     names = [_images(side) for side in sides]
@@ -133,6 +148,8 @@ def compare(
             if len(images) > len(common):
                 missing = f"{len(images) - len(common)} of its {len(images)} images"
                 notes.append(f"{folder}: {missing} are not in all runs, and are left out")
+    content_notes = _content_notes(sides, common)
+    notes += content_notes
     cards, left_out = _paired(sides, common, repeats, seed)
     notes += left_out
     _check_labels(cards)
@@ -143,7 +160,9 @@ def compare(
     changes = [_change(cards, key) for key in shared]
     one, two = cards[0][0], cards[1][0]
     if not any(metric == TOP1.name for card in (one, two) for _, metric in card.keys):
-        return Comparison(cards[0], cards[1], changes, setting, [], {}, {}, {}, notes)  # segmenters
+        return Comparison(
+            cards[0], cards[1], changes, setting, [], {}, {}, {}, notes, not content_notes
+        )  # segmenters
     if (setting, TOP1.name) not in shared:
         known = [label for label, metric in shared if metric == TOP1.name]
         raise UnknownName(
@@ -162,6 +181,7 @@ def compare(
         changed,
         {way: len(which) for way, which in changed.items()},
         notes,
+        not content_notes,
     )
 
 
@@ -177,6 +197,7 @@ def _rows(folders: Sequence[str | Path]) -> Rows:
             f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those "
             "with steadygaze report"
         )
+    check_complete(rows.runs, folders)
     weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
     seeds = [run["settings"]["seed"] for run in rows.runs]
     if len(folders) > 1 and len(weights) < len(folders) and len(set(seeds)) < len(seeds):
@@ -198,6 +219,30 @@ def _images(rows: Rows) -> list[set[str]]:
     if not all(found):
         raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Let steadygaze stress run first.")
     return found
+
+
+def _content_notes(sides: Sequence[Rows], common: set[str]) -> list[str]:
+    """BadInput if an image has one content in one run and another in another; a note where rows of version
+    0.1, which have no content, leave that open."""
+    contents: dict[str, str] = {}
+    unknown: set[str] = set()
+    for _, row in (pair for side in sides for pair in side.everything()):
+        image, content = row["image"], row.get("content", "")
+        if "unreadable" in row or image not in common:
+            continue
+        if not content:
+            unknown.add(image)
+        elif contents.setdefault(image, content) != content:
+            raise BadInput(
+                f"{image} is not the same image in all runs: its content differs. Measure both models on the "
+                "same files."
+            )
+    if not unknown:
+        return []
+    return [
+        f"the contents of {len(unknown)} images could not be compared: rows of version 0.1 have no content "
+        "hash. Their names are the same, the images may not be"
+    ]
 
 
 def _paired(

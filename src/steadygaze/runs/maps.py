@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BrokenMap, DegenerateMap
+from steadygaze.errors import BrokenMap, DegenerateMap, ImagesOutOfRange
 from steadygaze.explainer import explain
 from steadygaze.method_registry import Method
 from steadygaze.vit import ViT, adapt
@@ -56,6 +56,7 @@ def _maps(
 ) -> list[Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateMap)  # flagged instead
+        warnings.simplefilter("ignore", ImagesOutOfRange)  # a run warns once, when it starts
         # an interrupted search raises: its unfinished map must not become a row
         many = explain(model, images, target=target, methods=methods, score=score, allow_partial=False)
     return [many[method.name].scores for method in methods]

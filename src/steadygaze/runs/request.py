@@ -16,9 +16,11 @@ from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.runs.processes import World
+from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
+TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 Model = str | nn.Module | ViT | LoadedModel
 
 
@@ -42,6 +44,7 @@ class Request:
     batch_size: int = 16
     num_workers: int | None = None
     num_classes: int | None = None
+    task: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"
     command: str = ""
@@ -87,6 +90,7 @@ class Request:
             self.checkpoint,
             num_classes=self.num_classes,
             device=device,
+            task=self.task,
             trust_remote_code=self.trust_remote_code,
         )
 
@@ -109,12 +113,20 @@ class Request:
         }
 
 
+def task_setting(outputs: Outputs) -> dict[str, str]:
+    """The task, for run.json; classification is not stated."""
+    task = task_of_outputs(outputs)
+    return {} if task is None or task == "classification" else {"task": task}
+
+
 def check_counts(**counts: int | None) -> None:
     """Whole numbers: num_workers and seed of 0 or more, the others of 1 or more; None is accepted."""
     for name, value in counts.items():
         least = 0 if name in ("num_workers", "seed") else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise BadInput(f"{name}: expected a whole number of {least} or more, got {value!r}")
+        if value is not None and value >= TOO_LARGE:
+            raise BadInput(f"{name}: expected a whole number below 2**63, got {value}")
 
 
 def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:

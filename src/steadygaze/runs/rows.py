@@ -18,15 +18,16 @@ first version have no content.
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steadygaze.errors import BadInput
+from steadygaze.runs.untrusted.json_files import inside, parse_json, raw_lines, read_bounded
+from steadygaze.runs.untrusted.schema import check_replacement, check_row, check_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,35 +79,45 @@ def json_number(x: Any) -> float | int | None:
 
 def row_files(folder: Path) -> list[Path]:
     """The row files in a run's folder, by process."""
-    return sorted([*folder.glob("rows-*.jsonl"), *folder.glob("rows-*.jsonl.gz")])
+    return _files(folder, "rows-*.jsonl", "rows-*.jsonl.gz")
+
+
+def _files(folder: Path, *patterns: str) -> list[Path]:
+    names = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+    return [inside(folder, name) for name in names]
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The run.json of a folder."""
     path = folder / "run.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return check_run(parse_json(read_bounded(folder, path.name)), str(path))
     except FileNotFoundError as error:
         raise BadInput(
             f"{folder} is no run: it has no run.json. Make one with verify or stress and this folder as out."
         ) from error
+    except BadInput:
+        raise
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
 
-def lines(path: Path) -> Iterator[Row]:
-    """The lines of one row file; an unfinished last line is left out, any other broken line is an error."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise BadInput(
-                    f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed "
-                    "again."
-                ) from error
+def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
+    """The lines of one row file; an unfinished last line is left out, any other broken line is an error.
+
+    check: raises ValueError for a line that is none of this file
+    """
+    for number, line in enumerate(raw_lines(path), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = parse_json(line)
+            check(row)
+        except ValueError as error:
+            raise BadInput(
+                f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
+            ) from error
+        yield row
 
 
 def replaced_file(folder: Path, rank: int) -> Path:
@@ -117,19 +128,19 @@ def replaced_file(folder: Path, rank: int) -> Path:
 def replacements(folder: Path) -> dict[str, tuple[int, str]]:
     """Images whose file changed during the run -> (how often, the content that counts)."""
     latest: dict[str, tuple[int, str]] = {}
-    for path in sorted(folder.glob("replaced-*.jsonl")):
-        for mark in lines(path):
+    for path in _files(folder, "replaced-*.jsonl"):
+        for mark in lines(path, check_replacement):
             latest[mark["image"]] = max(
                 latest.get(mark["image"], (0, "")), (mark["version"], mark["content"])
             )
     return latest
 
 
-def valid_lines(folder: Path) -> Iterator[Row]:
-    """The lines of a run, without the rows of files that were replaced since."""
+def valid_lines(folder: Path, settings: Mapping[str, Any]) -> Iterator[Row]:
+    """The lines of a run with these settings, without the rows of files that were replaced since."""
     current = {image: content for image, (_, content) in replacements(folder).items()}
     for path in row_files(folder):
-        for row in lines(path):
+        for row in lines(path, partial(check_row, settings=settings)):
             stale = "metric" in row and row.get("content") != current.get(row["image"], row.get("content"))
             if not stale:
                 yield row
@@ -160,7 +171,7 @@ class Rows:
         for row in self._rows:
             yield 0, row
         for number, folder in enumerate(self.folders):
-            for row in valid_lines(folder):
+            for row in valid_lines(folder, self.runs[number].get("settings", {})):
                 yield number, row
 
     def __iter__(self) -> Iterator[Row]:

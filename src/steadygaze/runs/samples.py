@@ -12,7 +12,9 @@ from typing import Any
 
 from PIL import Image
 
+from steadygaze.errors import BadInput
 from steadygaze.files import write_atomic
+from steadygaze.runs.untrusted.json_files import read_bounded
 
 FOLDER, INDEX = "samples", "samples.json"
 SIDE = 200  # pixels of a thumbnail's longer side
@@ -20,10 +22,18 @@ SIDE = 200  # pixels of a thumbnail's longer side
 
 def read_index(run: Path) -> dict[str, Any] | None:
     """The record of a run's samples; None if it has none (in memory, of the first version, or unfinished)."""
+    path = run / FOLDER / INDEX
     try:
-        return json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = json.loads(read_bounded(run, f"{FOLDER}/{INDEX}"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except BadInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} cannot be read ({error}): delete it, and the report has no images") from error
+    if not isinstance(record, dict):
+        raise BadInput(f"{path}: expected a table, got {type(record).__name__}")
+    return record
 
 
 def write_index(run: Path, record: dict[str, Any]) -> None:
@@ -42,9 +52,11 @@ def save_image(run: Path, name: str, image: Image.Image) -> str:
 
 def data_address(run: Path, file: str) -> str:
     """A stored image as a data address, so that a page needs no other file; empty if the file is gone."""
+    if Path(file).name != file:
+        raise BadInput(f"{run / FOLDER / INDEX}: expected names of files in {FOLDER}, got {file[:200]!r}")
     try:
-        content = (run / FOLDER / file).read_bytes()
-    except OSError:
+        content = read_bounded(run, f"{FOLDER}/{file}")
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     return "data:image/jpeg;base64," + base64.b64encode(content).decode()
 

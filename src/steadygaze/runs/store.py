@@ -197,7 +197,8 @@ class Done:
         self._bits: dict[RowKey, int] = {}
         self._rows: dict[str, int] = {}  # image -> bits of its rows
         self._masks: dict[tuple[RowKey, ...], int] = {}
-        for row in () if folder is None else valid_lines(folder):
+        settings = {} if folder is None else read_run(folder)["settings"]
+        for row in () if folder is None else valid_lines(folder, settings):
             image = row["image"]
             if "unreadable" in row:
                 self.unreadable[image] = row["unreadable"]

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from jaxtyping import Float
 
+from steadygaze.errors import BadInput
 from steadygaze.quantity import Combine, pooled
 from steadygaze.quantity import mean as plain_mean
 
@@ -64,7 +65,14 @@ class ImageTable(Generic[Column]):
         self._values.setdefault(column, packed("d")).append(float("nan") if value is None else value)
         if detail:
             numbers = np.array([np.nan if x is None else x for x in detail], dtype=np.float32)
-            self._details.setdefault(column, {})[position] = numbers
+            details = self._details.setdefault(column, {})
+            first = next(iter(details.values()), numbers)
+            if len(first) != len(numbers):
+                raise BadInput(
+                    f"{image}: expected {len(first)} numbers behind the value of {column}, as for others, "
+                    f"got {len(numbers)}. The rows are of runs with different settings."
+                )
+            details[position] = numbers
         self._names = None
 
     def __contains__(self, column: Column) -> bool:

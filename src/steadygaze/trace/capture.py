@@ -52,9 +52,12 @@ class Forward:
             return Trace(self)
         inputs = list(self.hidden[self.start :]) if self.want.hidden else []
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
+        outputs = [a.out for r in self.records for a in r.attention if self.want.query and a.out is not None]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
         terms = [y for r in self.records for y, *_ in (*r.terms, *r.rest) if y.requires_grad]
-        everything = list({id(t): t for t in [self.logits, *inputs, *attention, *norms, *terms]}.values())
+        everything = list(
+            {id(t): t for t in [self.logits, *inputs, *attention, *outputs, *norms, *terms]}.values()
+        )
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
         return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
 

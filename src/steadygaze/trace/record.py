@@ -15,6 +15,7 @@ class Want:
     hidden: bool = True  # gradients with respect to the hidden states
     attention: bool = False  # attention weights A of every block, as tensors of the graph
     value: bool = False  # the values v and A·v too
+    query: bool = False  # queries and keys too, and gradients with respect to A·v
     bias: bool = False  # outputs of biased maps, for FullGrad
     implicit: bool = False  # outputs of nonlinear maps with their offsets f(x) − J·x
     norm: bool = False  # outputs of norms
@@ -27,11 +28,16 @@ class Want:
 
 @dataclass
 class Attention:
-    """One attention: weights A (b, h, q, k) after softmax, values v (b, h, k, d), and the output A·v."""
+    """One attention: weights A (b, h, q, k) after softmax, values v (b, h, k, d), and the output A·v.
+
+    q, k: queries and keys as they are multiplied, if wanted
+    """
 
     a: Tensor
     v: Tensor | None = None
     out: Tensor | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
 
 
 class Term(NamedTuple):

@@ -41,7 +41,7 @@ from steadygaze.trace.rules import (
     scale_grad,
 )
 
-TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_")
+TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_", "factors_")
 
 
 class Seam(Interception):
@@ -55,6 +55,7 @@ class Seam(Interception):
     | source_     | is a scaled copy of another, or a gate: what it was computed from                   |
     | activation_ | is the output of an activation or gate                                              |
     | tanh_       | is tanh(x), which is a gate if 1 is added next                                      |
+    | factors_    | comes from q·kᵀ: (q, k)                                                             |
     | norm_of_    | is ‖x‖, which scales x to unit length if x is divided by it next: x                 |
     """
 
@@ -73,7 +74,7 @@ class Seam(Interception):
         self.intercept("layer_norm", *LAYER_NORM)
         self.intercept("rms_norm", *RMS_NORM)
         self.intercept("rsqrt", torch.rsqrt, torch.Tensor.rsqrt)
-        if rules.norm or self.want.implicit:
+        if rules.norm or self.want.implicit or self.want.query:
             self.intercept("normalize", F.normalize)
             self.intercept("vector_norm", *VECTOR_NORM)
             self.intercept("div", *DIV)
@@ -81,10 +82,11 @@ class Seam(Interception):
             self.intercept("activation", *ACTIVATIONS)
             self.intercept("sigmoid", *GATES)
             self.intercept("add", *ADD)
-        if rules.gate != "free" or self.want.implicit:
+        if rules.gate != "free" or self.want.implicit or self.want.query:
             self.intercept("mul", *MUL)
         if self.want.bias:
             self.intercept("linear", F.linear)
+        if self.want.bias or self.want.query:
             self.intercept("add", *ADD)
 
     def next_record(self) -> Record:
@@ -127,7 +129,7 @@ class Seam(Interception):
     ) -> Tensor:
         """Fused attention; written out where the weights are wanted."""
         want, rules, self.met = self.want, self.rules, True
-        if not (want.attention or want.value or want.implicit):
+        if not (want.attention or want.value or want.query or want.implicit):
             held = rules.attention == 0.0 and rules.value == 1.0 and v.requires_grad
             if held and not (dropout_p or is_causal or enable_gqa):
                 return held_attention(func, q, k, v, attn_mask, scale)
@@ -154,7 +156,7 @@ class Seam(Interception):
         a = self.weights(torch.softmax(logits, dim=-1))
         a = F.dropout(a, dropout_p) if dropout_p else a
         out = a @ scale_grad(v, rules.value)
-        self.record.attention.append(Attention(a, v, out))
+        self.record.attention.append(Attention(a, v, out, q, k))
         if not want.implicit:
             return out
         return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
@@ -175,7 +177,8 @@ class Seam(Interception):
             return y
         y, self.met = self.weights(y), True
         self.pending = Attention(y)
-        if self.want.attention or self.want.value or self.want.implicit:
+        if self.want.attention or self.want.value or self.want.query or self.want.implicit:
+            self.pending.q, self.pending.k = getattr(x, "factors_", (None, None))
             self.record.attention.append(self.pending)
         return self.tag(y, attention_=self.pending, product_=getattr(x, "product_", (x, 2)))
 
@@ -191,6 +194,8 @@ class Seam(Interception):
                 # talking heads: A was mixed over heads before it is multiplied with v
                 v, self.pending = scale_grad(v, self.rules.value), None
             y = func(a, v, **kwargs)
+            if self.want.query:
+                self.tag(y, factors_=(a, v.transpose(-2, -1)))
             if self.want.implicit:
                 self.tag(y, product_=(y, a.requires_grad + v.requires_grad))
             return y
@@ -344,7 +349,7 @@ class Seam(Interception):
                 self.tag(out, source_=x)
             if self.want.implicit and hasattr(x, "product_"):
                 self.tag(out, product_=(out, x.product_[1]))  # q·k times its scale
-            return out
+            return self.same_factors(x, out)
         own_gate = getattr(y, "source_", None) is x or getattr(x, "source_", None) is y  # QuickGELU
         gate_x, gate_y = hasattr(x, "activation_"), hasattr(y, "activation_")
         if self.rules.gate == "held" and (gate_x or gate_y) and not own_gate:
@@ -362,7 +367,12 @@ class Seam(Interception):
         out = func(x, y, **kwargs)
         if unit_length and self.want.implicit:
             return self.term(out, out.detach(), implicit=True)  # J·x = 0
-        return self.tag(out, product_=(out, x.product_[1])) if hasattr(x, "product_") else out
+        out = self.tag(out, product_=(out, x.product_[1])) if hasattr(x, "product_") else out
+        return self.same_factors(x, out)
+
+    def same_factors(self, x: Any, out: Tensor) -> Tensor:
+        """`out` comes from the same q·kᵀ as x."""
+        return self.tag(out, factors_=x.factors_) if hasattr(x, "factors_") else out
 
     def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A linear map, whose bias is a term."""
@@ -382,4 +392,4 @@ class Seam(Interception):
                     out = self.term(out, bias)
         if hasattr(x, "product_"):
             self.tag(out, product_=x.product_)
-        return out
+        return self.same_factors(x, out)

@@ -51,6 +51,11 @@ def _cached_view(model: Any) -> ViT:
         raise UnsupportedModel(
             f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}"
         )
+    if any(p.is_meta for p in model.parameters()):
+        raise UnsupportedModel(
+            "the model is on the meta device: its weights have shapes, but no values. Build it on a real "
+            "device and load its weights, such as with sg.load_model."
+        )
     parts = (*(id(m) for m in model.modules()), *(p.shape for p in model.parameters()))
     shape = hash(parts)  # another structure, or another image size, is another model
     known = _VIEWS.get(id(model))

@@ -113,5 +113,7 @@ def _register_imported_libraries() -> None:
     if "timm" in sys.modules:
         import steadygaze.vit.adapters.timm
         import steadygaze.vit.adapters.timm_hierarchical
+    if "open_clip" in sys.modules:
+        import steadygaze.vit.adapters.open_clip
     if "steadygaze.models" in sys.modules:
         import steadygaze.vit.adapters.steadygaze_models  # noqa: F401

@@ -229,6 +229,8 @@ class ViT:
             raise BadInput(
                 f"{expected}, got {images.dtype}. Scale to 0..1 and normalise with the model's mean and std."
             )
+        if images.is_meta:
+            raise BadInput(f"{expected}, got images on the meta device, which have no values.")
         if self.plan.fixed_size and tuple(images.shape[-2:]) != (height, width):
             raise BadInput(
                 f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size."

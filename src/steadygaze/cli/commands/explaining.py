@@ -20,12 +20,15 @@ def explain(
     methods: options.Methods = None,
     target: Annotated[
         str,
-        typer.Option(help="Class to explain: auto (the predicted class), a class index, or a class name."),
+        typer.Option(
+            help="Class to explain: auto (the predicted class, the most probable label), an index or a name."
+        ),
     ] = "auto",
     top: Annotated[
         int,
         typer.Option(
-            min=1, help="Explain this many classes of each image, the most probable ones; at most 100."
+            min=1,
+            help="Explain this many classes or labels of each image, the most probable ones; at most 100.",
         ),
     ] = 1,
     score: Annotated[
@@ -43,6 +46,7 @@ def explain(
     diffmask: options.DiffMask = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
+    task: options.Task = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[
@@ -72,6 +76,7 @@ def explain(
         diffmask=diffmask,
         batch_size=batch_size,
         num_classes=num_classes,
+        task=task,
         trust_remote_code=trust_remote_code,
         device=device,
         out=out,
@@ -92,6 +97,7 @@ def serve(
     checkpoint: options.Checkpoint = None,
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
+    task: options.Task = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
@@ -144,6 +150,7 @@ def serve(
         port,
         open_browser,
         limits,
+        task=task,
         trust_remote_code=trust_remote_code,
     )
     raise typer.Exit(code)

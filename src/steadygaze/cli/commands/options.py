@@ -20,6 +20,14 @@ Checkpoint = Annotated[Path | None, typer.Option(help="Local weights: .safetenso
 NumClasses = Annotated[
     int | None, typer.Option(help="Number of classes, if it is not the checkpoint's.", show_default=False)
 ]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="What the model's outputs are: classification (classes), multilabel (independent labels) or "
+        "regression (values). Default: what its configuration states, or classification.",
+        show_default=False,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

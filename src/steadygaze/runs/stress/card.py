@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,12 @@ import numpy as np
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
-from steadygaze.robustness.by_class import wilson
 from steadygaze.runs.stress import first_version
 from steadygaze.runs.stress.predictions import Predictions
-from steadygaze.runs.stress.quantities import TOP1, Accuracy
+from steadygaze.runs.stress.quantities import TOP1
 from steadygaze.runs.stress.setting import CLEAN, Setting
-from steadygaze.runs.stress.suite import SUITES, Score, Suite
-from steadygaze.runs.table import bootstrap, interval
+from steadygaze.runs.stress.suite import SUITES, Number, Score, Suite, with_wilson
+from steadygaze.runs.table import bootstrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,52 +29,6 @@ if TYPE_CHECKING:
     from steadygaze.runs.rows import Row, Rows
 
 Key = tuple[str, str]  # label of the setting, name of the metric
-
-
-@dataclass(frozen=True, eq=False)
-class Number:
-    """A number of the card with its 95 % interval.
-
-    samples: its value, then that of every resampled data set
-    proportion: a share of images, whose interval is Wilson's; otherwise it is the bootstrap's
-    """
-
-    setting: Setting
-    quantity: Quantity
-    value: float
-    low: float
-    high: float
-    images: int
-    note: str
-    samples: np.ndarray
-    headline: bool = False
-    proportion: bool = False
-
-    def text(self, *, spread: bool = True) -> str:
-        """For people: in the unit of the quantity, with its interval."""
-        if np.isnan(self.value):
-            return "no number"
-        return f"{self.quantity.text(self.value)} {self.spread_text if spread else ''}".rstrip()
-
-    @property
-    def has_interval(self) -> bool:
-        """False where all images have the same value: the bootstrap then has no width, whatever the truth."""
-        return self.proportion or self.low != self.high
-
-    @property
-    def spread_text(self) -> str:
-        """The interval for people: (low–high) of a proportion, ± half of a bootstrap interval, or empty."""
-        text = self.quantity.text
-        if self.proportion:
-            return f"({text(self.low)}–{text(self.high)})"
-        return f"±{text((self.high - self.low) / 2)}" if self.has_interval else ""
-
-    @classmethod
-    def of(cls, score: Score) -> Number:
-        samples = score.samples
-        low, high = interval(samples[1:]) if len(samples) > 1 else (samples[0], samples[0])
-        limits = float(samples[0]), float(low), float(high)
-        return cls(score.setting, score.quantity, *limits, score.images, score.note, samples, score.headline)
 
 
 @dataclass
@@ -111,6 +64,11 @@ class _Column:
         filled = np.where(known, detail, 0)
         if self.sums is None:
             self.sums = np.zeros((3, len(detail)))
+        if self.sums.shape[1] != len(detail):
+            raise BadInput(
+                f"rows of a metric have {self.sums.shape[1]} and {len(detail)} numbers behind their values: "
+                "they are of runs with different settings"
+            )
         self.sums = self.sums + np.stack([filled, filled**2, known])
 
 
@@ -212,9 +170,8 @@ class Card:
     def values(self, label: str, metric: str) -> np.ndarray:
         """The value of each image of the setting's population, in order of name, NaN where there is none."""
         order, column = self._orders[self.population(label)], self._columns[label, metric]
-        values = np.full(order.max() + 1, np.nan)
-        values[order[np.asarray(column.indices)]] = column.values
-        return values
+        ranks = order[np.asarray(column.indices)]
+        return _by_rank(ranks, column.values, int(order.max() + 1), f"{label}, {metric}")
 
     def details(self, label: str, metric: str) -> tuple[np.ndarray, list[array[int]], int]:
         """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of
@@ -238,7 +195,8 @@ class Card:
         """How many images have been through each setting, those with broken predictions too."""
         done: dict[str, int] = {}
         for (label, _), column in self._columns.items():
-            done[label] = min(done.get(label, len(column.indices)), len(column.indices))
+            count = len(set(column.indices))
+            done[label] = min(done.get(label, count), count)
         return done
 
     @property
@@ -287,7 +245,7 @@ class Card:
                 all_samples = np.concatenate([point[k : k + 1], samples[:, k]])
                 note = self._columns[label, metric].note
                 score = Score(self.settings[label], self.quantity(metric), all_samples, count, note)
-                measured[label, metric] = _with_wilson(Number.of(score), values[k])
+                measured[label, metric] = with_wilson(Number.of(score), values[k])
             for suite in self._suites:
                 measured |= _by_key(suite.numbers(self, population))
         return measured
@@ -370,13 +328,18 @@ class Card:
         return pd.DataFrame(list(self.records()))
 
 
-def _with_wilson(number: Number, values: np.ndarray) -> Number:
-    """The number with Wilson's interval if it is a share of images."""
-    known = values[~np.isnan(values)]
-    if not isinstance(number.quantity, Accuracy) or not len(known) or not np.isin(known, (0, 1)).all():
-        return number
-    share = wilson(int(known.sum()), len(known))
-    return replace(number, low=share.low, high=share.high, proportion=True)
+def _by_rank(ranks: np.ndarray, values: Sequence[float], count: int, name: str) -> np.ndarray:
+    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
+    given = np.asarray(values, dtype=np.float64)
+    out = np.full(count, np.nan)
+    out[ranks] = given
+    conflicts = int((~np.isclose(out[ranks], given, rtol=0, atol=0, equal_nan=True)).sum())
+    if conflicts:
+        raise BadInput(
+            f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "
+            "runs: remove the row file that does not belong to it."
+        )
+    return out
 
 
 def _by_key(scores: Iterable[Score]) -> dict[Key, Number]:

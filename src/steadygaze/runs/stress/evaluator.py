@@ -16,13 +16,16 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import UnsupportedModel
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.calibration import confidences
+from steadygaze.robustness.segmentation import scores_of
 from steadygaze.robustness.shifts import any_correct
 from steadygaze.runs.maps import BROKEN
+from steadygaze.runs.request import number_of_classes
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.stress.images import RunImage
 from steadygaze.runs.stress.quantities import CONFIDENCE, TOP1, TOP5, restricted
 from steadygaze.runs.stress.setting import Setting
 from steadygaze.seeding import image_seed
+from steadygaze.target import Outputs, outputs_of_task, own_task
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.view import evaluation_mode, logits_of
 
@@ -75,6 +78,7 @@ class Evaluator:
 
     preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
     batch_size: images in one forward pass                                        seed: random seed
+    task: what its outputs are; None: what the model itself states
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Evaluator:
         classes: int = 0,
         batch_size: int = 16,
         seed: int = 0,
+        task: str | None = None,
     ) -> None:
         self.model, self.preprocess, self.name, self.classes = model, preprocess, name, classes
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.task = batch_size, seed, task
         parameter = next(iter(model.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
@@ -97,9 +102,17 @@ class Evaluator:
     def vit(self) -> ViT | None:
         """The model as a vision transformer; None if it is none."""
         try:
-            return adapt(self.model)
+            return adapt(self.model, self.task)
         except UnsupportedModel:
             return None
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """What the model gives: classes, labels or values."""
+        task = self.task or own_task(self.model)
+        if task is not None:
+            return outputs_of_task(task)
+        return "classes" if self.vit is None else self.vit.plan.outputs
 
     @property
     def predictions(self) -> tuple[Quantity, ...]:
@@ -179,3 +192,13 @@ def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:
     """The rows with NaN or infinite values, flagged."""
     finite = torch.isfinite(values).flatten(1).all(1)
     return dict.fromkeys((~finite).nonzero()[:, 0].tolist(), BROKEN_LOGITS)
+
+
+def class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> int:
+    """Number of classes of a classifier, or of a segmenter."""
+    if not label_maps:
+        return number_of_classes(model, size)
+    parameter = next(iter(model.parameters()), torch.zeros(0))
+    with torch.no_grad(), evaluation_mode(model):
+        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+    return scores_of(output).shape[1]

@@ -16,8 +16,9 @@ from steadygaze.runs.stress.suite import Condition, Score, Suite
 from steadygaze.runs.table import draws
 
 if TYPE_CHECKING:
-    from steadygaze.runs.stress.card import Card, Number
+    from steadygaze.runs.stress.card import Card
     from steadygaze.runs.stress.evaluator import Evaluator
+    from steadygaze.runs.stress.suite import Number
 
 
 class Predictions(Suite):

@@ -16,14 +16,13 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.robustness.segmentation import scores_of
 from steadygaze.runs.load_ahead import default_num_workers
 from steadygaze.runs.loop import Pace, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
+from steadygaze.runs.request import Request, about_run, identity_of, task_setting
 from steadygaze.runs.rows import STRESS, Row, Rows
-from steadygaze.runs.stress.evaluator import Batch, Evaluator
+from steadygaze.runs.stress.evaluator import Batch, Evaluator, class_count
 from steadygaze.runs.stress.images import ImageLoader, MadeImages, StressJob
 from steadygaze.runs.stress.jobs import batch_jobs, reference_jobs, split_images
 from steadygaze.runs.stress.parse import parse_suites
@@ -31,9 +30,9 @@ from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import quantity_record
 from steadygaze.runs.stress.samples import store_samples
 from steadygaze.runs.stress.sources import FolderData, MemoryData
-from steadygaze.runs.stress.suite import Condition, ImageSet, Suite
+from steadygaze.runs.stress.suite import Condition, ImageSet, Suite, check_outputs
+from steadygaze.target import own_task, task_of_outputs
 from steadygaze.vit import ViT
-from steadygaze.vit.view import evaluation_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +183,7 @@ def _prepare_folder(
     for suite in suites:  # before the model is loaded, which takes longer
         suite.open(request.limit)
     loaded = request.load(world)
-    classes = _class_count(loaded.model, loaded.size, label_maps)
+    classes = class_count(loaded.model, loaded.size, label_maps)
     evaluator = Evaluator(
         loaded.model,
         loaded.preprocess,
@@ -192,7 +191,11 @@ def _prepare_folder(
         classes=classes,
         batch_size=request.batch_size,
         seed=request.seed,
+        task=loaded.task,
     )
+    labelled = label_maps or evaluator.outputs == "classes"
+    if not label_maps:
+        check_outputs(suites, evaluator.outputs)
     image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
     data = FolderData.read(
         folder,
@@ -202,6 +205,7 @@ def _prepare_folder(
         label_maps=label_maps,
         limit=request.limit,
         batch_size=request.batch_size,
+        labels_used=labelled,
     )
     needy = next((suite.name for suite in suites if suite.needs_masks), None)
     if needy and data.labelled.decode is None:
@@ -210,13 +214,13 @@ def _prepare_folder(
             option="masks",
         )
     decode = data.labelled.decode if label_maps or needy else None
-    measured = [Predictions(), *suites] if folder is not None and not label_maps else list(suites)
+    measured = _with_predictions(suites, evaluator) if folder is not None and not label_maps else list(suites)
     facts = {**request.settings(loaded), **data.facts(), "device": evaluator.device.type}
     num_workers = request.num_workers
     if num_workers is None:
         num_workers = default_num_workers(evaluator.device)
     names = loaded.class_names
-    labels = sorted({image.labels[0] for image in data.images} if not label_maps else ())
+    labels = sorted({image.labels[0] for image in data.images} if labelled and not label_maps else ())
     about = {
         **about_run(request.command),
         "given": request.origin(loaded),
@@ -262,12 +266,15 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     if not isinstance(module, nn.Module):
         raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
     normalisation = normalisation_of(module, loaded, request.mean, request.std)
+    view = request.model if isinstance(request.model, ViT) else None
+    task = task_of_outputs(view.plan.outputs) if view is not None else loaded.task if loaded else None
     data = MemoryData(
         request.data,
         label_maps=label_maps,
         limit=request.limit,
         batch_size=request.batch_size,
         preprocess=None if loaded is None else loaded.preprocess,
+        labels_used=(task or own_task(module)) in (None, "classification"),
     )
     name = loaded.name if loaded else type(module).__name__
     preprocess = Preprocess.resize_and_crop(data.size, mean=normalisation.mean, std=normalisation.std)
@@ -275,11 +282,14 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         module,
         preprocess,
         name=name,
-        classes=_class_count(module, data.size, label_maps),
+        classes=class_count(module, data.size, label_maps),
         batch_size=max(request.batch_size, len(data.first)),
         seed=request.seed,
+        task=task,
     )
-    measured = list(suites) if label_maps else [Predictions(), *suites]
+    if not label_maps:
+        check_outputs(suites, evaluator.outputs)
+    measured = list(suites) if label_maps else _with_predictions(suites, evaluator)
     return _prepared(
         request,
         evaluator,
@@ -296,6 +306,11 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         request.num_workers or 0,
         None if loaded is None else loaded.class_names,
     )
+
+
+def _with_predictions(suites: list[Suite], evaluator: Evaluator) -> list[Suite]:
+    """The suites, and clean accuracy if the model gives classes."""
+    return [Predictions(), *suites] if evaluator.outputs == "classes" else list(suites)
 
 
 def _conditions(suites: Sequence[Suite], evaluator: Evaluator) -> tuple[Condition, ...]:
@@ -372,18 +387,9 @@ def _settings(
         "quantities": [quantity_record(quantity) for quantity in quantities],
         "set_images": set_images,
         "classes": evaluator.classes,
+        **({} if "segments" in facts else task_setting(evaluator.outputs)),
         "batch": evaluator.batch_size,
         "seed": request.seed,
         "notes": notes,
         "versions": {"steadygaze": __version__, **versions()},
     }
-
-
-def _class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> int:
-    """Number of classes of a classifier, or of a segmenter."""
-    if not label_maps:
-        return number_of_classes(model, size)
-    parameter = next(iter(model.parameters()), torch.zeros(0))
-    with torch.no_grad(), evaluation_mode(model):
-        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
-    return scores_of(output).shape[1]

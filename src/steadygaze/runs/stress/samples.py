@@ -18,8 +18,9 @@ from PIL import Image
 
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
-from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
+from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.stress.images import ImageView, RunImage, StressJob
+from steadygaze.runs.untrusted.schema import read_record
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.request import PreparedStress
@@ -65,14 +66,7 @@ def read_samples(run: Path) -> Samples | None:
     record = read_index(run)
     if record is None:
         return None
-    return Samples(
-        record["image"],
-        record["method"],
-        [ConditionSample(**one) for one in record["conditions"]],
-        [ImageSample(**one) for one in record["images"]],
-        {int(label): name for label, name in record["class_names"].items()},
-        record["note"],
-    )
+    return read_record(Samples, record, str(run / FOLDER / INDEX))
 
 
 def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -> None:
@@ -136,7 +130,7 @@ def _condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> lis
 
 
 def _image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
-    if any(suite.label_maps for suite in ready.suites.values()):
+    if any(suite.label_maps for suite in ready.suites.values()) or ready.evaluator.outputs != "classes":
         return []
     stored = []
     for number, image in enumerate(images):

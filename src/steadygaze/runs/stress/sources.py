@@ -17,7 +17,7 @@ from torch import Tensor
 from steadygaze.data.benchmarks import folders_in, some
 from steadygaze.data.confusion import IGNORED
 from steadygaze.data.content import names_hash, tensor_hash
-from steadygaze.data.folders import Classes
+from steadygaze.data.folders import Classes, Unlabelled
 from steadygaze.data.images import below
 from steadygaze.data.label_maps import Segmented, find_maps
 from steadygaze.data.masks import Labelled, find
@@ -66,11 +66,13 @@ class FolderData:
         label_maps: bool,
         limit: int | None,
         batch_size: int,
+        labels_used: bool = True,
     ) -> FolderData:
         if folder is None:
             return cls(None, Labelled([]), batch_size)
         if not label_maps:
-            labelled = find(folder, masks, Classes(loaded.class_names, classes), limit)
+            lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
+            labelled = find(folder, masks, lookup, limit)
         else:
             labelled = find_maps(folder, masks, limit=limit)
             if labelled.classes != classes:
@@ -145,10 +147,16 @@ class MemoryData:
         limit: int | None = None,
         batch_size: int = 16,
         preprocess: Preprocess | None = None,
+        labels_used: bool = True,
     ) -> None:
         self.label_maps, self.limit = label_maps, limit
         self.source = InMemoryData(
-            data, batch_size=batch_size, limit=limit, label_maps=label_maps, preprocess=preprocess
+            data,
+            batch_size=batch_size,
+            limit=limit,
+            label_maps=label_maps,
+            preprocess=preprocess,
+            labels_used=labels_used,
         )
         self._batches = iter(self.source)
         self.first = next(self._batches)

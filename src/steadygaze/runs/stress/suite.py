@@ -17,7 +17,7 @@ in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -28,8 +28,12 @@ from PIL import Image
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
 from steadygaze.registry import Registry
+from steadygaze.robustness.by_class import wilson
 from steadygaze.runs.figures import Figure, Table
+from steadygaze.runs.stress.quantities import Accuracy
 from steadygaze.runs.stress.setting import Setting
+from steadygaze.runs.table import interval
+from steadygaze.target import Outputs, task_of_outputs
 
 if TYPE_CHECKING:
     from steadygaze.runs.compare import Change
@@ -123,6 +127,61 @@ class Score:
     headline: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A number of the card with its 95 % interval.
+
+    samples: its value, then that of every resampled data set
+    proportion: a share of images, whose interval is Wilson's; otherwise it is the bootstrap's
+    """
+
+    setting: Setting
+    quantity: Quantity
+    value: float
+    low: float
+    high: float
+    images: int
+    note: str
+    samples: np.ndarray
+    headline: bool = False
+    proportion: bool = False
+
+    def text(self, *, spread: bool = True) -> str:
+        """For people: in the unit of the quantity, with its interval."""
+        if np.isnan(self.value):
+            return "no number"
+        return f"{self.quantity.text(self.value)} {self.spread_text if spread else ''}".rstrip()
+
+    @property
+    def has_interval(self) -> bool:
+        """False where all images have the same value: the bootstrap then has no width, whatever the truth."""
+        return self.proportion or self.low != self.high
+
+    @property
+    def spread_text(self) -> str:
+        """The interval for people: (low–high) of a proportion, ± half of a bootstrap interval, or empty."""
+        text = self.quantity.text
+        if self.proportion:
+            return f"({text(self.low)}–{text(self.high)})"
+        return f"±{text((self.high - self.low) / 2)}" if self.has_interval else ""
+
+    @classmethod
+    def of(cls, score: Score) -> Number:
+        samples = score.samples
+        low, high = interval(samples[1:]) if len(samples) > 1 else (samples[0], samples[0])
+        limits = float(samples[0]), float(low), float(high)
+        return cls(score.setting, score.quantity, *limits, score.images, score.note, samples, score.headline)
+
+
+def with_wilson(number: Number, values: np.ndarray) -> Number:
+    """The number with Wilson's interval if it is a share of images."""
+    known = values[~np.isnan(values)]
+    if not isinstance(number.quantity, Accuracy) or not len(known) or not np.isin(known, (0, 1)).all():
+        return number
+    share = wilson(int(known.sum()), len(known))
+    return replace(number, low=share.low, high=share.high, proportion=True)
+
+
 class Suite:
     """Base of all suites; the defaults measure the model's predictions. `register_suite` shows a whole
     example.
@@ -132,6 +191,7 @@ class Suite:
     own_images: has images of its own, so that a run of such suites needs no data
     needs_masks: every image of the data needs a mask
     samples_note: what a report says below its sample images
+    outputs: what models it measures give; most suites measure the accuracy of classes
     label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
     quantities: the metrics and scores it knows by name
     tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
@@ -148,6 +208,7 @@ class Suite:
     needs_masks: ClassVar[bool] = False
     label_maps: ClassVar[bool] = False
     samples_note: ClassVar[str] = ""
+    outputs: ClassVar[tuple[Outputs, ...]] = ("classes",)
     quantities: ClassVar[tuple[Quantity, ...]] = ()
     tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
     compared: ClassVar[tuple[str, ...]] = ()
@@ -222,6 +283,18 @@ class Suite:
     def change_figures(self, changes: Sequence[Change]) -> Iterator[Figure]:
         """Figures of a comparison of two models."""
         return iter(())
+
+
+def check_outputs(suites: Iterable[Suite], outputs: Outputs) -> None:
+    """An error in words if a suite cannot measure a model with these outputs."""
+    for suite in suites:
+        if outputs not in suite.outputs:
+            able = [one.name for one in SUITES.values() if outputs in one.outputs]
+            raise BadInput(
+                f"{suite.name} measures {' or '.join(suite.outputs)}, but this model gives {outputs} "
+                f"(task {task_of_outputs(outputs)}). Use {', '.join(able)}, or `verify`.",
+                option="suites",
+            )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from steadygaze.faithfulness.metric import METRICS, Batch, Values
 from steadygaze.runs.maps import BROKEN, maps_of
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.verify.plan import Plan
-from steadygaze.vit import ViT
+from steadygaze.target import task_of_outputs
+from steadygaze.vit import ViT, adapt
 
 Flags = dict[tuple[int, int], str]  # (map, image) -> zero or broken
 TargetOf = Callable[[Batch], Tensor]  # the class that is explained for each image, (B,)
@@ -27,7 +28,7 @@ def compute_rows(
     maps, flags = plan_maps(vit, batch.images, target, plan)
 
     def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return plan_maps(model, images, classes, plan)[0]
+        return plan_maps(adapt(model, task_of_outputs(vit.plan.outputs)), images, classes, plan)[0]
 
     evaluation = evaluate(
         vit,

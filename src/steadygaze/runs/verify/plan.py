@@ -11,18 +11,19 @@ from functools import cached_property
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.explainer import rules_of, unavailable
 from steadygaze.faithfulness.inputs import RATIOS
-from steadygaze.faithfulness.metric import METRICS, metric
+from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
 from steadygaze.method_names import make_method
 from steadygaze.method_registry import AGGREGATORS, Method, base_methods
 from steadygaze.methods import list_methods, parse_method
 from steadygaze.runs.rows import RowKey
-from steadygaze.target import SCORES
+from steadygaze.target import check_score, default_score
 from steadygaze.vit import ViT
 
 SEARCHES = "black box"  # the family of methods that search: hundreds of forward passes for each image
 DEFAULT_METRICS = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+DEFAULT_VALUE_METRICS = ("insertion_value", "deletion_value")  # of regression models, without probabilities
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,21 @@ def make_plan(
     chosen = choose(vit, methods)
     if start_layers is not None:
         chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
+    outputs = vit.plan.outputs
     for score in scores or ():
-        if score not in SCORES:
-            raise UnknownName("score", score, SCORES)
+        check_score(score, outputs)
     if fill not in FILLS:
         raise UnknownName("fill", fill, FILLS)
+    if outputs == "values" and tuple(metrics) == DEFAULT_METRICS:
+        metrics = DEFAULT_VALUE_METRICS
     names = tuple(dict.fromkeys(metric(name).name for name in metrics))
     if not names:
         raise BadInput("metrics: expected at least one, got none")
+    check_outputs(map(metric, names), outputs)
     if scores:
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
-        columns = tuple(Column(m, m.score) for m in chosen)
+        columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
     return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 

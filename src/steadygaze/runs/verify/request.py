@@ -14,10 +14,10 @@ from torch import Tensor
 
 from steadygaze import __version__
 from steadygaze.data.content import names_hash, tensor_hash
-from steadygaze.data.folders import Classes
+from steadygaze.data.folders import Classes, Unlabelled
 from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, ImagesOutOfRange
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
@@ -28,13 +28,15 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.loop import Job, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes
+from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes, task_setting
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
+from steadygaze.target import Outputs
 from steadygaze.vit import ViT, adapt
+from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import evaluation_mode
 
 Target = int | str | Sequence[int] | Tensor | None
@@ -140,12 +142,15 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     loaded = request.load(world)
     vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
     plan = _plan(request, vit)
-    labelled = find(folder, request.masks, Classes(loaded.class_names, classes), request.limit)
+    lookup = Classes(loaded.class_names, classes)
+    if vit.plan.outputs == "values":
+        lookup = Unlabelled()  # folders are not named by values
+    labelled = find(folder, request.masks, lookup, request.limit)
     if plan.needs_masks and labelled.decode is None:
         raise BadInput(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
-    target = _class_target(request.target, loaded, classes)
+    target = _class_target(request.target, loaded, classes, vit.plan.outputs)
     unlabelled = next((item.name for item in labelled.items if item.label is None), None)
     if target == "label" and unlabelled is not None:
         raise BadInput(
@@ -163,6 +168,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
         "masks": labelled.decode is not None,
         "batch": request.batch_size,
         "target": _target_text(target),
+        **task_setting(vit.plan.outputs),
         "start_layers": request.start_layers,
         "device": next(vit.model.parameters()).device.type,
     }
@@ -198,22 +204,27 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=5,  # the caller of `verify`
         )
+    width = number_of_classes(vit.model, vit.plan.input_size[1:]) if vit.plan.outputs == "values" else None
+    target = _class_target(request.target, loaded, width, vit.plan.outputs)
     data = InMemoryData(
         request.data,
         request.batch_size,
         request.limit,
         plan.needs_masks,
         preprocess=None if loaded is None else loaded.preprocess,
+        labels_used=target == "label" or vit.plan.outputs == "classes",
     )
     source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
-    target = _class_target(request.target, loaded, None)
     target_of = _target_function(vit, target, source)
     identity = identity_of(vit.model, loaded)
     first = source.first
+    if note := range_note(loaded or vit, vit.check(first.images)):
+        warnings.warn(note, ImagesOutOfRange, stacklevel=5)  # the caller of `verify`
     described: dict[str, Any] = {
         "data": "in memory",
         "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
         "target": _target_text(target),
+        **task_setting(vit.plan.outputs),
     }
     if request.limit is not None:
         described["limit"] = request.limit
@@ -247,8 +258,18 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
 # ---------------------------------------------------------------------------------------
 
 
-def _class_target(target: Target, loaded: LoadedModel | None, classes: int | None) -> str | int | Tensor:
+def _class_target(
+    target: Target, loaded: LoadedModel | None, classes: int | None, outputs: Outputs
+) -> str | int | Tensor:
     """ "label", "predicted", a class index, or one class for each image."""
+    if outputs == "values" and (target is None or (isinstance(target, str) and target in BY_NAME)):
+        if classes == 1:
+            return 0
+        raise BadInput(
+            f"target: this model gives {classes} values (regression), and none of them is the label or the "
+            f"predicted one. Give the index of the value to explain.",
+            option="target",
+        )
     if target is None:
         return "label"
     if isinstance(target, str):

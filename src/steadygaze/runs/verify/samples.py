@@ -19,10 +19,11 @@ from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.inputs import Batch
-from steadygaze.runs.samples import read_index, save_image, thumbnail, write_index
+from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
+from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
 from steadygaze.runs.verify.summary import Line, Section, quantity
-from steadygaze.target import percent
+from steadygaze.target import Outputs, describe, predictions
 
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
@@ -56,9 +57,7 @@ def read_samples(run: Path) -> VerifySamples | None:
     record = read_index(run)
     if record is None or "methods" not in record:
         return None
-    best, worst = ([MapSample(**sample) for sample in record[group]] for group in ("best", "worst"))
-    methods = [(method, score) for method, score in record["methods"]]
-    return VerifySamples(methods, record["metric"], best, worst)
+    return read_record(VerifySamples, record, str(run / FOLDER / INDEX))
 
 
 def store_samples(out: Path, prepared: PreparedVerify, rows: Rows) -> None:
@@ -141,7 +140,8 @@ def _sample(
     image = thumbnail(_shown(batch))
     files = [save_image(out, f"image{number}", image)]
     with torch.no_grad():
-        probabilities = prepared.vit(batch.images)[0].softmax(-1)
+        outputs = prepared.vit.plan.outputs
+        numbers = predictions(outputs, prepared.vit(batch.images)[0])
     for k, column in enumerate(columns):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateMap)
@@ -150,7 +150,7 @@ def _sample(
             )
         files.append(save_image(out, f"image{number}-map{k}", attribution.overlay(image)))
     class_names = None if prepared.loaded is None else prepared.loaded.class_names
-    return MapSample(batch.names[0], _title(probabilities, int(target[0]), class_names), values, files)
+    return MapSample(batch.names[0], _title(outputs, numbers, int(target[0]), class_names), values, files)
 
 
 def _shown(batch: Batch) -> Image.Image:
@@ -160,10 +160,14 @@ def _shown(batch: Batch) -> Image.Image:
     return to_pil_image((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
 
 
-def _title(probabilities: Tensor, target: int, class_names: Sequence[str] | None) -> str:
-    def named(index: int) -> str:
-        name = class_names[index].split(",")[0] if class_names else f"class {index}"
-        return f"{name} {percent(float(probabilities[index]))}"
+def _title(outputs: Outputs, numbers: Tensor, target: int, class_names: Sequence[str] | None) -> str:
+    """What is explained, and the predicted class if that is another."""
+    names = [name.split(",")[0] for name in class_names] if class_names else None
 
-    predicted = int(probabilities.argmax())
-    return named(target) if predicted == target else f"{named(target)}; predicted: {named(predicted)}"
+    def named(index: int) -> str:
+        return describe(outputs, index, float(numbers[index]), names, alone=len(numbers) == 1)
+
+    predicted = int(numbers.argmax())
+    if outputs != "classes" or predicted == target:
+        return named(target)
+    return f"{named(target)}; predicted: {named(predicted)}"

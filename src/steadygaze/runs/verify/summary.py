@@ -14,7 +14,7 @@ from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity
 from steadygaze.quantity import mean as plain_mean
-from steadygaze.runs.messages import plural, small_sample_note
+from steadygaze.runs.messages import markdown_text, plural, small_sample_note
 from steadygaze.runs.table import Cell, ImageTable, bootstrap, difference, interval
 from steadygaze.runs.verify.grouping import distinction, group_runs
 
@@ -289,10 +289,11 @@ class Table:
         for section in self.sections:
             best = {metric: section.best(metric) for metric in section.shown}
             shown = [quantity(metric) for metric in section.shown]
-            heads = " | ".join(f"{q.title}{q.arrow}" for q in shown)
+            heads = " | ".join(markdown_text(f"{q.title}{q.arrow}") for q in shown)
             images = plural(len(section.table), "image")
+            title, weights = markdown_text(section.title), markdown_text(section.weights)
             lines = [
-                f"**{section.title}** ({section.weights}), {images}; 95 % intervals",
+                f"**{title}** ({weights}), {images}; 95 % intervals",
                 "",
                 f"| method | score | {heads} |",
                 f"| --- | --- |{' ---: |' * len(shown)}",
@@ -301,7 +302,8 @@ class Table:
                 cells = [
                     _cell_text(section.cells.get((q.name, line)), q, best[q.name] == line) for q in shown
                 ]
-                lines.append(f"| {line[0]} | {line[1]} | {' | '.join(cells)} |")
+                names = " | ".join(markdown_text(name) for name in line)
+                lines.append(f"| {names} | {' | '.join(cells)} |")
             note = small_sample_note(len(section.table))
             lines += ["", note] if note else []
             parts.append("\n".join(lines))

@@ -62,6 +62,7 @@ class Attention(Suite):
         "Entropy, overfocus and other measures of attention by layer, and its stability under corruption."
     )
     options = CORRUPTION_OPTIONS
+    outputs = ("classes", "labels", "values", "features")
     quantities = (*CLEAN_METRICS, STABILITY)
     tiles: ClassVar = {("corruptions", "attention_stability"): "attention stability"}
 

@@ -1,0 +1,46 @@
+"""Whether images look normalised: values of 0..255, for instance, are far outside of what a model expects."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from steadygaze.vit.view import ViT
+
+PIXELS = -3.0, 4.0  # images with the normalisation undone are within 0..1; noise may pass that by far
+LARGEST = 20.0  # of normalised images, where the normalisation is not known
+
+
+def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
+    """What is wrong with images far outside of what the model's normalisation gives; "" if nothing is."""
+    low, high = (float(value) for value in images.detach().float().aminmax())
+    statistics = _normalisation(model)
+    if statistics is None or len(statistics[0]) != images.shape[1]:
+        if max(-low, high) <= LARGEST:
+            return ""
+        expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalised images are"
+    else:
+        mean, std = (images.new_tensor(list(v), dtype=torch.float32).view(1, -1, 1, 1) for v in statistics)
+        pixels = images.detach().float() * std + mean
+        least, most = (float(value) for value in pixels.aminmax())
+        if PIXELS[0] <= least and most <= PIXELS[1]:
+            return ""
+        expected = f"normalised with mean {list(statistics[0])} and std {list(statistics[1])}"
+    bytes_given = low >= 0 and high <= 255
+    hint = "They look like 0..255: divide by 255, then normalise" if bytes_given else "Normalise them"
+    return (
+        f"images: expected values {expected}, got {low:.3g} to {high:.3g}. {hint} with the model's mean and "
+        "std; the maps explain what the model sees."
+    )
+
+
+def _normalisation(model: Any) -> tuple[Any, Any] | None:
+    """Mean and std by channel, if the model says them: the result of `load_model`, or a module of timm."""
+    if isinstance(model, ViT):
+        model = model.model
+    mean, std = getattr(model, "mean", None), getattr(model, "std", None)
+    if isinstance(model, nn.Module):
+        config = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = config.get("mean"), config.get("std")
+    return (mean, std) if mean and std else None
