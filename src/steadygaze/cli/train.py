@@ -1,7 +1,7 @@
 """`steadygaze train`: from a recipe to weights, log and curves.
 
-Exit codes: 0, success; 1, success without the images that could not be read; 2, invalid input; 3, the run could
-not continue (a loss that is not finite, a full disk); 130, interrupted.
+Exit codes: 0, success; 1, success without the images that could not be read; 2, invalid input; 3, the run
+could not continue (a loss that is not finite, a full disk); 130, interrupted.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     if elements * BYTES > memory:
         raise BadInput(
             f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
-            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has {memory / 2**30:,.0f} GB. Use a smaller model."
+            f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has "
+            f"{memory / 2**30:,.0f} GB. Use a smaller model."
         )
 
 
