@@ -288,8 +288,9 @@ def test_clip_of_transformers_for_images_and_text() -> None:
     both = transformers.CLIPModel(
         transformers.CLIPConfig(text_config=words, vision_config=vision, projection_dim=6)
     )
-    with pytest.raises(sg.UnsupportedModel, match="CLIPVisionModelWithProjection and a callable target"):
-        sg.adapt(both)
+    assert sg.adapt(both).plan.outputs == "features"
+    with pytest.raises(sg.BadInput, match="compares images with text and has no classes"):
+        sg.explain(both, images.float())
 
 
 def test_one_logit_says_yes_or_no() -> None:

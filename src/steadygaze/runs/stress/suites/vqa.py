@@ -132,7 +132,7 @@ class VisualQuestions(Suite):
             part = slice(start, start + evaluator.batch_size)
             parts.append(answer_logits(evaluator.model, self.tokenizer, questions[part], batch.first[part]))
         logits = torch.cat(parts)
-        names = evaluator.model.config.id2label  # type: ignore[union-attr]
+        names: dict[int, str] = evaluator.model.config.id2label  # type: ignore[union-attr, assignment]
         given = [names[index] for index in logits.nan_to_num(0.0).argmax(1).tolist()]
         values = [vqa_accuracy(answer, item.answers) for answer, item in zip(given, items, strict=True)]
         return [Measurement(condition.setting, ACCURACY, np.array(values), None, broken_rows(logits))]
