@@ -41,11 +41,13 @@ VISION = {
 
 
 def randomised(model: nn.Module) -> Any:
-    """Every parameter random, so that nothing is zero or one by initialisation; evaluation mode."""
+    """Every parameter random and always the same, none zero or one by initialisation; evaluation mode."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            draw = torch.randn(parameter.shape, generator=generator)
+            is_gain = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.15 * draw if is_gain else 0.2 * draw)
     return model.eval()
 
 

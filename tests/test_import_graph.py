@@ -63,6 +63,7 @@ NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and 
     "torchvision.io",
     "transformers.AutoProcessor",
     "transformers.AutoTokenizer",
+    "transformers.AutoProcessor",
     "open_clip.tokenizer",
 )
 

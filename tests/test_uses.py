@@ -55,12 +55,11 @@ def test_wrappers_in_any_order() -> None:
     assert sg.adapt(torch.compile(nn.DataParallel(model))).model is model
 
 
-def test_a_model_that_holds_a_vit_says_where() -> None:
-    inner = tiny("class")
-    with pytest.raises(sg.UnsupportedModel, match=r"It contains one: use model\.get_submodule\('1'\)"):
-        sg.adapt(nn.Sequential(nn.Identity(), inner))
-    with pytest.raises(sg.UnsupportedModel, match=r"docs/models.md"):
+def test_a_model_without_parameters_or_of_no_kind() -> None:
+    with pytest.raises(sg.UnsupportedModel, match=r"has no parameters"):
         sg.adapt(nn.Sequential(nn.Identity()))
+    with pytest.raises(sg.UnsupportedModel, match=r"docs/models.md"):
+        sg.adapt(nn.Sequential(nn.Linear(2, 2)))
 
 
 class Adapted(nn.Module):
@@ -174,11 +173,12 @@ def test_a_block_that_does_nothing_has_no_attention_to_read() -> None:
 
 
 def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
-    class Doubled(VisionTransformer):
-        def forward(self, x: Tensor, *rest: Any, **more: Any) -> Tensor:
-            return super().forward(x) * 2
+    class Swapped(VisionTransformer):
+        def forward_features(self, x: Tensor, *rest: Any, **more: Any) -> Tensor:
+            x = self.blocks[0](self._pos_embed(self.patch_embed(x)))
+            return self.norm(self.blocks[1](x.flip(0)))
 
-    model = Doubled(img_size=12, patch_size=3, embed_dim=24, depth=1, num_heads=2, num_classes=5)
+    model = Swapped(img_size=12, patch_size=3, embed_dim=24, depth=2, num_heads=2, num_classes=5)
     with pytest.raises(sg.UnsupportedModel, match="differ"):
         sg.adapt(model.half())
     large = VisionTransformer(
@@ -288,8 +288,9 @@ def test_clip_of_transformers_for_images_and_text() -> None:
     both = transformers.CLIPModel(
         transformers.CLIPConfig(text_config=words, vision_config=vision, projection_dim=6)
     )
-    with pytest.raises(sg.UnsupportedModel, match="CLIPVisionModelWithProjection and a callable target"):
-        sg.adapt(both)
+    assert sg.adapt(both).plan.outputs == "features"
+    with pytest.raises(sg.BadInput, match="compares images with text and has no classes"):
+        sg.explain(both, images.float())
 
 
 def test_one_logit_says_yes_or_no() -> None:

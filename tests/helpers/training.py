@@ -1,12 +1,14 @@
 """Shared by tests."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import steadygaze as sg
 from steadygaze.training.recipe_files import make_recipe
 
 SIDE, CLASSES = 16, ("bright", "dark")
@@ -61,3 +63,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def attempt(given: Any, out: Path, **more: Any) -> bool:
+    """Whether `sg.train` accepts it; anything but a SteadygazeError fails the test."""
+    try:
+        sg.train(given, out, **more)
+    except sg.SteadygazeError as error:
+        assert str(error).strip() and "Traceback" not in str(error)
+        return False
+    return True

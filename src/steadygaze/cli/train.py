@@ -1,7 +1,7 @@
 """`steadygaze train`: from a recipe to weights, log and curves.
 
-Exit codes: 0, success; 2, invalid input; 3, the run could not continue (a loss that is not finite, a full
-disk); 130, interrupted.
+Exit codes: 0, success; 1, success without the images that could not be read; 2, invalid input; 3, the run
+could not continue (a loss that is not finite, a full disk); 130, interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from steadygaze.training.loop import train
 from steadygaze.training.recipe_files import read_recipe, recipe_text, shipped_recipes
 from steadygaze.training.result import TrainingResult
 from steadygaze.training.run_files import TrainingStopped
+
+LISTED = 20  # unreadable images that are listed at the end
 
 
 def run(
@@ -56,7 +58,8 @@ def run(
         return 130
     if is_main:
         print_result(result, console)
-    return 0
+        print_unreadable(result, console)
+    return 1 if result.unreadable else 0
 
 
 def print_result(result: TrainingResult, console: Console) -> None:
@@ -68,6 +71,14 @@ def print_result(result: TrainingResult, console: Console) -> None:
         print_line(console, f"wrote {result.weights}")
     else:
         print_line(console, f"the run had finished before; its weights are {result.weights}")
+
+
+def print_unreadable(result: TrainingResult, console: Console) -> None:
+    """List images that were skipped."""
+    for file in result.unreadable[:LISTED]:
+        print_line(console, f"skipped, unreadable: {file}", "red")
+    if len(result.unreadable) > LISTED:
+        print_line(console, f"... and {len(result.unreadable) - LISTED} more", "red")
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -83,7 +94,7 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
             raise BadInput(f"--set: expected KEY=VALUE, for example data.train=FOLDER, got {text!r}")
         try:
             changes[key.strip()] = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # no TOML: text
             changes[key.strip()] = value
     return changes
 

@@ -128,6 +128,11 @@ def check_model_size(
         )
 
 
+def number_of_elements(name: str, **arguments: Any) -> int:
+    """Elements of a model's state dict, counted without memory for them where its constructor allows that."""
+    return sum(tensor.numel() for tensor in _meta_model(name, **arguments).state_dict().values())
+
+
 def _meta_model(name: str, **arguments: Any) -> nn.Module:
     """The model without memory for its weights, where its constructor allows that."""
     import timm

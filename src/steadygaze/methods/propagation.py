@@ -309,7 +309,8 @@ def relevances(trace: Trace) -> list[Float[Tensor, "b h n n"]]:
             if trace.target is None
             else F.one_hot(trace.target, logits.shape[1]).to(logits)
         )
-        relevance = torch.autograd.grad(logits, mode.attention, one_hot)
+        of_blocks = mode.attention[: len(trace.vit.blocks) - run.start]  # a head may attend too
+        relevance = torch.autograd.grad(logits, of_blocks, one_hot)
         trace.memory["transatt"] = [r.to(logits.dtype) for r in relevance]
     return trace.memory["transatt"]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.transformers import layer_parts
+from steadygaze.vit.evaluation_mode import evaluation_mode
 from steadygaze.vit.view import Layout, Plan
 
 
@@ -119,6 +120,20 @@ def visual_question(model: nn.Module, question: str, tokenizer: Any) -> VisualQu
     if not any(is_word):
         raise BadInput(f"question: {question!r} has no words that the model knows")
     return VisualQuestion(model, question, ids, tokenizer.convert_ids_to_tokens(ids), is_word)
+
+
+@torch.no_grad()
+def answer_logits(
+    model: Any, tokenizer: Any, questions: Sequence[str], images: Float[Tensor, "b c h w"]
+) -> Float[Tensor, "b answers"]:
+    """Logits of the answers to a question for each image; long questions are truncated."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    longest = model.config.max_position_embeddings
+    text = tokenizer(list(questions), padding=True, truncation=True, max_length=longest, return_tensors="pt")
+    ids, mask = text["input_ids"].to(images.device), text["attention_mask"].to(images.device)
+    visible = torch.ones(len(images), *images.shape[-2:], dtype=torch.long, device=images.device)
+    with torch.random.fork_rng(devices=[]), evaluation_mode(model):  # ViLT shuffles the patches
+        return model(input_ids=ids, attention_mask=mask, pixel_values=images, pixel_mask=visible).logits
 
 
 def any_question(model: nn.Module) -> VisualQuestion:

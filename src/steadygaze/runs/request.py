@@ -15,6 +15,7 @@ from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.questions.vqa import answers_questions
 from steadygaze.runs.processes import World
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
@@ -140,7 +141,9 @@ def about_run(command: str = "") -> dict[str, Any]:
 
 
 def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
-    """The number of classes of a classifier."""
+    """The number of classes of a classifier, or of answers of a model that answers questions."""
+    if answers_questions(model):
+        return int(model.config.num_labels)  # type: ignore[union-attr, arg-type]
     parameter = next(iter(model.parameters()), torch.zeros(0))
     with torch.no_grad(), evaluation_mode(model):
         output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))

@@ -153,6 +153,9 @@ class Trace:
             if isinstance(axis, tuple):
                 total = total + g.sum(-1).flatten(1)
                 continue
+            if g.dim() == 4 and g.shape[axis] != tokens == g.shape[1] * g.shape[2]:  # patches on their grid
+                total = total + g.sum(-1).flatten(1)
+                continue
             if g.dim() == 2 or g.shape[axis] != tokens:  # behind the pooling: no token axis
                 total = total + self.readout_row() * g.flatten(1).sum(1, keepdim=True)
                 continue

@@ -19,8 +19,8 @@ positions of removed patches. This module imports torch only, so that `steadygaz
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -111,6 +111,16 @@ class SharedState:
 
 
 _EAGER = SharedState()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Compiled modules run uncompiled in this context."""
+    _EAGER.enter(lambda: torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        _EAGER.leave()
 
 
 class Interception(TorchFunctionMode):

@@ -125,10 +125,20 @@ class TrainingRun(TrainingSetup):
         weights = self.out / WEIGHTS
         if self.recipe.keep == "best" and weights.is_file():
             fit(self.kept_model, read_weights(weights), str(weights))  # not those of the last epoch
-        steps = self.step - first_step
         return TrainingResult(
-            self.out, weights, self.kept_model, self.recipe, read_log(self.out), self.notes, steps
+            self.out,
+            weights,
+            self.kept_model,
+            self.recipe,
+            read_log(self.out),
+            self.notes,
+            steps=self.step - first_step,
+            unreadable=self._unreadable(),
         )
+
+    def _unreadable(self) -> list[str]:
+        datasets = (self.images, self.test_images)
+        return sorted({file for images in datasets if images is not None for file in images.unreadable})
 
     def _begin(self) -> None:
         """Lock and prepare the folder, resume from its checkpoint and open the log."""
@@ -285,6 +295,7 @@ class TrainingRun(TrainingSetup):
             return
         state = load_state(path)
         try:
+            _check_state(state, self.total_steps)
             fit(self.model, state["model"], str(path))
             self.optimiser.load_state_dict(state["optimiser"])
             if self.average is not None:
@@ -293,9 +304,9 @@ class TrainingRun(TrainingSetup):
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             self.step, self.sums = state["step"], state["sums"]
             self.best_loss, self.seconds = state["best"], state["spent"]
-        except (KeyError, ValueError) as error:
-            if isinstance(error, BadCheckpoint):
-                raise
+        except BadCheckpoint:
+            raise
+        except Exception as error:  # of whatever the file holds in place of a state
             raise BadCheckpoint(
                 f"{path} is not a checkpoint of this run ({error}). Remove it to start again."
             ) from error
@@ -328,3 +339,16 @@ class TrainingRun(TrainingSetup):
         self.accelerator.end_training()
         if self.lock is not None:
             self.lock.close()
+
+
+def _check_state(state: Any, total_steps: int) -> None:
+    """Types of a checkpoint's values; ValueError or KeyError for others."""
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}")
+    step, sums = state["step"], state["sums"]
+    if type(step) is not int or not 0 <= step <= total_steps:
+        raise ValueError(f"its step is {step!r} of {total_steps}")
+    numbers = {**sums, "best": state["best"], "spent": state["spent"]}
+    for key, value in numbers.items():
+        if not isinstance(key, str) or not isinstance(value, (int, float)):
+            raise ValueError(f"{key!r:.80} is not a number")

@@ -19,6 +19,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import read_weights
 from steadygaze.loading.load import load_model
+from steadygaze.loading.new_models import check_new_model
 from steadygaze.loading.run_folder import read_description
 from steadygaze.loading.timm_models import is_timm_name
 from steadygaze.training.images.selection import class_folders
@@ -140,6 +141,8 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     if count is None and folders is not None and (weights is None or o.new_head):
         count = len(folders)
     try:
+        if o.arguments and is_timm_name(o.name):
+            check_new_model(o.name, count, o.arguments)
         built = build_model(
             o.name,
             weights,
@@ -151,6 +154,8 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
         )
     except BadInput as error:
         raise BadInput(f"model.{error}") from error
+    if o.arguments:
+        _check_runs(built.model, built.preprocess.size, o.arguments)
     return _InitialModel(
         built.model, built.preprocess, built.class_names, {"model": o.name, "arguments": o.arguments}
     )
@@ -218,14 +223,16 @@ def _insert_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
     """TAP or CB with the recipe's options."""
+    known = [f.name for f in fields(spec)]
+    for key in options:
+        if key not in known:
+            raise UnknownName(f"option of modules.{name}", key, known)
     try:
         return spec(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
         )
     except TypeError as error:
-        quoted = str(error).split("'")
-        unknown = quoted[1] if len(quoted) > 1 else str(error)
-        raise UnknownName(f"option of modules.{name}", unknown, [f.name for f in fields(spec)]) from error
+        raise BadInput(f"modules.{name}: {error}") from error
 
 
 def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
@@ -252,6 +259,20 @@ def _check_accepts_size(model: nn.Module, size: tuple[int, int]) -> None:
         raise BadInput(
             f"data.size: the model does not accept images of {size[0]}x{size[1]} ({error}). Leave it out."
         ) from error
+
+
+def _check_runs(model: nn.Module, size: tuple[int, int], arguments: Mapping[str, Any]) -> None:
+    """Whether a model that was built with these arguments takes an image."""
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, *size))
+    except Exception as error:  # of layers that were given odd values
+        raise BadInput(
+            f"model.arguments: with {dict(arguments)} the model does not run on images of "
+            f"{size[0]}x{size[1]} ({type(error).__name__}: {error})"
+        ) from error
+    model.train(was_training)
 
 
 def _num_classes(model: nn.Module, size: tuple[int, int]) -> int:

@@ -52,7 +52,7 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             filter_bias_and_bn=not o.decay_all,
             **options,
         )
-    except (ValueError, AssertionError, TypeError) as error:
+    except Exception as error:  # optimisers of many packages each raise their own kinds
         raise BadInput(f"optimiser: timm cannot create {o.name!r} with these options ({error})") from error
 
 

@@ -19,9 +19,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from steadygaze.errors import BadInput
+from steadygaze.loading.checkpoint import MAX_CLASSES
 from steadygaze.training.losses import LOSSES, LossOptions
+from steadygaze.training.plain_values import plain_options
 from steadygaze.training.recipe_errors import explain_validation_error
 
+MAX_SIDE = 4096  # of images, in pixels
+MAX_EPOCHS = 1_000_000
 DEFAULT_LOSS = "cross_entropy"  # of a recipe that lists none
 
 
@@ -57,6 +61,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Pair = Annotated[list[float], AfterValidator(_two_numbers)]
 Range = Annotated[list[float], AfterValidator(_range)]
 Span = Annotated[list[int], AfterValidator(_span)]
+Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
+Options = Annotated[dict[str, Any], AfterValidator(plain_options)]
 Colour = Annotated[list[float], AfterValidator(_three_numbers)]
 PositiveColour = Annotated[list[Positive], AfterValidator(_three_numbers)]
 
@@ -74,16 +80,16 @@ class Model(Table):
     name: str
     checkpoint: str | None = None  # file with initial weights
     pretrained: bool = False  # start from the pretrained weights of the hub
-    num_classes: PositiveInt | None = None
+    num_classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)] | None = None
     new_head: bool = False  # a new classifier, whatever the weights have
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Options = Field(default_factory=dict)
 
 
 class Modules(Table):
     """Modules that `sg.modules.insert` puts into the model: options of TAP and CB, None to leave one out."""
 
-    tap: dict[str, Any] | None = None
-    cb: dict[str, Any] | None = None
+    tap: Options | None = None
+    cb: Options | None = None
 
 
 class Data(Table):
@@ -104,12 +110,12 @@ class Data(Table):
     test_classes: Span | None = None
     images: Span | None = None  # [first, stop) of the images of each class
     test_images: Span | None = None
-    size: PositiveInt | None = None  # this and the next four: None uses the model's own
+    size: Side | None = None  # this and the next four: None uses the model's own
     mean: Colour | None = None
     std: PositiveColour | None = None
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = None
     crop: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the image kept by the centre crop
-    workers: CountFromZero = 0  # worker processes that load images
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # worker processes that load images
 
 
 class Augment(Table):
@@ -126,17 +132,17 @@ class Augment(Table):
     crop: Literal["resized", "resize", "pad", "none"] = "resized"
     scale: Range = Field(default_factory=lambda: [0.08, 1.0])
     ratio: Range = Field(default_factory=lambda: [0.75, 4 / 3])
-    resize: PositiveInt = 256
-    pad: CountFromZero = 4
+    resize: Side = 256
+    pad: Annotated[int, Field(ge=0, le=MAX_SIDE)] = 4
     interpolation: Literal["random", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = (
         None
     )
     flip: Share = 0.5
-    color_jitter: NonNegative = 0.0
+    color_jitter: Annotated[float, Field(ge=0, le=100)] = 0.0
     rand_augment: str | None = None  # in timm's notation, such as rand-m9-mstd0.5-inc1
     erase: Share = 0.0
-    mixup: NonNegative = 0.0  # alpha; 0: off
-    cutmix: NonNegative = 0.0
+    mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0  # alpha; 0: off
+    cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
     mix_probability: Share = 1.0
     switch: Share = 0.5
     repeats: PositiveInt = 1
@@ -148,7 +154,7 @@ class Optimiser(Table):
 
     name: str = "adamw"
     lr: Positive = 1e-3
-    lr_batch: int | None = None
+    lr_batch: CountFromZero | None = None
     weight_decay: NonNegative = 0.05
     momentum: float = 0.9
     betas: Pair | None = None
@@ -165,12 +171,12 @@ class Schedule(Table):
     """
 
     name: Literal["cosine", "linear", "step", "none"] = "cosine"
-    warmup_epochs: NonNegative = 0.0
-    warmup_lr: float = 1e-6
-    min_lr: float = 1e-6
+    warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0
+    warmup_lr: NonNegative = 1e-6
+    min_lr: NonNegative = 1e-6
     cooldown_epochs: CountFromZero = 0
     every: PositiveInt = 2
-    rate: Positive = 0.85
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.85
 
 
 class Ema(Table):
@@ -200,7 +206,7 @@ class Recipe(Table):
     schedule: Schedule = Schedule()
     ema: Ema = Ema()
     task: Literal["classification", "segmentation"] = "classification"
-    epochs: PositiveInt = 10
+    epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
     batch: PositiveInt = 128
     accumulate: PositiveInt = 1
     precision: Literal["float32", "fp16", "bf16"] = "float32"
@@ -215,7 +221,7 @@ class Recipe(Table):
     cost: str = ""
     result: str = "not measured yet"
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -77,6 +77,8 @@ def _expectation(details: ErrorDetails, kind: str) -> str:
     for bound in details.get("ctx", {}).items():
         if bound in BOUNDS:
             return f"expected {BOUNDS[bound]}"
+        if bound[0] == "le":
+            return f"expected a number of at most {bound[1]:,}"
     return details["msg"]
 
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.training.plain_values import check_plain
 from steadygaze.training.recipe import Recipe
 
 RENAMED = {
     "data.pictures": "data.images",
     "data.test_pictures": "data.test_images",
 }  # keys of the first version
+MAX_BYTES = 1_000_000  # of a recipe
 
 
 def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -30,15 +32,24 @@ def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     text = recipe_text(source)
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of integers with too many digits
         raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+    except RecursionError as error:
+        raise BadInput(f"{source} is not a readable TOML file (nested too deeply)") from error
     return make_recipe(content, changes)
 
 
 def recipe_text(source: str | Path) -> str:
     """The text of a recipe file, or of a shipped recipe."""
     path = Path(source)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+        size = path.stat().st_size if is_file else 0
+    except OSError as error:  # such as a name that is too long
+        raise BadInput(f"{str(source)[:80]} is not a readable TOML file ({error.strerror})") from error
+    if size > MAX_BYTES:
+        raise BadInput(f"{source} is not a recipe: expected at most {MAX_BYTES:,} bytes, got {size:,}")
+    if not is_file:
         shipped = shipped_recipes()
         if str(source) not in shipped:
             hint = "Expected a TOML file or the name of a shipped recipe."
@@ -52,6 +63,10 @@ def recipe_text(source: str | Path) -> str:
 
 def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of nested tables, with changes as for `read_recipe`."""
+    if not isinstance(content, Mapping):
+        raise BadInput(f"recipe: expected tables by name, got {type(content).__name__}")
+    check_plain(content)
+    check_plain(changes or {})
     recipe = copy.deepcopy(dict(content))
     for old, new in RENAMED.items():
         name, old_key = old.split(".")

@@ -40,6 +40,7 @@ class TrainingResult:
     log: the rows of log.csv
     notes: what the user should know, also logged as warnings
     steps: that this call took; 0 if the run had finished before
+    unreadable: files of images that were skipped because they do not decode
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class TrainingResult:
     log: list[dict[str, str]]
     notes: list[str] = field(default_factory=list)
     steps: int = 0
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def top1(self) -> float | None:

@@ -62,7 +62,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
+    except Exception as error:  # torch raises many kinds for files that are no checkpoints
         reason = _first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
             reason = "not a file of torch.save, or it holds more than tensors and numbers"
@@ -99,8 +99,11 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str
         write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return
     try:
-        before = _completed(json.loads(path.read_text(encoding="utf-8"))["settings"])
-    except (OSError, ValueError, KeyError) as error:
+        settings_before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        if not isinstance(settings_before, dict):
+            raise ValueError("its settings are not a table")
+        before = _completed(settings_before)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} cannot be read ({error}): choose another output folder") from error
     changed = differences(before, now)
     if changed:
@@ -138,7 +141,7 @@ class Log:
     def __init__(self, folder: Path, columns: Sequence[str], step: int, tensorboard: bool) -> None:
         self.path, self.columns = folder / LOG, list(columns)
         resumed = self.path.exists() and step > 0
-        rows = [row for row in read_log(folder) if int(row["step"]) <= step] if resumed else []
+        rows = [row for row in read_log(folder) if _step(row, self.path) <= step] if resumed else []
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -181,5 +184,15 @@ def read_log(folder: Path) -> list[dict[str, str]]:
     path = folder / LOG
     if not path.is_file():
         raise BadInput(f"expected the folder of a training run, got {folder}: it has no log.csv")
-    text = path.read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    try:
+        text = path.read_text(encoding="utf-8")
+        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    except (OSError, ValueError, csv.Error) as error:
+        raise BadInput(f"{path} is not a readable log ({error}). Remove it.") from error
+
+
+def _step(row: Mapping[str, Any], path: Path) -> int:
+    try:
+        return int(row["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is not a readable log (a row without its step). Remove it.") from error

@@ -1,17 +1,20 @@
 """Views of vision transformers: `adapt(model)` finds an adapter, checks its view once, and caches it."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
 from steadygaze.target import outputs_of_task, own_task
-from steadygaze.vit.adapter_registry import find_plan, register_adapter
+from steadygaze.vit.adapter_registry import find_plan, known_from_outside, register_adapter
 from steadygaze.vit.evaluation_mode import without_autocast
 from steadygaze.vit.inserted_modules import with_inserted
-from steadygaze.vit.view import Block, Layout, Parts, Plan, ViT, verify
+from steadygaze.vit.refusals import refusal
+from steadygaze.vit.view import Block, Headless, Layout, Parts, Plan, ViT, check_weights, verify
+from steadygaze.vit.wrappers.plan import CustomForward, wrapped_plan
 
 __all__ = ["Block", "Layout", "Parts", "Plan", "ViT", "adapt", "register_adapter", "unwrapped"]
 
@@ -19,25 +22,34 @@ _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
     weakref.WeakKeyDictionary()
 )  # model -> structure checked
+_OWN_FORWARD: "weakref.WeakSet[nn.Module]" = (
+    weakref.WeakSet()
+)  # models whose forward pass is more than a plan
 
 
-def adapt(model: Any, task: str | None = None) -> ViT:
+def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor], Any] | None = None) -> ViT:
     """View a vision transformer as embed -> blocks -> head.
 
-    model: a vision transformer of timm, transformers or torchvision, of a class known to
-        `register_adapter`, or the result of `load_model`
+    model: a vision transformer of timm, transformers or torchvision, a module with one inside (a head of your
+        own, normalisation, LoRA, a LightningModule), one of a class known to `register_adapter`, or the
+        result of `load_model`
     task: "classification", "multilabel" (independent labels) or "regression" (values). By default the task of
         `load_model`, or what the model's configuration states (`problem_type` of transformers), or
         classification
+    forward: how the model is called, if not by model(images): a function (model, images) -> logits
+        (B, classes), or an output that holds them
 
     The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once
     per model.
     """
     if isinstance(model, ViT):
-        return _with_task(model, task)
+        return _with_task(model if forward is None else adapt(model.model, forward=forward), task)
     if task is None and not isinstance(model, nn.Module):
         task = getattr(model, "task", None)  # of `load_model`
-    return _with_task(_cached_view(unwrapped(model)), task)
+    module = unwrapped(model)
+    if forward is not None and isinstance(module, nn.Module):
+        module = CustomForward(module, forward)
+    return _with_task(_cached_view(module), task)
 
 
 def _with_task(vit: ViT, task: str | None) -> ViT:
@@ -80,37 +92,42 @@ def unwrapped(model: Any) -> Any:
 
 
 def _view(model: nn.Module, shape: int) -> ViT:
+    check_weights(model)
     plan = find_plan(model)
+    known = _CHECKED.get(model) == shape
+    if plan is None or (known and model in _OWN_FORWARD):
+        plan = wrapped_plan(model, plan)
     if plan is None:
-        inside = _inside(model)
-        advice = (
-            f"It contains one: use model.get_submodule({inside!r}), with images preprocessed for that."
-            if inside
-            else "Supported are ViTs of timm, transformers and torchvision, listed in docs/models.md; "
-            "register_adapter adds a class of your own."
-        )
-        raise UnsupportedModel(
-            f"{type(model).__module__}.{type(model).__name__} is no vision transformer that steadygaze "
-            f"knows. {advice}"
-        )
-    stated = own_task(model)
-    if stated is not None and plan.outputs == "classes":
-        plan = replace(plan, outputs=outputs_of_task(stated))
-    vit = ViT(model, with_inserted(model, plan))
-    if _CHECKED.get(model) != shape:
-        if not plan.checked:
-            verify(vit)
-        _CHECKED[model] = shape
+        raise UnsupportedModel(refusal(model))
+    vit = _with_modules(model, plan)
+    if not (known or plan.checked):
+        vit = _checked(vit)
+    _CHECKED[model] = shape
     _VIEWS[id(model)] = vit
     return vit
 
 
-def _inside(model: nn.Module) -> str:
-    """The name of a submodule that can be viewed; empty if there is none."""
-    for name, inner in model.named_modules():
+def _with_modules(model: nn.Module, plan: Plan) -> ViT:
+    stated = own_task(model)
+    if stated is not None and plan.outputs == "classes":
+        plan = replace(plan, outputs=outputs_of_task(stated))
+    return ViT(model, with_inserted(model, plan))
+
+
+def _checked(vit: ViT) -> ViT:
+    """The view, or that of the model's own forward pass, if that does more than its adapter knows."""
+    try:
+        verify(vit)
+        return vit
+    except UnsupportedModel as error:
+        if isinstance(vit.plan.head, Headless) or known_from_outside(vit.model):
+            raise
         try:
-            if name and find_plan(unwrapped(inner)) is not None:
-                return name
+            plan = wrapped_plan(vit.model, vit.plan)
+            assert plan is not None
+            own = _with_modules(vit.model, plan)
+            verify(own)
         except UnsupportedModel:
-            continue
-    return ""
+            raise error from None
+        _OWN_FORWARD.add(vit.model)
+        return own

@@ -104,6 +104,11 @@ def find_plan(model: nn.Module) -> Plan | None:
     return None
 
 
+def known_from_outside(model: nn.Module) -> bool:
+    """Whether an adapter from outside the package knows the model."""
+    return any(adapter.matches(model) for adapter in ADAPTERS.values() if not adapter.built_in)
+
+
 def _register_imported_libraries() -> None:
     """Import the adapters of libraries that are imported: a model of another library cannot exist."""
     if "torchvision" in sys.modules:

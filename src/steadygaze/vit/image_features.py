@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.vit.outputs import logits_of
 
 SIGLIP_TOWERS = ("SiglipVisionModel", "Siglip2VisionModel")
 
@@ -65,20 +65,6 @@ def patchify(images: Tensor, side: int) -> tuple[Tensor, tuple[int, int]]:
     images = images[..., : grid[0] * side, : grid[1] * side]
     patches = images.reshape(batch, channels, grid[0], side, grid[1], side).permute(0, 2, 4, 3, 5, 1)
     return patches.reshape(batch, grid[0] * grid[1], -1), grid
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: a tensor, or an output object of transformers (CLIP: the embedding)."""
-    logits = (
-        output
-        if isinstance(output, Tensor)
-        else getattr(output, "logits", getattr(output, "image_embeds", None))
-    )
-    if logits is None:
-        raise UnsupportedModel(
-            f"expected a model that gives logits (B, classes), got a {type(output).__name__} without them"
-        )
-    return logits
 
 
 def _pooled(output: Any) -> Tensor:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.target import Outputs, task_of_outputs
+from steadygaze.trace.intercept import eager
 from steadygaze.vit.evaluation_mode import evaluation_mode as evaluation_mode
-from steadygaze.vit.image_features import logits_of as logits_of
 from steadygaze.vit.image_features import model_output
+from steadygaze.vit.outputs import logits_of as logits_of
 from steadygaze.vit.positions import KeptPositions
 
 Readout = Literal["class", "mean", "pool"]
@@ -107,6 +108,16 @@ class Plan:
     )
     outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
     checked: bool = False  # made of a view that was checked already
+
+
+@dataclass(frozen=True)
+class Headless:
+    """The head of a model that has none: only a model around it, with a head of its own, can be viewed."""
+
+    message: str
+
+    def __call__(self, x: Tensor, layout: Layout) -> Tensor:
+        raise UnsupportedModel(self.message)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,20 +290,25 @@ def remember(x: Tensor, layout: Layout) -> Tensor:
     return x
 
 
+def check_weights(model: nn.Module) -> None:
+    """Raise UnsupportedModel for a model without weights, or with weights that allow no gradients."""
+    if next(model.parameters(), None) is None:
+        raise UnsupportedModel(f"{type(model).__name__} has no parameters")
+    if any(p.is_inference() for p in model.parameters()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} was created in torch.inference_mode, and such weights allow no "
+            f"gradients. Create it, or copy it with copy.deepcopy, outside of that mode."
+        )
+
+
 def verify(vit: ViT) -> None:
     """Raise UnsupportedModel unless the view gives the model's own logits."""
-    parameter = next(vit.model.parameters(), None)
-    if parameter is None:
-        raise UnsupportedModel(f"{type(vit.model).__name__} has no parameters")
-    if any(p.is_inference() for p in vit.model.parameters()):
-        raise UnsupportedModel(
-            f"{type(vit.model).__name__} was created in torch.inference_mode, and such weights allow no "
-            f"gradients. "
-            f"Create it, or copy it with copy.deepcopy, outside of that mode."
-        )
+    if isinstance(vit.plan.head, Headless):
+        raise UnsupportedModel(vit.plan.head.message)
+    parameter = next(vit.model.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
-    with torch.no_grad(), evaluation_mode(vit.model):
+    with torch.no_grad(), evaluation_mode(vit.model), eager():
         expected = model_output(vit.model, images)
         got = vit(images)
     if got.shape != expected.shape or got.dim() != 2:

@@ -79,6 +79,7 @@ class Evaluator:
     preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
     batch_size: images in one forward pass                                        seed: random seed
     task: what its outputs are; None: what the model itself states
+    tokenizer: of a model that answers questions
     """
 
     def __init__(
@@ -91,9 +92,10 @@ class Evaluator:
         batch_size: int = 16,
         seed: int = 0,
         task: str | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self.model, self.preprocess, self.name, self.classes = model, preprocess, name, classes
-        self.batch_size, self.seed, self.task = batch_size, seed, task
+        self.batch_size, self.seed, self.task, self.tokenizer = batch_size, seed, task, tokenizer
         parameter = next(iter(model.parameters()), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype

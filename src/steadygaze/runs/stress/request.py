@@ -192,6 +192,7 @@ def _prepare_folder(
         batch_size=request.batch_size,
         seed=request.seed,
         task=loaded.task,
+        tokenizer=loaded.tokenizer,
     )
     labelled = label_maps or evaluator.outputs == "classes"
     if not label_maps:

@@ -17,6 +17,7 @@ from steadygaze.errors import BadInput
 from steadygaze.training.recipe import Augment
 
 ImageOperation = Callable[[Image.Image], Image.Image]
+MAX_OPERATIONS = 100  # of RandAugment, for one image
 RANDOM_INTERPOLATIONS = ("bilinear", "bicubic")
 
 
@@ -29,6 +30,7 @@ class Augmentation:
 
     def __init__(self, options: Augment, preprocess: Preprocess, mask_padding: int = 0) -> None:
         self.options, self.preprocess, self.mask_padding = options, preprocess, mask_padding
+        assert self._colour_operations is not None  # options that timm refuses are reported before training
 
     def random_crop(self, image: Image.Image, *, is_mask: bool = False) -> Image.Image:
         """A random crop and flip, at the size of the model."""
@@ -121,7 +123,8 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
         options["interpolation"] = str_to_pil_interp(interpolation)
     try:
         transform = rand_augment_transform(config, options)
-    except (AssertionError, ValueError, KeyError, IndexError) as error:
+        _check_layers(transform)
+    except Exception as error:  # timm's parser of the notation raises many kinds
         raise BadInput(
             f"augment.rand_augment: expected timm's notation, such as rand-m9-mstd0.5-inc1, got {config!r}"
         ) from error
@@ -129,6 +132,11 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
         if operation.name.startswith("Posterize"):
             operation.aug_fn = posterize
     return transform
+
+
+def _check_layers(transform: Any) -> None:
+    if not 0 <= transform.num_layers <= MAX_OPERATIONS:
+        raise ValueError(f"{transform.num_layers} operations")
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:

@@ -6,6 +6,7 @@ a state that a killed run would lose, nor from the number of processes or worker
 
 from __future__ import annotations
 
+import logging
 import random
 
 import torch
@@ -19,22 +20,27 @@ from steadygaze.data.images import read_image
 from steadygaze.data.label_maps import SegmentationImages
 from steadygaze.data.masks import LabelledImages, read_mask
 from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadImage
 from steadygaze.training.images.augmentation import Augmentation, mask_to_tensor
 from steadygaze.training.images.selection import check_mask_shows_object, shows_object
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Augment
 
+log = logging.getLogger(__name__)
 CROP_ATTEMPTS = 10  # random crops until one shows the object
 
 Sample = tuple[Tensor, int | Tensor, Tensor]
 
 
-class TrainingImages(Dataset[Sample]):
+class TrainingImages(Dataset[Sample | None]):
     """(view, index) -> image (3, H, W), label, mask (H, W) uint8, empty without masks; view None: as in
     testing.
 
     The label is a class index. For images with label maps it is the map, (H, W); `segmentation_classes` is
     then their number of classes, otherwise 0. generated_masks: by image name, in place of mask files
+
+    An image that cannot be decoded is skipped with a warning: in training the next one takes its place, in
+    testing its sample is None.
     """
 
     def __init__(self, labelled: LabelledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
@@ -46,19 +52,36 @@ class TrainingImages(Dataset[Sample]):
         )
         self.segmentation_classes = labelled.classes if isinstance(labelled, SegmentationImages) else 0
         self.generated_masks: dict[str, Tensor] | None = None
+        self._unreadable = torch.zeros(len(self.items), dtype=torch.bool).share_memory_()  # also by workers
         self.augmentation = Augmentation(augment, preprocess, IGNORED if self.segmentation_classes else 0)
 
     @property
     def has_masks(self) -> bool:
         return self.decode is not None or self.generated_masks is not None
 
+    @property
+    def unreadable(self) -> list[str]:
+        """Files that could not be decoded so far, by any worker."""
+        return [str(self.items[int(index)].path) for index in self._unreadable.nonzero()]
+
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, key: tuple[int | None, int]) -> Sample:
+    def __getitem__(self, key: tuple[int | None, int]) -> Sample | None:
         view, index = key
-        item = self.items[index]
-        image, mask = self.read(item)
+        image = self._image(index)
+        if image is None and view is None:
+            return None
+        position = index
+        for _ in range(len(self.items)):
+            if image is not None:
+                break
+            position = (position + 1) % len(self.items)
+            image = self._image(position)
+        if image is None:
+            raise BadImage(f"none of the {len(self.items)} images can be read, such as {self.unreadable[0]}")
+        item = self.items[position]
+        image, mask = self.read(item, image)
         if view is None:
             pixels, codes = self.for_testing(image, mask)
         else:
@@ -71,9 +94,19 @@ class TrainingImages(Dataset[Sample]):
         assert item.label is not None
         return pixels, item.label, no_mask if codes is None else codes
 
-    def read(self, item: Item) -> tuple[Image.Image, Image.Image | None]:
-        """An image and its mask or label map; one without any object, or without any class, is an error."""
-        image = read_image(item.path)
+    def _image(self, index: int) -> Image.Image | None:
+        """The image, None if it cannot be decoded."""
+        if self._unreadable[index]:
+            return None
+        try:
+            return read_image(self.items[index].path)
+        except BadImage as error:
+            log.warning("skipped: %s", error)
+            self._unreadable[index] = True
+            return None
+
+    def read(self, item: Item, image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+        """The image and its mask or label map; one without any object, or without any class, is an error."""
         if self.generated_masks is not None:
             generated = Image.fromarray(self.generated_masks[item.name].numpy())
             return image, generated.resize(image.size, Image.Resampling.NEAREST)

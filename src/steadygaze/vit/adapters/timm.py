@@ -13,12 +13,12 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import classifies, linear, linear_parts
 from steadygaze.vit.positions import rotary
-from steadygaze.vit.view import Layout, Parts, Plan, Readout
+from steadygaze.vit.view import Headless, Layout, Parts, Plan, Readout
 
+POOLED = ("token", "avg", "avgmax", "max", "map")
 CLASSES = (VisionTransformer, VisionTransformerRelPos, Beit, Eva, Cait)
 
 
@@ -54,7 +54,7 @@ def _plain(model: Any, embed: Callable[[Any, Tensor], Tensor], **shared: str) ->
             {"module": b, "call": partial(call, b), "parts": _parts(b, _before(model, b))}
             for b in model.blocks
         ],
-        head=lambda x, layout: model.forward_head(model.norm(x)),
+        head=_head(model, lambda x, layout: model.forward_head(model.norm(x))),
         **_description(model),
     )
 
@@ -98,7 +98,7 @@ def _eva(model: Eva) -> Plan:
             {"module": b, "call": partial(call, i), "parts": _parts(b, _before(model, b))}
             for i, b in enumerate(model.blocks)
         ],
-        head=lambda x, layout: model.forward_head(model.norm(x)),
+        head=_head(model, lambda x, layout: model.forward_head(model.norm(x))),
         rotary=model.rope is not None,
         **_description(model),
     )
@@ -123,8 +123,18 @@ def _cait(model: Cait) -> Plan:
     return Plan(
         embed=embed,
         blocks=[{"module": b, "call": lambda x, layout, b=b: b(x)} for b in model.blocks],
-        head=head,
+        head=_head(model, head),
         **description,
+    )
+
+
+def _head(model: Any, head: Callable[[Tensor, Layout], Tensor]) -> Callable[[Tensor, Layout], Tensor]:
+    pool = getattr(model, "global_pool", "token")
+    if pool in POOLED:
+        return head
+    return Headless(
+        f"{type(model).__name__} has global_pool={pool!r}: no pooled head. "
+        f"Use 'token', 'avg' or 'map' and num_classes > 0."
     )
 
 
@@ -141,11 +151,8 @@ def _description(model: Any) -> dict[str, Any]:
         readout, rows = "class", (0,)
     elif pool in ("avg", "avgmax", "max"):
         readout, rows = "mean", tuple(range(prefix)) if getattr(model, "pool_include_prefix", False) else ()
-    else:
-        raise UnsupportedModel(
-            f"{type(model).__name__} has global_pool={pool!r}: no pooled head. "
-            f"Use 'token', 'avg' or 'map' and num_classes > 0."
-        )
+    else:  # features (B, N, D): a view only of a model that pools them
+        readout, rows = "class", ()
     embed = model.patch_embed
     size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]
     channels = embed.proj.in_channels if isinstance(getattr(embed, "proj", None), nn.Conv2d) else 3

@@ -8,7 +8,7 @@ spans all tokens, and patches cannot be removed.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,9 @@ from timm.models.twins import Twins
 from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import classifies
-from steadygaze.vit.view import Layout, Plan, Readout, evaluation_mode
+from steadygaze.vit.view import Headless, Layout, Plan, Readout, evaluation_mode
 
 Grid = tuple[int, int]
 
@@ -44,12 +43,13 @@ class Layer:
 
 def plan(model: nn.Module) -> Plan:
     """The view of a hierarchical timm model."""
-    if not getattr(model, "global_pool", "avg"):
-        raise UnsupportedModel(
-            f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
-        )
     view = next(view for model_class, view in _VIEWS.items() if isinstance(model, model_class))
-    return view(model)
+    if getattr(model, "global_pool", "avg"):
+        return view(model)
+    head = Headless(
+        f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
+    )
+    return replace(view(model), head=head)
 
 
 def hierarchical_plan(

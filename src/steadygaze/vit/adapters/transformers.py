@@ -3,8 +3,8 @@
 A model that compares images with text (CLIPModel, SiglipModel, Siglip2Model) is viewed as its image tower:
 the head gives the image embedding.
 
-DINOv3 has no classifier class in transformers: a module with two children, the backbone and a head on its
-class token (`Classifier` is one), is viewed as one; so is every other backbone named here.
+DINOv3 has no classifier class in transformers: `Classifier` is one. A module of one's own around a backbone
+is viewed by `steadygaze.vit.wrappers`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from steadygaze.errors import UnsupportedModel
 from steadygaze.vit.adapter_registry import find_plan, register_built_in
 from steadygaze.vit.image_features import compares_text, is_image_tower, pixel_inputs
 from steadygaze.vit.parts import first, linear, linear_parts
-from steadygaze.vit.view import Layout, Parts, Plan
+from steadygaze.vit.view import Headless, Layout, Parts, Plan
 
 BACKBONES = (
     "ViTModel",
@@ -57,9 +57,11 @@ TIMM_WRAPPER = "TimmWrapperForImageClassification"
 
 
 def matches(model: nn.Module) -> bool:
-    """Whether a model is a backbone of transformers, or has one as a child."""
-    wraps_timm = type(model).__name__ == TIMM_WRAPPER
-    return wraps_timm or _is_backbone(model) or len(_backbones(model)) == 1
+    """Whether a model is a backbone of transformers, or a classifier of it with one as a child."""
+    if type(model).__name__ == TIMM_WRAPPER or _is_backbone(model):
+        return True
+    ours = isinstance(model, Classifier) or type(model).__module__.startswith("transformers.")
+    return ours and len(_backbones(model)) == 1
 
 
 def plan(model: Any) -> Plan | None:
@@ -67,14 +69,8 @@ def plan(model: Any) -> Plan | None:
     name = type(model).__name__
     if name == TIMM_WRAPPER:  # the plan of the timm model that it wraps
         return find_plan(model.timm_model)
-    if is_image_tower(model):
-        return _view(model, model)
     if _is_backbone(model):
-        width = _vision_config(model).hidden_size
-        raise UnsupportedModel(
-            f"{name} has no classifier. Use its ...ForImageClassification class, or "
-            f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
-        )
+        return _view(model, model)
     return _view(model, _backbones(model)[0])
 
 
@@ -117,14 +113,15 @@ def _view(model: nn.Module, body: Any) -> Plan:
             x = norm_pre(x)
         return _tensor(layers[index](x, **extras(layout)))
 
-    readout, head = _head(model, body, prefix)
+    headless = model is body and not is_image_tower(model)
+    readout, head = _no_head(body) if headless else _head(model, body, prefix)
     return Plan(
         embed=embed,
         blocks=[
             {"module": b, "call": partial(call, i), "parts": layer_parts(b, norm_pre if i == 0 else None)}
             for i, b in enumerate(layers)
         ],
-        head=lambda x, layout: head(x),
+        head=head,
         input_size=(config.num_channels, height, width),
         fixed_size=name not in ANY_SIZE,
         grid=(height // patch[0], width // patch[1]),
@@ -135,8 +132,23 @@ def _view(model: nn.Module, body: Any) -> Plan:
     )
 
 
-def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
-    """(readout, rows and share of the patches; tokens -> logits) as the classifier's own forward has them."""
+def _no_head(body: Any) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tensor]]:
+    width = _vision_config(body).hidden_size
+    return {"readout": "class"}, Headless(
+        f"{type(body).__name__} has no classifier. Use its ...ForImageClassification class, or a module of "
+        f"your own with a head, such as "
+        f"steadygaze.vit.adapters.transformers.Classifier(model, nn.Linear({width}, classes))."
+    )
+
+
+def _head(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor, Layout], Tensor]]:
+    """The readout, and tokens -> logits, as the classifier's own forward has them."""
+    readout, head = _classifier(model, body, prefix)
+    return readout, lambda x, layout: head(x)
+
+
+def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Callable[[Tensor], Tensor]]:
+    """(readout, rows and share of the patches; tokens -> logits)."""
     name = type(model).__name__
     norm = first(body, "layernorm", "norm", "post_layernorm")
     if compares_text(model) or is_image_tower(model):

@@ -10,3 +10,4 @@ from steadygaze.runs.stress.suites import shift
 from steadygaze.runs.stress.suites import synthetic
 from steadygaze.runs.stress.suites import neighbours
 from steadygaze.runs.stress.suites import segmentation
+from steadygaze.runs.stress.suites import vqa

@@ -181,7 +181,8 @@ class Corruptions(Suite):
 def by_corruption(card: Card, suite: str, source: str, quantity: Quantity) -> dict[str, dict[int, Setting]]:
     """corruption -> severity -> setting, of those that were measured, in the order of the paper."""
     settings: dict[str, dict[int, Setting]] = {}
-    measured = card.measured_settings(suite, quantity.name, source)
+    everything = card.measured_settings(suite, quantity.name, source)
+    measured = [setting for setting in everything if setting.name in CORRUPTIONS]
     for setting in sorted(measured, key=lambda s: (CORRUPTIONS.index(s.name), s.level)):
         if isinstance(setting.level, int):
             settings.setdefault(setting.name, {})[setting.level] = setting
