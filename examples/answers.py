@@ -3,7 +3,7 @@
     python -m examples.answers
 
 Runs in seconds on tiny random models, without a network. With real weights, replace the two marked lines by
-`sg.load_model("dandelin/vilt-b32-finetuned-vqa")` and `sg.load_model("llava-hf/llava-1.5-7b-hf")`, or by local
+`sg.load_model("dandelin/vilt-b32-finetuned-vqa")` and `sg.load_model("llava-hf/llava-1.5-7b-hf")`, or local
 folders, and leave out `tokenizer` and `processor`, which a loaded model brings along.
 """
 
