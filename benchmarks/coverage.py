@@ -30,6 +30,7 @@ import steadygaze as sg
 from benchmarks import checks, zoo
 
 TOLERANCE = 1e-9
+GENERATED = "<!-- what follows is written by python -m benchmarks.coverage --markdown docs/models.md -->"
 
 
 @dataclass
@@ -169,12 +170,19 @@ def reasons(rows: list[Row], what: str = "refused") -> list[tuple[str, list[str]
     return sorted(listed, key=lambda entry: -sum(entry[2].values()))
 
 
+def _below_guide(file: Path, generated: str) -> str:
+    """The text of a file whose guide, up to the marker, is written by hand."""
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    guide, marker, _ = before.partition(GENERATED)
+    return f"{guide}{marker}\n\n{generated}" if marker else generated
+
+
 def markdown(rows: list[Row]) -> str:
     """docs/models.md."""
     plain = [r for r in rows if r.family.split()[-1] in zoo.PLAIN]
     libraries = ", ".join(f"{n} {version(n)}" for n in ("timm", "transformers", "torchvision"))
     lines = [
-        "# Models",
+        "## Coverage",
         "",
         f"Written by `python -m benchmarks.coverage --markdown docs/models.md` with {libraries}.",
         "",
@@ -202,7 +210,7 @@ def markdown(rows: list[Row]) -> str:
             lines.append(
                 f"| {reason} | {named} | {', '.join(f'{family} {n}' for family, n in models.items())} |"
             )
-    lines += ["", NOTES, "", "## Names", ""]
+    lines += ["", NOTES, "", "### Names", ""]
     for family, group in families(rows).items():
         lines += [
             f"**{family}**: "
@@ -227,7 +235,7 @@ random weights in float64. **Adapted** means that
 each to a relative error of {TOLERANCE:.0e} (the columns show the largest error). Then every method
 explains one image."""
 
-NOTES = """## Notes on the views
+NOTES = """### Notes on the views
 
 - A norm before the first block (`norm_pre`, CLIP's `pre_layrnorm`) belongs to block 0: x^0 is the
   output of `embed`, before that norm.
@@ -309,7 +317,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
     if options.markdown:
-        options.markdown.write_text(markdown(rows))
+        options.markdown.write_text(_below_guide(options.markdown, markdown(rows)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,17 @@
+"""The examples run, as their docstrings say."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted(path.stem for path in (Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module(f"examples.{name}").main()
+    assert capsys.readouterr().out
