@@ -33,6 +33,7 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, Progress
+from steadygaze.questions.text import as_classifier
 from steadygaze.vit import ViT, adapt
 
 DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)
@@ -68,6 +69,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             task=request.task,
             trust_remote_code=request.trust_remote_code,
         )
+        loaded = as_classifier(loaded, request.words)
         vit = adapt(loaded)
     try:
         request.out.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from steadygaze.cli.running import print_line
 from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, write_manifest
+from steadygaze.questions.text import TextClasses
 from steadygaze.runs.messages import plural as counted
 from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
 
@@ -46,6 +47,7 @@ class ExplainOptions:
     num_classes: int | None = None
     task: str | None = None
     trust_remote_code: bool = False
+    words: TextClasses | None = None
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False

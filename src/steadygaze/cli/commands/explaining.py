@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import split_methods
+from steadygaze.cli.commands.parsing import split_methods, text_classes
 from steadygaze.method_registry import DEFAULT
 
 
@@ -46,6 +46,9 @@ def explain(
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("steadygaze-out"),
@@ -56,6 +59,7 @@ def explain(
     manifest.json. Unreadable files are skipped and listed at the end, and the exit code is 1.
 
     Example: steadygaze explain cat.jpg --model deit_tiny_patch16_224 --methods gae,gaze
+    Example: steadygaze explain cat.jpg --model openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
     """
     from steadygaze.cli.explain import ExplainOptions, run
 
@@ -74,6 +78,7 @@ def explain(
         num_classes=num_classes,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
         device=device,
         out=out,
     )
@@ -94,6 +99,9 @@ def serve(
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
@@ -148,5 +156,6 @@ def serve(
         limits,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
     )
     raise typer.Exit(code)
