@@ -8,10 +8,12 @@ from typing import Any
 
 import gradio as gr
 
-from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, Events, answered, predicted
+from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, PREDICTED, Events, answered, predicted
 from steadygaze.app.limits import Calls
+from steadygaze.app.prompts import FIRST_PROMPTS, needs_prompts, prompt_lines, prompted, with_prompts
 from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
 from steadygaze.app.viewer import RANDOM, Viewer
+from steadygaze.errors import BadInput
 from steadygaze.method_registry import DEFAULT
 from steadygaze.target import NOUNS, SCORES_OF
 
@@ -27,7 +29,10 @@ TEXTS = {
 
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
-    events, calls = Events(viewer), Calls(viewer.limits)
+    calls, asks = Calls(viewer.limits), needs_prompts(viewer)
+    model = viewer
+    viewer = with_prompts(model, FIRST_PROMPTS) if asks else model
+    events = Events(viewer)
     noun, values = NOUNS[viewer.outputs], viewer.outputs == "values"
     unit = "" if values else "Percent, "
     texts = {"noun": noun, "quantity": "value" if values else "probability"}
@@ -48,6 +53,9 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     sources=["upload", "clipboard"],
                     height=280,
                 )
+                prompts = gr.Textbox(
+                    FIRST_PROMPTS, lines=3, label="Prompts", info="One class in each line", visible=asks
+                )
                 predictions = gr.Label(num_top_classes=5, label="Prediction")
                 methods = gr.Dropdown(
                     viewer.methods,
@@ -57,7 +65,12 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     label="Methods",
                     info="Or type one: decompx+skipplus, attixg+plus:pairing=next",
                 )
-                target = gr.Dropdown(targets, value=targets[0], label=f"{noun.capitalize()} to explain")
+                target = gr.Dropdown(
+                    targets,
+                    value=targets[0],
+                    label=f"{noun.capitalize()} to explain",
+                    allow_custom_value=asks,  # the prompts change
+                )
                 scores = [DEFAULT_SCORE, *SCORES_OF[viewer.outputs]]
                 score = gr.Dropdown(scores, value=DEFAULT_SCORE, label="Score")
                 signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
@@ -103,9 +116,13 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         settings: dict[str, Any] = {"preprocess": False, "concurrency_limit": None}  # `Calls` has the queue
 
         def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> None:
+            if asks:
+                handler, inputs = prompted(model, handler.__name__), [inputs[0], prompts, *inputs[1:]]
             gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
 
-        on(image.change, events.load, image, [predictions, gallery, *board_parts], api_name="load")
+        if asks:
+            prompts.change(_targets, prompts, target, api_name=False)
+        on(image.change, events.load, [image], [predictions, gallery, *board_parts], api_name="load")
         on(
             [explain.click, signed.change],
             events.explain,
@@ -117,9 +134,17 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         on(board.select, events.click, [image, removed], board_parts)
         on(remove_top.click, events.remove_top, [*request, share], board_parts, api_name="remove_top")
         on(keep_top.click, events.keep_top, [*request, share], board_parts, api_name="keep_top")
-        on(restore_all.click, events.restore_all, image, board_parts, api_name="restore_all")
+        on(restore_all.click, events.restore_all, [image], board_parts, api_name="restore_all")
     guard(blocks, calls)
     return blocks
+
+
+def _targets(prompts: str) -> Any:
+    """The list of targets for other prompts."""
+    try:
+        return gr.Dropdown([PREDICTED, *prompt_lines(prompts)], value=PREDICTED)
+    except BadInput:  # still being typed
+        return gr.Dropdown([PREDICTED], value=PREDICTED)
 
 
 def _curve_plot(title: str, values: bool) -> gr.LinePlot:

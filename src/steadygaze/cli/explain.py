@@ -32,6 +32,7 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, Progress
+from steadygaze.questions.text import as_classifier
 from steadygaze.runs.messages import plural
 from steadygaze.vit import ViT, adapt
 
@@ -77,6 +78,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             task=request.task,
             trust_remote_code=request.trust_remote_code,
         )
+        loaded = as_classifier(loaded, request.words)
         vit = adapt(loaded)
     try:
         request.out.mkdir(parents=True, exist_ok=True)

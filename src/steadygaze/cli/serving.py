@@ -17,6 +17,7 @@ from steadygaze.app import Limits, page
 from steadygaze.cli.running import print_line
 from steadygaze.errors import BadInput
 from steadygaze.loading.load import load_model
+from steadygaze.questions.text import TextClasses
 
 UPLOADS = "GRADIO_TEMP_DIR"  # the environment variable by which gradio finds its folder
 
@@ -34,6 +35,7 @@ def run(
     *,
     task: str | None = None,
     trust_remote_code: bool = False,
+    words: TextClasses | None = None,
 ) -> int:
     """Load the model and serve its page until Ctrl-C or SIGTERM; returns the exit code."""
     if device == "auto":
@@ -46,6 +48,7 @@ def run(
         task=task,
         trust_remote_code=trust_remote_code,
     )
+    loaded = loaded if words is None else words.applied(loaded)  # without words, the page has a box for them
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():
         blocks = page(loaded, diffmask, limits=limits)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -193,6 +193,41 @@ def zero_shot(
     chosen = parse_templates(templates)
     classifier = text_classifier(model, names, templates=chosen, tokenizer=tokenizer, outputs="classes")
     return with_module(model, classifier, [template.format(name) for name in names for template in chosen])
+
+
+@dataclass(frozen=True)
+class TextClasses:
+    """Words that make a classifier of a model that compares images with text, for runs and the command line.
+
+    texts: prompts as they are: the similarity with one, or several that compete
+    class_names, templates: see `zero_shot`
+    """
+
+    texts: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    templates: tuple[str, ...] = TEMPLATES["photo"]
+
+    def applied(self, loaded: Any) -> Any:
+        """The classifier of a result of `load_model`."""
+        if self.class_names:
+            return zero_shot(loaded, self.class_names, self.templates)
+        if len(self.texts) > 1:
+            return zero_shot(loaded, self.texts, "none")
+        return with_module(loaded, text_classifier(loaded, self.texts), self.texts)
+
+
+def as_classifier(loaded: Any, words: TextClasses | None) -> Any:
+    """A loaded model as a classifier: one that compares images with text needs words for its classes."""
+    if words is not None:
+        return words.applied(loaded)
+    module = unwrapped(loaded)
+    if compares_text(module):
+        raise BadInput(
+            f"{type(module).__name__} compares images with text and has no classes of its own. Give class "
+            "names or texts: steadygaze.zero_shot(model, class_names) makes a classifier of it",
+            option="class_names",
+        )
+    return loaded
 
 
 def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:

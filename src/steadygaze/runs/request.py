@@ -15,6 +15,7 @@ from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.questions.text import TextClasses, as_classifier
 from steadygaze.questions.vqa import answers_questions
 from steadygaze.runs.processes import World
 from steadygaze.target import Outputs, task_of_outputs
@@ -33,6 +34,7 @@ class Request:
     data: a folder of images, or batches in memory
     out: the folder for the rows; None keeps them in memory
     command: the command line, for the record
+    words: texts or class names for a model that compares images with text
     """
 
     model: Model
@@ -47,6 +49,7 @@ class Request:
     num_classes: int | None = None
     task: str | None = None
     trust_remote_code: bool = False
+    words: TextClasses | None = None
     device: str = "auto"
     command: str = ""
 
@@ -76,7 +79,7 @@ class Request:
     def load(self, world: World) -> LoadedModel:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
         if isinstance(self.model, LoadedModel):
-            return self.model
+            return as_classifier(self.model, self.words)
         if not isinstance(self.model, str):
             raise BadInput(
                 "data: reading a folder needs a model whose preprocessing is known, got "
@@ -86,7 +89,7 @@ class Request:
         device: Any = self.device
         if device == "auto":
             device = world.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return load_model(
+        loaded = load_model(
             self.model,
             self.checkpoint,
             num_classes=self.num_classes,
@@ -94,6 +97,7 @@ class Request:
             task=self.task,
             trust_remote_code=self.trust_remote_code,
         )
+        return as_classifier(loaded, self.words)
 
     def settings(self, loaded: LoadedModel) -> dict[str, Any]:
         """What defines the numbers of any run over a folder, for run.json."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import split_methods
+from steadygaze.cli.commands.parsing import split_methods, text_classes
 from steadygaze.method_registry import DEFAULT
 
 
@@ -47,6 +47,9 @@ def explain(
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[
@@ -60,6 +63,7 @@ def explain(
     current search and keeps its map so far; a second one within two seconds ends the command.
 
     Example: steadygaze explain cat.jpg --model deit_tiny_patch16_224 --methods gae,gaze
+    Example: steadygaze explain cat.jpg --model openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
     """
     from steadygaze.cli.explain import ExplainOptions, run
 
@@ -78,6 +82,7 @@ def explain(
         num_classes=num_classes,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
         device=device,
         out=out,
     )
@@ -98,6 +103,9 @@ def serve(
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     host: Annotated[
@@ -152,5 +160,6 @@ def serve(
         limits,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
     )
     raise typer.Exit(code)

@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import command_line, split_methods, split_names, split_numbers
+from steadygaze.cli.commands.parsing import (
+    command_line,
+    split_methods,
+    split_names,
+    split_numbers,
+    text_classes,
+)
 from steadygaze.method_registry import DEFAULT
 
 
@@ -66,6 +72,9 @@ def verify(
     ] = 0,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: options.Out,
@@ -101,6 +110,7 @@ def verify(
         num_classes=num_classes,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
         device=device,
         command=command_line(),
         diffmask=diffmask,
@@ -160,6 +170,9 @@ def stress(
     num_workers: options.NumWorkers = None,
     num_classes: options.NumClasses = None,
     task: options.Task = None,
+    text: options.Text = None,
+    class_names: options.ClassNames = None,
+    template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: options.Out,
@@ -198,6 +211,7 @@ def stress(
         num_classes=num_classes,
         task=task,
         trust_remote_code=trust_remote_code,
+        words=text_classes(text, class_names, template),
         device=device,
         command=command_line(),
     )

@@ -10,8 +10,8 @@ import typer
 from steadygaze.method_registry import DEFAULT
 
 MODEL_SOURCES = (
-    "a timm name, torchvision:NAME, a transformers folder or owner/name, a folder written by "
-    "`steadygaze train`, or 'embedded'"
+    "a timm name, torchvision:NAME, open_clip:NAME@TAG, a transformers folder or owner/name, a folder "
+    "written by `steadygaze train`, or 'embedded'"
 )
 METHOD_SYNTAX = "comma-separated, or repeat the option; method options as in attixg+plus:pairing=next"
 
@@ -26,6 +26,26 @@ Task = Annotated[
         help="What the model's outputs are: classification (classes), multilabel (independent labels) or "
         "regression (values). Default: what its configuration states, or classification.",
         show_default=False,
+    ),
+]
+Text = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="For CLIP, SigLIP and open_clip models: a text to compare the image with. Repeat the option: "
+        "then the texts are classes, and the most similar one is predicted.",
+    ),
+]
+ClassNames = Annotated[
+    Path | None,
+    typer.Option(help="For CLIP, SigLIP and open_clip models: a text file with a class name in each line."),
+]
+Template = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        help="How --class-names become texts: 'a photo of a {}.' (default), photo, seven or none. Repeat the "
+        "option to average over several.",
     ),
 ]
 TrustRemoteCode = Annotated[

@@ -5,8 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steadygaze.errors import BadInput
+
+if TYPE_CHECKING:
+    from steadygaze.questions.text import TextClasses
 
 
 def split_names(texts: Sequence[str] | None) -> list[str]:
@@ -49,3 +54,35 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
 def command_line() -> str:
     """The command as the user typed it, for the records of a run."""
     return shlex.join(["steadygaze", *sys.argv[1:]])
+
+
+def text_classes(
+    texts: Sequence[str] | None, class_names: Path | None, templates: Sequence[str] | None
+) -> TextClasses | None:
+    """What --text, --class-names and --template ask for; None if none of them is given."""
+    if not texts and class_names is None:
+        if templates:
+            raise BadInput("a template needs class names to be filled with", option="class_names")
+        return None
+    from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
+
+    if texts and class_names is not None:
+        raise BadInput("give either texts or a file of class names, not both", option="text")
+    if texts:
+        if templates:
+            raise BadInput("a template is for class names; texts are taken as they are", option="template")
+        return TextClasses(texts=tuple(texts))
+    assert class_names is not None
+    try:
+        lines = class_names.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"expected a text file with a class name in each line, got {class_names} ({error})",
+            option="class_names",
+        ) from error
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise BadInput(f"{class_names} has no class names in it", option="class_names")
+    one = templates[0] if templates and len(templates) == 1 else None
+    chosen = parse_templates(one if one is not None else templates or TEMPLATES["photo"])
+    return TextClasses(class_names=names, templates=chosen)
