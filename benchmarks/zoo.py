@@ -45,8 +45,12 @@ def entries() -> Iterator[Entry]:
     for kind in transformers_kinds():
         for attention in ("sdpa", "eager"):
             yield Entry("transformers", f"{kind} ({attention})", partial(transformers_model, kind, attention))
+    for kind in TRANSFORMERS_HIERARCHICAL:
+        yield Entry("transformers hierarchical", kind, partial(transformers_hierarchical, kind))
     for name in ("vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32"):
         yield Entry("torchvision", name, partial(torchvision_model, name))
+    for name in ("swin_t", "swin_s", "swin_b", "swin_v2_t", "swin_v2_s", "swin_v2_b"):
+        yield Entry("torchvision swin", name, partial(torchvision_swin, name))
 
 
 def image_of(model: nn.Module, size: tuple[int, int, int], batch: int = 1, seed: int = 0) -> Tensor:
@@ -238,6 +242,47 @@ def torchvision_model(name: str) -> tuple[nn.Module, str]:
     patch = int(name.rsplit("_", 1)[1])
     model = VisionTransformer(4 * patch, patch, 3, 2, 24, 48, num_classes=CLASSES)
     return randomise(model), "depth 3, width 24, 4 x 4 patches"
+
+
+SMALL_SWIN = {"depths": [1, 2, 1, 2], "embed_dim": 16, "num_heads": [1, 2, 4, 8]}
+SMALL_PVT = {
+    "image_size": 64,
+    "depths": [1, 2, 1, 2],
+    "hidden_sizes": [16, 16, 32, 32],
+    "num_attention_heads": [1, 2, 4, 4],
+    "mlp_ratios": [2, 2, 2, 2],
+}
+# row -> (stem of the classes, options of its tiny configuration, attention implementation)
+TRANSFORMERS_HIERARCHICAL: dict[str, tuple[str, dict[str, Any], str]] = {
+    "SwinForImageClassification (sdpa)": ("Swin", {}, "sdpa"),
+    "SwinForImageClassification (eager)": ("Swin", {"use_absolute_embeddings": True}, "eager"),
+    "Swinv2ForImageClassification": ("Swinv2", {}, "eager"),
+    "PvtForImageClassification": ("Pvt", {}, "eager"),
+    "PvtV2ForImageClassification": ("PvtV2", {}, "eager"),
+    "PvtV2ForImageClassification, linear attention": ("PvtV2", {"linear_attention": True}, "eager"),
+}
+
+
+def transformers_hierarchical(kind: str) -> tuple[nn.Module, str]:
+    """A hierarchical classifier of transformers: at most two blocks per stage, small images."""
+    import transformers
+
+    stem, options, attention = TRANSFORMERS_HIERARCHICAL[kind]
+    small = SMALL_PVT if stem.startswith("Pvt") else SMALL_SWIN | {"image_size": 128, "window_size": 4}
+    with _without_warnings():
+        config = getattr(transformers, f"{stem}Config")(**small, **options, num_labels=CLASSES)
+        build = getattr(transformers, f"{stem}ForImageClassification")
+        return randomise(build._from_config(config, attn_implementation=attention)), "depths (1, 2, 1, 2)"
+
+
+def torchvision_swin(name: str) -> tuple[nn.Module, str]:
+    """torchvision's SwinTransformer: at most two blocks per stage, windows of 4 x 4."""
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+    second = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if "v2" in name else {}
+    small: dict[str, Any] = SMALL_SWIN | {"patch_size": [4, 4], "window_size": [4, 4]}
+    model = SwinTransformer(**small, **second, num_classes=CLASSES)
+    return randomise(model), "depths (1, 2, 1, 2), 128 pixels"
 
 
 # -- random weights ------------------------------------------------------------
