@@ -39,6 +39,8 @@ def entries() -> Iterator[Entry]:
     for module in (*PLAIN, *OTHER_PLAIN):
         for name in timm.list_models(module=module):
             yield Entry(f"timm {module}", name, partial(plain, name))
+    for name in timm.list_models(module="naflexvit"):
+        yield Entry("timm naflexvit", name, partial(naflex, name))
     for module in HIERARCHICAL:
         for name in timm.list_models(module=module):
             yield Entry(f"timm {module}", name, partial(hierarchical, name, module))
@@ -85,6 +87,13 @@ def plain(name: str) -> tuple[nn.Module, str]:
         return _first_that_builds(
             name, [c | s for c in (cut, cut | {"num_kv_heads": None}, {"depth": 3}, {}) for s in sizes]
         )
+
+
+def naflex(name: str) -> tuple[nn.Module, str]:
+    """A NaFlexViT of timm: depth 3, width 24, 4 x 5 patches."""
+    with _without_warnings():
+        small = {"depth": 3, "embed_dim": 24, "num_heads": 2}
+        return _first_that_builds(name, [small | {"pretrained_cfg_overlay": {"input_size": (3, 64, 80)}}])
 
 
 def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:

@@ -18,6 +18,7 @@ TIMM_PLAIN = (
     "cait",
     "vision_transformer_relpos",
     "vision_transformer_hybrid",
+    "naflexvit",
 )
 TIMM_STAGED = (
     "swin_transformer",
