@@ -259,6 +259,16 @@ NOTES = """### Notes on the views
   Downsampling between stages belongs to the block before it; MViT v2 and Hiera pool inside the
   first block of a stage. The map has the last stage's grid. Patches cannot be removed, and no
   attention matrix spans all tokens.
+- Swin of transformers and of torchvision with the weights of timm's Swin has its maps and its masked
+  logits to rounding (`tests/vit/test_hierarchical.py`). transformers' PVT has a class token in its last
+  stage only. torchvision's Swin states no image size: the view's own is the one with one window in the
+  last stage; others are accepted.
+- timm's NaFlexViT and transformers' SigLIP 2 are viewed with images of one size, which need no padding.
+- How to load them: `torchvision:swin_v2_t`, `naflexvit_base_patch16_gap`, a folder or `owner/name` of
+  transformers such as `microsoft/swin-tiny-patch4-window7-224`, or `sg.adapt(module)`.
+- Multi-label and regression models of every family: `task="multilabel"` or `"regression"` in `sg.adapt`
+  and `sg.load_model`, `--task` on the command line; `problem_type` in the configuration of a transformers
+  model says so itself ([scores](equations.md#target-score)).
 - RVT, FAN, PVT v1 and LocalViT come with `import steadygaze.models`. RVT-S, RVT-B, FAN and LocalViT
   keep one grid; all but RVT-B mix patches by convolutions, so patches are masked, not removed.
   FAN's class-attention blocks are its head, which pools by attention.

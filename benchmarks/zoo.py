@@ -39,14 +39,20 @@ def entries() -> Iterator[Entry]:
     for module in (*PLAIN, *OTHER_PLAIN):
         for name in timm.list_models(module=module):
             yield Entry(f"timm {module}", name, partial(plain, name))
+    for name in timm.list_models(module="naflexvit"):
+        yield Entry("timm naflexvit", name, partial(naflex, name))
     for module in HIERARCHICAL:
         for name in timm.list_models(module=module):
             yield Entry(f"timm {module}", name, partial(hierarchical, name, module))
     for kind in transformers_kinds():
         for attention in ("sdpa", "eager"):
             yield Entry("transformers", f"{kind} ({attention})", partial(transformers_model, kind, attention))
+    for kind in TRANSFORMERS_HIERARCHICAL:
+        yield Entry("transformers hierarchical", kind, partial(transformers_hierarchical, kind))
     for name in ("vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32"):
         yield Entry("torchvision", name, partial(torchvision_model, name))
+    for name in ("swin_t", "swin_s", "swin_b", "swin_v2_t", "swin_v2_s", "swin_v2_b"):
+        yield Entry("torchvision swin", name, partial(torchvision_swin, name))
 
 
 def image_of(model: nn.Module, size: tuple[int, int, int], batch: int = 1, seed: int = 0) -> Tensor:
@@ -81,6 +87,13 @@ def plain(name: str) -> tuple[nn.Module, str]:
         return _first_that_builds(
             name, [c | s for c in (cut, cut | {"num_kv_heads": None}, {"depth": 3}, {}) for s in sizes]
         )
+
+
+def naflex(name: str) -> tuple[nn.Module, str]:
+    """A NaFlexViT of timm: depth 3, width 24, 4 x 5 patches."""
+    with _without_warnings():
+        small = {"depth": 3, "embed_dim": 24, "num_heads": 2}
+        return _first_that_builds(name, [small | {"pretrained_cfg_overlay": {"input_size": (3, 64, 80)}}])
 
 
 def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
@@ -238,6 +251,47 @@ def torchvision_model(name: str) -> tuple[nn.Module, str]:
     patch = int(name.rsplit("_", 1)[1])
     model = VisionTransformer(4 * patch, patch, 3, 2, 24, 48, num_classes=CLASSES)
     return randomise(model), "depth 3, width 24, 4 x 4 patches"
+
+
+SMALL_SWIN = {"depths": [1, 2, 1, 2], "embed_dim": 16, "num_heads": [1, 2, 4, 8]}
+SMALL_PVT = {
+    "image_size": 64,
+    "depths": [1, 2, 1, 2],
+    "hidden_sizes": [16, 16, 32, 32],
+    "num_attention_heads": [1, 2, 4, 4],
+    "mlp_ratios": [2, 2, 2, 2],
+}
+# row -> (stem of the classes, options of its tiny configuration, attention implementation)
+TRANSFORMERS_HIERARCHICAL: dict[str, tuple[str, dict[str, Any], str]] = {
+    "SwinForImageClassification (sdpa)": ("Swin", {}, "sdpa"),
+    "SwinForImageClassification (eager)": ("Swin", {"use_absolute_embeddings": True}, "eager"),
+    "Swinv2ForImageClassification": ("Swinv2", {}, "eager"),
+    "PvtForImageClassification": ("Pvt", {}, "eager"),
+    "PvtV2ForImageClassification": ("PvtV2", {}, "eager"),
+    "PvtV2ForImageClassification, linear attention": ("PvtV2", {"linear_attention": True}, "eager"),
+}
+
+
+def transformers_hierarchical(kind: str) -> tuple[nn.Module, str]:
+    """A hierarchical classifier of transformers: at most two blocks per stage, small images."""
+    import transformers
+
+    stem, options, attention = TRANSFORMERS_HIERARCHICAL[kind]
+    small = SMALL_PVT if stem.startswith("Pvt") else SMALL_SWIN | {"image_size": 128, "window_size": 4}
+    with _without_warnings():
+        config = getattr(transformers, f"{stem}Config")(**small, **options, num_labels=CLASSES)
+        build = getattr(transformers, f"{stem}ForImageClassification")
+        return randomise(build._from_config(config, attn_implementation=attention)), "depths (1, 2, 1, 2)"
+
+
+def torchvision_swin(name: str) -> tuple[nn.Module, str]:
+    """torchvision's SwinTransformer: at most two blocks per stage, windows of 4 x 4."""
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+    second = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if "v2" in name else {}
+    small: dict[str, Any] = SMALL_SWIN | {"patch_size": [4, 4], "window_size": [4, 4]}
+    model = SwinTransformer(**small, **second, num_classes=CLASSES)
+    return randomise(model), "depths (1, 2, 1, 2), 128 pixels"
 
 
 # -- random weights ------------------------------------------------------------

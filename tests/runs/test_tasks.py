@@ -8,8 +8,10 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from transformers import Siglip2Config, Siglip2ForImageClassification
 
 import steadygaze as sg
+from benchmarks import zoo
 from oracles.models import random_images, tiny
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli.explain import ExplainOptions, run
@@ -166,3 +168,15 @@ def test_the_page_shows_labels_and_values(folder: Path, task: str) -> None:
         assert f"cat {whole:.4g}" in label and set(curve.scores) == {"insertion_value", "deletion_value"}
     else:
         assert label["3 cat"] == whole
+
+
+def test_siglip2_runs_in_verify_and_stress() -> None:
+    """It takes patches, not images; a run gives it images as every other model."""
+    small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = Siglip2Config(vision_config={**small, "patch_size": 4, "num_patches": 16}, num_labels=5)
+    siglip = zoo.randomise(Siglip2ForImageClassification(config))
+    data = [(torch.rand(2, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 3]))]
+    assert len(sg.verify(siglip, data, "gae")) == 8
+    with pytest.warns(UserWarning, match="normalised"):
+        rows = sg.stress(siglip, data, suites="occlusion")
+    assert len(rows)

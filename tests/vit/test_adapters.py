@@ -67,6 +67,8 @@ for _stem in ("ViT", "Beit", "Data2VecVision", "Dinov2WithRegisters"):
     BUILDERS[f"{_kind} (eager)"] = partial(zoo.transformers_model, _kind, "eager")
 BUILDERS |= {f"{kind} and text": partial(text_zoo.classifier, kind) for kind in text_zoo.KINDS}
 BUILDERS["torchvision"] = partial(zoo.torchvision_model, "vit_b_16")
+for _name in ("naflexvit_base_patch16_par_gap", "naflexvit_base_patch16_map"):
+    BUILDERS[_name] = partial(zoo.naflex, _name)
 PLAIN_KINDS = list(BUILDERS)
 BUILDERS |= {name: partial(zoo.hierarchical, name, module) for name, module in HIERARCHICAL.items()}
 

@@ -18,6 +18,7 @@ TIMM_PLAIN = (
     "cait",
     "vision_transformer_relpos",
     "vision_transformer_hybrid",
+    "naflexvit",
 )
 TIMM_STAGED = (
     "swin_transformer",
@@ -71,7 +72,9 @@ def _all_models() -> list[ModelInfo]:
     ):
         infos += [ModelInfo(name, library, "plain") for name in _timm_names(plain, library)]
         infos += [ModelInfo(name, library, "staged") for name in _timm_names(staged, library)]
-    return infos + [ModelInfo(PREFIX + name, "torchvision", "plain") for name in vit_names()]
+    for name in vit_names():
+        infos.append(ModelInfo(PREFIX + name, "torchvision", "staged" if "swin" in name else "plain"))
+    return infos
 
 
 def _timm_names(modules: tuple[str, ...], library: str) -> list[str]:

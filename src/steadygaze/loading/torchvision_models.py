@@ -29,7 +29,7 @@ def classifier_names() -> list[str]:
 
 def vit_names() -> list[str]:
     """The classifiers of torchvision that `adapt` supports."""
-    return [name for name in classifier_names() if name.startswith("vit_")]
+    return [name for name in classifier_names() if name.startswith(("vit_", "swin_"))]
 
 
 def segmenter_names() -> list[str]:

@@ -20,6 +20,7 @@ from steadygaze.questions.vqa import answers_questions
 from steadygaze.runs.processes import World
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
+from steadygaze.vit.image_features import run_model
 from steadygaze.vit.view import evaluation_mode
 
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
@@ -150,7 +151,8 @@ def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
         return int(model.config.num_labels)  # type: ignore[union-attr, arg-type]
     parameter = next(iter(model.parameters()), torch.zeros(0))
     with torch.no_grad(), evaluation_mode(model):
-        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+        images = torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype)
+        output = run_model(model, images)
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__

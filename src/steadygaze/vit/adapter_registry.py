@@ -115,6 +115,7 @@ def _register_imported_libraries() -> None:
         import steadygaze.vit.adapters.torchvision
     if "transformers" in sys.modules:
         import steadygaze.vit.adapters.transformers
+        import steadygaze.vit.adapters.transformers_hierarchical
     if "timm" in sys.modules:
         import steadygaze.vit.adapters.timm
         import steadygaze.vit.adapters.timm_hierarchical

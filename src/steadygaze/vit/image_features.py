@@ -27,9 +27,14 @@ def model_output(model: nn.Module, images: Tensor) -> Tensor:
         return model.encode_image(images)  # type: ignore[operator]
     if compares_text(model):
         return _pooled(model.get_image_features(**pixel_inputs(model, images)))  # type: ignore[operator]
-    inputs = pixel_inputs(model, images)
-    output = model(images) if len(inputs) == 1 else model(**inputs)
+    output = run_model(model, images)
     return output.pooler_output if is_image_tower(model) else logits_of(output)
+
+
+def run_model(model: nn.Module, images: Tensor) -> Any:
+    """The model's own forward pass on images (B, 3, H, W), whatever it gives."""
+    inputs = pixel_inputs(model, images)
+    return model(images) if len(inputs) == 1 else model(**inputs)
 
 
 def is_image_tower(model: Any) -> bool:

@@ -83,6 +83,7 @@ class _Missing(Interception):
         self.intercept("normalize", F.normalize)
         self.intercept("carried", torch.Tensor.to, F.dropout)
         self.intercept("mean", *MEAN)
+        self.intercept("pooled", F.adaptive_avg_pool1d)
         self.intercept("softmax", *SOFTMAX)
         self.intercept("matmul", *MATMUL)
         self.intercept("convolution", *CONV)
@@ -140,6 +141,11 @@ class _Missing(Interception):
 
     def mean(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.nanmean(x, *args, **kwargs)
+
+    def pooled(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """A mean over the visible tokens of (b, c, n)."""
+        gone = x.isnan()
+        return func(x.masked_fill(gone, 0.0), *args, **kwargs) / func((~gone).to(x.dtype), *args, **kwargs)
 
     def convolution(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         gone = x.isnan()

@@ -27,7 +27,8 @@ from steadygaze.runs.stress.setting import Setting
 from steadygaze.seeding import image_seed
 from steadygaze.target import Outputs, outputs_of_task, own_task
 from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import evaluation_mode, logits_of
+from steadygaze.vit.image_features import logits_of, run_model
+from steadygaze.vit.view import evaluation_mode
 
 BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
 
@@ -127,7 +128,7 @@ class Evaluator:
 
     def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
         with torch.no_grad(), evaluation_mode(self.model):
-            parts = [logits_of(self.model(part)) for part in images.split(self.batch_size)]
+            parts = [logits_of(run_model(self.model, part)) for part in images.split(self.batch_size)]
         precise = torch.promote_types(parts[0].dtype, torch.float32)
         return torch.cat(parts).to(precise)
 

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from steadygaze.models import FAN, PVT, RVT, LocalViT
 from steadygaze.models.layers import to_map, to_tokens
 from steadygaze.vit.adapter_registry import register_built_in
-from steadygaze.vit.adapters.timm_hierarchical import Layer, hierarchical_plan
+from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.view import Layout, Plan, Readout
-
-Grid = tuple[int, int]
 
 
 def plan(model: nn.Module) -> Plan:
@@ -105,6 +103,8 @@ def _rvt(model: Any) -> Plan:
         layers,
         lambda x, grid: model.forward_head(x),
         model.img_size,
+        channels=model.in_chans,
+        kind="",
         fixed=model.scaled_blocks > 0,
     )
     return replace(plan, mixed=True)
@@ -165,17 +165,15 @@ def _pvt(model: Any) -> Plan:
         layers,
         lambda x, grid: model.forward_head(model.norm(x)),
         model.img_size,
+        channels=model.in_chans,
+        kind="",
         prefix=1,
+        prefixes=prefixes,
         readout="class",
         rows=(0,),
         fixed=False,
     )
-
-    def spatial(index: int, prefix: int, x: Tensor, layout: Layout) -> Tensor:
-        return x[:, prefix:].unflatten(1, layout.state[index])
-
-    blocks = [{**b, "spatial": partial(spatial, i, prefixes[i])} for i, b in enumerate(plan.blocks)]
-    return replace(plan, blocks=blocks, mixed=True)
+    return replace(plan, mixed=True)
 
 
 _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}

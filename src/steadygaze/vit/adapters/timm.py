@@ -1,4 +1,6 @@
-"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative positions, CaiT."""
+"""Adapter for timm's plain ViTs: VisionTransformer, DeiT, hybrid, EVA, BEiT, relative
+positions, CaiT, NaFlexViT.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +11,7 @@ from timm.models.beit import Beit
 from timm.models.cait import Cait
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
@@ -19,7 +22,7 @@ from steadygaze.vit.positions import rotary
 from steadygaze.vit.view import Headless, Layout, Parts, Plan, Readout
 
 POOLED = ("token", "avg", "avgmax", "max", "map")
-CLASSES = (VisionTransformer, VisionTransformerRelPos, Beit, Eva, Cait)
+CLASSES = (VisionTransformer, VisionTransformerRelPos, Beit, Eva, Cait, NaFlexVit)
 
 
 def plan(model: nn.Module) -> Plan:
@@ -28,6 +31,8 @@ def plan(model: nn.Module) -> Plan:
         return _cait(model)
     if isinstance(model, Eva):
         return _eva(model)
+    if isinstance(model, NaFlexVit):
+        return _naflex(model)
     if isinstance(model, Beit):
         return _plain(model, _beit_embed, shared_rel_pos_bias="rel_pos_bias")
     if isinstance(model, VisionTransformerRelPos):
@@ -104,6 +109,38 @@ def _eva(model: Eva) -> Plan:
     )
 
 
+def _naflex(model: NaFlexVit) -> Plan:
+    """Images of one size: without padding, it is a plain ViT."""
+    channels, height, width = model.pretrained_cfg["input_size"]
+    patch = model.embeds.patch_size
+
+    def embed(images: Tensor) -> tuple[Tensor, Any, tuple[int, int]]:
+        x, grid = model.embeds(images)
+        rope = None if model.rope is None else model.rope.get_embed(shape=grid)
+        return x, rope, grid
+
+    def call(index: int, x: Tensor, layout: Layout) -> Tensor:
+        x = model.norm_pre(x) if index == 0 else x
+        if layout.state is None:
+            return model.blocks[index](x)
+        rope = layout.state[index] if model.rope_is_mixed else layout.state
+        return model.blocks[index](x, rope=rotary(rope, layout.kept))
+
+    return Plan(
+        embed=embed,
+        blocks=[
+            {"module": b, "call": partial(call, i), "parts": _parts(b, _before(model, b))}
+            for i, b in enumerate(model.blocks)
+        ],
+        head=_head(model, lambda x, layout: model.forward_head(model.norm(x))),
+        input_size=(channels, height, width),
+        fixed_size=False,
+        grid=(height // patch[0], width // patch[1]),
+        rotary=model.rope is not None,
+        **_readout(model),
+    )
+
+
 def _cait(model: Cait) -> Plan:
     """Only patches run through the blocks; the class-attention blocks are the head."""
 
@@ -138,7 +175,8 @@ def _head(model: Any, head: Callable[[Tensor, Layout], Tensor]) -> Callable[[Ten
     )
 
 
-def _description(model: Any) -> dict[str, Any]:
+def _readout(model: Any) -> dict[str, Any]:
+    """Which tokens feed the head, and what that gives."""
     prefix = getattr(model, "num_prefix_tokens", 0)
     pool = getattr(model, "global_pool", "token")
     readout: Readout
@@ -153,6 +191,16 @@ def _description(model: Any) -> dict[str, Any]:
         readout, rows = "mean", tuple(range(prefix)) if getattr(model, "pool_include_prefix", False) else ()
     else:  # features (B, N, D): a view only of a model that pools them
         readout, rows = "class", ()
+    return {
+        "prefix": prefix,
+        "readout": readout,
+        "readout_rows": rows,
+        "kind": f"timm {type(model).__name__}",
+        "outputs": "classes" if classifies(model) else "features",
+    }
+
+
+def _description(model: Any) -> dict[str, Any]:
     embed = model.patch_embed
     size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]
     channels = embed.proj.in_channels if isinstance(getattr(embed, "proj", None), nn.Conv2d) else 3
@@ -163,11 +211,7 @@ def _description(model: Any) -> dict[str, Any]:
         "fixed_size": not getattr(model, "dynamic_img_size", False)
         and getattr(embed, "strict_img_size", True),
         "grid": tuple(embed.grid_size),
-        "prefix": prefix,
-        "readout": readout,
-        "readout_rows": rows,
-        "kind": f"timm {type(model).__name__}",
-        "outputs": "classes" if classifies(model) else "features",
+        **_readout(model),
     }
 
 

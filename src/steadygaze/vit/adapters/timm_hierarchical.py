@@ -1,14 +1,11 @@
 """Adapter for timm's hierarchical models: Swin, Swin V2 (and CR), PVT v2, PiT, MViT v2, Hiera, Twins, XCiT.
 
-The layers are all blocks in order and x^l is exactly what block l is given, as tokens (B, N, C). What lies
-between two stages (merging, pooling, norm) therefore belongs to the call of the last block before it, so
-that x^l lies on the grid block l works on; MViT and Hiera pool inside the first block of a stage, whose
-input still lies on the grid before. The map lies on the grid of the last stage. No one attention matrix
-spans all tokens, and patches cannot be removed.
+See `hierarchical`. MViT and Hiera pool inside the first block of a stage, whose input still lies on the grid
+before.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,21 +21,11 @@ from timm.models.twins import Twins
 from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
+from steadygaze.target import Outputs
 from steadygaze.vit.adapter_registry import register_built_in
+from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.parts import classifies
-from steadygaze.vit.view import Headless, Layout, Plan, Readout, evaluation_mode
-
-Grid = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One block: its module, how it is run on tokens that lie on a grid, and the grid of what it gives."""
-
-    module: nn.Module
-    run: Callable[[Tensor, Grid], Tensor]
-    stride: int = 1
-    channels_last: bool = False  # the module takes (B, h, w, C)
+from steadygaze.vit.view import Headless, Plan, Readout
 
 
 def plan(model: nn.Module) -> Plan:
@@ -52,64 +39,11 @@ def plan(model: nn.Module) -> Plan:
     return replace(view(model), head=head)
 
 
-def hierarchical_plan(
-    model: Any,
-    embed: Callable[[Tensor], tuple[Tensor, Grid]],
-    layers: list[Layer],
-    head: Callable[[Tensor, Grid], Tensor],
-    size: tuple[int, int],
-    *,
-    prefix: int = 0,
-    readout: Readout = "mean",
-    rows: tuple[int, ...] = (),
-    fixed: bool = True,
-    spatial: Callable[[int, Tensor], Tensor] | None = None,
-) -> Plan:
-    """A plan whose `layout.state` holds the grid at the input of every layer, and behind the last one."""
-
-    def grids(first: Grid) -> tuple[Grid, ...]:
-        sizes = [first]
-        for layer in layers:
-            height, width = sizes[-1]
-            sizes.append((-(-height // layer.stride), -(-width // layer.stride)))
-        return tuple(sizes)
-
-    def embedded(images: Tensor) -> tuple[Tensor, tuple[Grid, ...], Grid]:
-        x, grid = embed(images)
-        state = grids((int(grid[0]), int(grid[1])))
-        return x, state, state[-1]
-
-    def feature_map(index: int, x: Tensor, layout: Layout) -> Tensor:
-        return x[:, prefix:].unflatten(1, layout.state[index]) if spatial is None else spatial(index, x)
-
-    blocks = [
-        {
-            "module": layer.module,
-            "call": lambda x, layout, i=i, run=layer.run: run(x, layout.state[i]),
-            "spatial": lambda x, layout, i=i: feature_map(i, x, layout),
-            "channels_last": layer.channels_last,
-        }
-        for i, layer in enumerate(layers)
-    ]
-    parameter = next(model.parameters())
-    with torch.no_grad(), evaluation_mode(model):
-        _, last = embed(torch.zeros(1, model.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
-    return Plan(
-        embed=embedded,
-        blocks=blocks,
-        head=lambda x, layout: head(x, layout.state[-1]),
-        input_size=(model.in_chans, *size),
-        fixed_size=fixed,
-        grid=grids((int(last[0]), int(last[1])))[-1],
-        prefix=prefix,
-        readout=readout,
-        readout_rows=rows,
-        kind=f"timm {type(model).__name__}",
-        removable=False,
-        global_attention=False,
-        spatial=lambda x, layout: feature_map(len(layers), x, layout),
-        outputs="classes" if classifies(model) else "features",
-    )
+def _timm_plan(model: Any, *parts: Any, **options: Any) -> Plan:
+    """`hierarchical_plan` of a timm model."""
+    outputs: Outputs = "classes" if classifies(model) else "features"
+    kind = f"timm {type(model).__name__}"
+    return hierarchical_plan(model, *parts, channels=model.in_chans, kind=kind, outputs=outputs, **options)
 
 
 def _size(model: Any) -> tuple[int, int]:
@@ -144,7 +78,7 @@ def _swin(model: Any) -> Plan:
             return model.forward_head(x.unflatten(1, grid).permute(0, 3, 1, 2))
         return model.forward_head(model.norm(x).unflatten(1, grid))
 
-    return hierarchical_plan(model, embed, layers, head, _size(model))
+    return _timm_plan(model, embed, layers, head, _size(model))
 
 
 def _pvt(model: Any) -> Plan:
@@ -168,7 +102,7 @@ def _pvt(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
             layers.append(Layer(block, partial(run, block, stage, after), 2 if last else 1))
-    return hierarchical_plan(
+    return _timm_plan(
         model,
         embed,
         layers,
@@ -203,7 +137,7 @@ def _pit(model: Any) -> Plan:
             last = block is stage.blocks[-1] and s + 1 < len(stages)
             after = stages[s + 1] if last else None
             layers.append(Layer(block, partial(run, block, after), 2 if last else 1))
-    return hierarchical_plan(
+    return _timm_plan(
         model,
         embed,
         layers,
@@ -240,7 +174,7 @@ def _mvit(model: Any) -> Plan:
     else:
         height, width = ((len(table) + 1) // 2 * stride for stride in model.patch_embed.proj.stride)
     readout: Readout = "mean" if model.global_pool == "avg" else "class"
-    return hierarchical_plan(
+    return _timm_plan(
         model,
         embed,
         layers,
@@ -269,9 +203,7 @@ def _hiera(model: Any) -> Plan:
 
     layers = [Layer(b, partial(run, b), stride if i in pools else 1) for i, b in enumerate(model.blocks)]
     size = (shape[0] * model.patch_stride[0], shape[1] * model.patch_stride[1])
-    return hierarchical_plan(
-        model, embed, layers, lambda x, grid: model.forward_head(x), size, spatial=spatial
-    )
+    return _timm_plan(model, embed, layers, lambda x, grid: model.forward_head(x), size, spatial=spatial)
 
 
 def _twins(model: Any) -> Plan:
@@ -296,7 +228,7 @@ def _twins(model: Any) -> Plan:
             position = model.pos_block[s] if j == 0 else None
             layers.append(Layer(block, partial(run, block, position, after), 1 if after is None else 2))
     height, width = model.patch_embeds[0].img_size
-    return hierarchical_plan(
+    return _timm_plan(
         model, embed, layers, lambda x, grid: model.forward_head(model.norm(x)), (height, width)
     )
 
@@ -320,7 +252,7 @@ def _xcit(model: Any) -> Plan:
         return block(x, *grid)
 
     layers = [Layer(b, partial(run, b)) for b in model.blocks]
-    return hierarchical_plan(model, embed, layers, head, _size(model), readout="pool")
+    return _timm_plan(model, embed, layers, head, _size(model), readout="pool")
 
 
 _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {
