@@ -128,6 +128,7 @@ def explain(
     """
     model, images, target = pose(model, images, target, **question)
     vit = adapt(model)
+    target = vit.plan.main_value if target is None else target
     given = _given_methods(method, methods)
     requested = _parse_methods(given)
     chosen = list({m.name: m for m in requested.values()}.values())

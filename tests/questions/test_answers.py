@@ -65,8 +65,10 @@ def test_an_answer_is_verified_by_true_removal() -> None:
     model, processor = llava()
     pixels = processor.image_processor(photograph(), return_tensors="pt")["pixel_values"]
     asked = sg.ask(model, prompt=PROMPT, answer=ANSWER, processor=processor, image=pixels)
-    rows = sg.verify(asked, [(pixels, torch.tensor([0]))], methods=["gae", "random"]).to_pandas()
+    rows = sg.verify(asked, [(pixels, torch.zeros(1))], methods=["gae", "random"], ratios=[0.5]).to_pandas()
     assert set(rows["method"]) == {"gae", "random"} and rows["value"].notna().all()
+    token = sg.verify(asked, [(pixels, torch.zeros(1))], methods=["gae"], ratios=[0.5], target=3).to_pandas()
+    assert token["value"].tolist() != rows[rows["method"] == "gae"]["value"].tolist()
 
 
 def test_folders_load_with_what_they_need(tmp_path: Path) -> None:

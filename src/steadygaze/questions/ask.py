@@ -134,7 +134,6 @@ def _answers(
         asked, images = _answer(
             model, images, question["prompt"], question.get("answer"), question.get("processor")
         )
-        target = 0 if target is None else target  # the whole answer
     else:
         asked = _visual_question(model, question["question"], question.get("tokenizer"))
     if texts is not None:

@@ -185,6 +185,7 @@ def plan(answer: Answer) -> Plan:
         kind=f"transformers {type(model).__name__}",
         rotary=True,
         outputs="values",
+        main_value=0,
     )
 
 

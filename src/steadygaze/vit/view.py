@@ -107,6 +107,7 @@ class Plan:
         None  # the last block's output; None as in `Block`
     )
     outputs: Outputs = "classes"  # what the head gives; see `steadygaze.target`
+    main_value: int | None = None  # of several values, the one that is explained if no other is named
     checked: bool = False  # made of a view that was checked already
 
 

@@ -205,7 +205,8 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
             stacklevel=5,  # the caller of `verify`
         )
     width = number_of_classes(vit.model, vit.plan.input_size[1:]) if vit.plan.outputs == "values" else None
-    target = _class_target(request.target, loaded, width, vit.plan.outputs)
+    wanted = vit.plan.main_value if request.target is None else request.target
+    target = _class_target(wanted, loaded, width, vit.plan.outputs)
     data = InMemoryData(
         request.data,
         request.batch_size,
