@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import nn
 
 import steadygaze as sg
-from benchmarks import checks, zoo
+from benchmarks import checks, text_zoo, zoo
 
 TOLERANCE = 1e-9
 GENERATED = "<!-- what follows is written by python -m benchmarks.coverage --markdown docs/models.md -->"
@@ -292,7 +292,14 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     chosen = list(
-        islice((e for e in zoo.entries() if options.pattern in f"{e.family} {e.name}"), options.limit)
+        islice(
+            (
+                e
+                for e in chain(zoo.entries(), text_zoo.entries())
+                if options.pattern in f"{e.family} {e.name}"
+            ),
+            options.limit,
+        )
     )
     known: dict[Any, Row] = {}
     rows: list[Row] = []

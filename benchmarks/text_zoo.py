@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import timm
@@ -43,7 +44,8 @@ NAMES = ("dog", "cat", "bird", "tree", "red dog", "two cat", "art")
 
 def entries() -> Iterator[Entry]:
     """Every kind as a zero-shot classifier of seven class names."""
-    for kind in (*KINDS, *OPEN_CLIP):
+    installed = OPEN_CLIP if find_spec("open_clip") else {}
+    for kind in (*KINDS, *installed):
         yield Entry("text and image", kind, partial(classifier, kind))
 
 
