@@ -319,6 +319,18 @@ def test_an_image_tower_needs_text_embeddings() -> None:
         sg.explain(tower, images, target=0, text_embeddings=[1.0])
 
 
+@pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel"])
+def test_runs_need_a_classifier(kind: str) -> None:
+    model, data = model_of(kind), [(images_of(), torch.tensor([0, 1]))]
+    for measure in (sg.verify, sg.stress):
+        with pytest.raises(sg.BadInput, match=r"steadygaze.zero_shot\(model, class_names\)"):
+            measure(model, data)
+    rows = sg.verify(sg.zero_shot(model, ["dog", "cat"], tokenizer=TOKENIZER), data, methods=["ixg"])
+    assert len(rows) > 0
+    one = sg.verify(sg.ask(model, text="a dog", tokenizer=TOKENIZER), [(images_of(), torch.zeros(2).long())])
+    assert len(one) > 0
+
+
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'promts'"):
         sg.explain(model_of("CLIPModel"), images_of(), promts=["a"])

@@ -55,6 +55,8 @@ class Request:
     command: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str) and self.words is None:
+            as_classifier(self.model, None)  # raises an error if its classes are not known
         check_counts(
             limit=self.limit, batch_size=self.batch_size, num_workers=self.num_workers, seed=self.seed
         )
