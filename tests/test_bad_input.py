@@ -210,6 +210,8 @@ ATTENTION = [
     "full_lrp",
     "gaze_twice",
     "atman",
+    "legrad",
+    "grad_eclip",
 ]
 
 
