@@ -73,7 +73,8 @@ def load_model(
     if class_names is not None:
         loaded = replace(loaded, class_names=tuple(class_names))
     given = None if task is None else task_of_outputs(outputs_of_task(task))
-    return replace(loaded, task=given or loaded.task or own_task(loaded.model))
+    task = given or loaded.task or own_task(loaded.model)
+    return loaded if task == loaded.task else replace(loaded, task=task)
 
 
 def _from_name(
