@@ -263,6 +263,9 @@ NOTES = """### Notes on the views
   logits to rounding (`tests/vit/test_hierarchical.py`). transformers' PVT has a class token in its last
   stage only. torchvision's Swin states no image size: the view's own is the one with one window in the
   last stage; others are accepted.
+- LeViT's attention from a subsampled grid belongs to the block before it. The attention of its variants of
+  convolutions (`levit_conv_*`) is multiplied from the other side: patches can be filled, not masked, and
+  FullGrad has no implicit terms.
 - timm's NaFlexViT and transformers' SigLIP 2 are viewed with images of one size, which need no padding.
 - How to load them: `torchvision:swin_v2_t`, `naflexvit_base_patch16_gap`, a folder or `owner/name` of
   transformers such as `microsoft/swin-tiny-patch4-window7-224`, or `sg.adapt(module)`.

@@ -139,6 +139,9 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
             {"stages": (1, 2, 1, 2), "embed_dim": 16, "num_heads": 1, "img_size": (64, 96)},
             {"stages": (1, 2, 1, 2)},
         ]
+    elif module == "levit":
+        small = {"embed_dim": (32, 48, 64), "key_dim": 8, "num_heads": (2, 3, 4), "depth": (1, 2, 2)}
+        trials = [small | {"img_size": 96}]
     else:  # xcit
         patch = 16 if "p16" in name else 8
         trials = [

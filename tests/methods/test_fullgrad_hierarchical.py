@@ -28,6 +28,7 @@ MODELS = {
     "MViT v2, class token": ("mvitv2_small_cls", "mvitv2"),
     "Hiera": ("hiera_tiny_224", "hiera"),
     "Twins": ("twins_svt_small", "twins"),
+    "LeViT": ("levit_128s", "levit"),
     "XCiT": ("xcit_nano_12_p16_224", "xcit"),
 }
 

@@ -56,6 +56,8 @@ HIERARCHICAL = {
     "mvitv2_small_cls": "mvitv2",
     "hiera_tiny_224": "hiera",
     "twins_svt_small": "twins",
+    "levit_128s": "levit",
+    "levit_conv_128s": "levit",
     "xcit_nano_12_p16_224": "xcit",
 }
 BUILDERS: dict[str, Any] = {kind: partial(zoo.plain, name) for kind, name in TIMM.items()}

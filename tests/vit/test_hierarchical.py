@@ -73,6 +73,15 @@ def test_hidden_patches_do_not_reach_the_logits(kind: str) -> None:
     torch.testing.assert_close(masked_logits(vit, changed, keep), seen)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if not kind.startswith("Pvt")])
+def test_fullgrad_adds_up_to_the_logit(kind: str) -> None:
+    model = model_of(kind)
+    images = zoo.image_of(model, sg.adapt(model).plan.input_size)
+    found = sg.explain(model, images, 1, method="fullgrad:implicit=true", score="logit")
+    tolerance = 1e-5 if "eager" in kind else 1e-9  # eager attention of Swin runs its softmax in float32
+    assert float(found.scores.sum()) == pytest.approx(float(found.logits[0, 1]), rel=tolerance)
+
+
 def test_backbones_without_a_classifier_say_so() -> None:
     backbone = model_of("SwinForImageClassification (sdpa)").base_model
     with pytest.raises(UnsupportedModel, match="SwinModel has no classifier"):

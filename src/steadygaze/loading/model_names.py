@@ -29,6 +29,7 @@ TIMM_STAGED = (
     "mvitv2",
     "hiera",
     "twins",
+    "levit",
     "xcit",
 )
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.trace.offsets import Placed, rests
+from steadygaze.trace.offsets import Placed, Pooled, rests
 from steadygaze.trace.record import Attention, Record, Term, Want
 from steadygaze.trace.rules import PLAIN, Rules
 from steadygaze.trace.seam import Seam
@@ -200,7 +200,7 @@ def forward(
     cut: whether x^start is cut from the graph; False allows gradients with respect to what made the tokens
     """
     want = want or Want()
-    head, unseen = Seam(rules, want), Seam(rules)
+    head, unseen = Pooled(rules, want), Seam(rules)
     # if blocks rearrange tokens, only some terms can be attributed to a token of the input
     moves = want.bias and (vit.plan.mixed or not vit.plan.global_attention)
     seam = Placed(rules, want) if moves else head

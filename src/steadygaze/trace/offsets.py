@@ -30,6 +30,39 @@ from steadygaze.vit.view import Block, Layout, remember
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
 
+def batch_norm_offset(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Float[Tensor, " c"]:
+    """β − μγ/σ: what a batch norm adds (docs/equations.md#fullgrad)."""
+    offset = -mean * (variance + eps).rsqrt() * (1 if weight is None else weight)
+    return offset if bias is None else offset + bias
+
+
+class Pooled(Seam):
+    """A seam that also records what a batch norm behind the pooling adds to (B, C) (LeViT's head)."""
+
+    def __init__(self, rules: Rules, want: Want) -> None:
+        super().__init__(rules, want)
+        self.intercept("batch_norm", F.batch_norm)
+
+    def batch_norm(
+        self,
+        func: TorchFunction,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        y = func(x, mean, variance, weight, bias, training, momentum, eps)
+        if not self.want.bias or y.dim() != 2:
+            return y
+        return self.term(y, batch_norm_offset(mean, variance, weight, bias, eps))
+
+
 class Placed(Seam):
     """A seam that records the terms of maps whose tokens lie as the block's input does, and no others."""
 
@@ -102,10 +135,8 @@ class Push(Placed):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """Its bias is β − μγ/σ (docs/equations.md#fullgrad)."""
         y = func(x, mean, variance, weight, bias, training, momentum, eps)
-        shift = -mean * (variance + eps).rsqrt() * (1 if weight is None else weight)
-        shift = shift if bias is None else shift + bias
+        shift = batch_norm_offset(mean, variance, weight, bias, eps)
         return y if self.adds_placed else self.moved(y, shift.view(-1, *[1] * (x.dim() - 2)))
 
 

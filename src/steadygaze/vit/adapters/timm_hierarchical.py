@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from timm.models.hiera import Hiera
+from timm.models.levit import Levit
 from timm.models.mvitv2 import MultiScaleVit
 from timm.models.pit import PoolingVisionTransformer
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
@@ -233,6 +234,36 @@ def _twins(model: Any) -> Plan:
     )
 
 
+def _levit(model: Any) -> Plan:
+    """LeViT: stages begin with attention from a subsampled grid; the variants of convolutions use maps."""
+    stages = list(model.stages)
+
+    def embed(images: Tensor) -> tuple[Tensor, Grid]:
+        x = model.stem(images)
+        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+    def on_map(x: Tensor, grid: Grid) -> Tensor:
+        return x.transpose(1, 2).unflatten(2, grid)
+
+    def run(block: nn.Module, following: nn.Module | None, x: Tensor, grid: Grid) -> Tensor:
+        x = block(on_map(x, grid) if model.use_conv else x)
+        x = x if following is None else following(x)
+        return x.flatten(2).transpose(1, 2) if model.use_conv else x
+
+    def head(x: Tensor, grid: Grid) -> Tensor:
+        return model.forward_head(on_map(x, grid) if model.use_conv else x)
+
+    layers = []
+    for s, stage in enumerate(stages):
+        for block in stage.blocks:
+            last = block is stage.blocks[-1] and s + 1 < len(stages)
+            after = stages[s + 1].downsample if last else None
+            layers.append(Layer(block, partial(run, block, after), 2 if last else 1))
+    height, width = stages[0].blocks[0].attn.resolution
+    step = model.stem.stride
+    return _timm_plan(model, embed, layers, head, (height * step, width * step))
+
+
 def _xcit(model: Any) -> Plan:
     """XCiT: one grid, attention over channels, convolutions over patches; class attention is the head."""
 
@@ -264,6 +295,7 @@ _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {
     MultiScaleVit: _mvit,
     Hiera: _hiera,
     Twins: _twins,
+    Levit: _levit,
     Xcit: _xcit,
 }
 register_built_in("timm_hierarchical", matches=tuple(_VIEWS), plan=plan)
