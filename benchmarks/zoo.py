@@ -141,7 +141,7 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
         ]
     elif module == "levit":
         small = {"embed_dim": (32, 48, 64), "key_dim": 8, "num_heads": (2, 3, 4), "depth": (1, 2, 2)}
-        trials = [small | {"img_size": 96}]
+        trials = [small | {"img_size": 224}]
     else:  # xcit
         patch = 16 if "p16" in name else 8
         trials = [

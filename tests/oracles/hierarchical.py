@@ -31,7 +31,7 @@ def bias_total(value: Tensor, modules: list[nn.Module]) -> Tensor:
         id(m.bias): -m.running_mean * m.weight / (m.running_var + m.eps).sqrt()
         for top in modules
         for m in top.modules()
-        if isinstance(m, nn.BatchNorm2d)
+        if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)
     }
     grads = torch.autograd.grad(value, list(known.values()), allow_unused=True, retain_graph=True)
     pieces = [
