@@ -27,9 +27,10 @@ from rich.table import Table
 from torch import nn
 
 import steadygaze as sg
-from benchmarks import checks, text_zoo, zoo
+from benchmarks import checks, text_zoo, vision_language, zoo
 
 TOLERANCE = 1e-9
+NOT_APPLICABLE = ("not removable", "not linear")
 GENERATED = "<!-- what follows is written by python -m benchmarks.coverage --markdown docs/models.md -->"
 
 
@@ -45,11 +46,13 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)  # method -> reason, an error of steadygaze
     failed: dict[str, str] = field(default_factory=dict)  # method -> any other error
     seconds: float = 0.0
+    tolerance: float = TOLERANCE
 
     @property
     def adapted(self) -> bool:
-        """Whether all checks that apply agree to TOLERANCE."""
-        fine = [v == "not removable" if isinstance(v, str) else v <= TOLERANCE for v in self.checks.values()]
+        """Whether all checks that apply agree to the tolerance."""
+        results = self.checks.values()
+        fine = [v in NOT_APPLICABLE if isinstance(v, str) else v <= self.tolerance for v in results]
         return len(fine) == 3 and all(fine)
 
     @property
@@ -58,7 +61,7 @@ class Row:
         failures = [
             f"{name}: {result}"
             for name, result in self.checks.items()
-            if result != "not removable" and (isinstance(result, str) or result > TOLERANCE)
+            if result not in NOT_APPLICABLE and (isinstance(result, str) or result > self.tolerance)
         ]
         return "; ".join(failures)
 
@@ -74,7 +77,7 @@ def signature(model: nn.Module) -> tuple[Any, ...]:
 
 def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
     """Build one model, check it, and explain one image of noise with every method."""
-    row, begin = Row(entry.family, entry.name), time.perf_counter()
+    row, begin = Row(entry.family, entry.name, tolerance=entry.tolerance), time.perf_counter()
     try:
         model, row.cut = entry.build()
     except Exception as error:  # a model that does not build is a row, not the end of the table
@@ -84,7 +87,7 @@ def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
     if key in known:
         return replace(known[key], name=entry.name, seconds=time.perf_counter() - begin)
     known[key] = row
-    row.checks = checks.check(model)
+    row.checks = (entry.check or checks.check)(model)
     if row.adapted:
         vit = sg.adapt(model)
         images = zoo.image_of(model, vit.plan.input_size)
@@ -298,7 +301,7 @@ def main() -> None:
         islice(
             (
                 e
-                for e in chain(zoo.entries(), text_zoo.entries())
+                for e in chain(zoo.entries(), text_zoo.entries(), vision_language.entries())
                 if options.pattern in f"{e.family} {e.name}"
             ),
             options.limit,

@@ -20,15 +20,9 @@ from torch.overrides import TorchFunctionMode
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 NORM = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 ACTIVATION = (F.gelu, F.silu, F.relu, torch.relu, torch.Tensor.relu, torch.Tensor.relu_, F.hardswish)
-SQUASH = (
-    torch.sigmoid,
-    torch.Tensor.sigmoid,
-    F.sigmoid,
-    torch.tanh,
-    torch.Tensor.tanh,
-    F.tanh,
-    F.hardsigmoid,
-)
+SQUASH = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, F.hardsigmoid)
+TANH = (torch.tanh, torch.Tensor.tanh, F.tanh)
+ADD = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 MULTIPLY = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul_)
 MAXIMUM = (torch.Tensor.amax, torch.amax, F.max_pool2d, torch.max_pool2d)
 
@@ -116,6 +110,7 @@ class Frozen(TorchFunctionMode):
         self.record: list[Tensor] = [] if record is None else record
         self.next = 0
         self.activated: dict[int, Tensor] = {}
+        self.tanh: dict[int, Tensor] = {}
 
     def constant(self, make: Callable[[], Tensor], rows: int) -> Tensor:
         """The value of the first run at this call, repeated to `rows` rows."""
@@ -147,6 +142,12 @@ class Frozen(TorchFunctionMode):
             y = x * self.constant(lambda: _slope(x, func(x.clone(), *args[1:], **kwargs)), x.shape[0])
             self.activated[id(y)] = y
             return y
+        if func in TANH:  # alone, an activation; in 1 + tanh(x), which is a GELU written out, a gate
+            y = args[0] * self.constant(lambda: _slope(args[0], func(args[0])), args[0].shape[0])
+            self.tanh[id(y)] = y
+            return y
+        if func in ADD and id(args[0]) in self.tanh and not isinstance(args[1], Tensor):
+            return self.constant(lambda: func(*args, **kwargs), args[0].shape[0])
         if func in SQUASH:
             return self.constant(lambda: func(*args, **kwargs), args[0].shape[0])
         if func in MULTIPLY and all(isinstance(a, Tensor) and not isinstance(a, nn.Parameter) for a in args):

@@ -6,7 +6,8 @@ Nothing is downloaded: tokenizers know a dozen words, image processors are confi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ import transformers as tr
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from torch import nn
+from torch import Tensor, nn
+
+import steadygaze as sg
+from benchmarks.checks import decompx_error, relative
+from benchmarks.zoo import Entry, image_of
+from steadygaze.questions.generation import Answer
+from steadygaze.questions.prompting import answer_model
+from steadygaze.questions.vqa import VisualQuestion, visual_question
 
 QUESTION, PROMPT, ANSWER = "what is on the table ?", "what is on the table ?", "a red cup"
 WORDS = ("<pad>", "<s>", "</s>", "<unk>", "<image>", *QUESTION.split(), *ANSWER.split(), "ta", "##ble")
@@ -173,3 +181,80 @@ GENERATIVE: dict[str, Callable[[], tuple[Any, Any]]] = {
     "Idefics 3": idefics,
     "SmolVLM": smolvlm,
 }
+
+
+# -- checks against transformers' own forward pass -----------------------------------------------------------
+
+
+def answered(kind: str) -> tuple[Answer, str]:
+    """A generative model with a prompt and an answer, and how it was reduced."""
+    model, processor = GENERATIVE[kind]()
+    return answer_model(model, processor, photograph(), PROMPT, ANSWER)[0], "3 blocks, width 32, float32"
+
+
+def asked() -> tuple[VisualQuestion, str]:
+    """ViLT with a question, in float64, and how it was reduced."""
+    model, words = vilt()
+    return visual_question(model.double(), QUESTION, words), "3 blocks, width 32"
+
+
+def log_probabilities(answer: Answer, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Of each token of the answer; the image tokens `hidden` are hidden from all others by the mask."""
+    model: Any = answer.model
+    ids: Any = answer.input_ids
+    mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1])[None]
+    extra = dict(answer.images.inputs(images))
+    if hasattr(model.model, "get_rope_index"):
+        kinds = (ids == model.config.image_token_id).int()
+        positions = model.model.get_rope_index(ids, kinds, extra["image_grid_thw"])[0]
+    if hidden is not None:
+        mask[0, (ids[0] == model.config.image_token_id).nonzero()[:, 0][hidden]] = 0
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, **extra).logits
+    predicted = logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return predicted[-answer.answer_length :]
+
+
+def question_logits(question: VisualQuestion, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Logits of ViLT's own encoder, with the patches `hidden` hidden from all others by the mask."""
+    vit, body = sg.adapt(question), question.model.vilt
+    with torch.no_grad():
+        tokens = vit.embed(images)
+        mask = tokens.new_zeros(1, 1, 1, tokens.shape[1])
+        if hidden is not None:
+            mask[..., vit.prefix + hidden] = float("-inf")
+        last = body.encoder(tokens, attention_mask=mask).last_hidden_state
+        return question.model.classifier(body.pooler(body.layernorm(last)))
+
+
+def check_question(question: VisualQuestion) -> dict[str, float | str]:
+    """The three checks of `checks.check`, with removal against ViLT's own mask."""
+    vit, images = sg.adapt(question), image_of(question, (3, 64, 64))
+    hidden, keep = torch.arange(4), torch.arange(4, 16)[None]
+    removed = vit.logits(vit.select(vit.embed(images), keep))
+    return {
+        "logits": relative(vit(images), question(images)),
+        "removal": relative(removed, question_logits(question, images, hidden)),
+        "decompx": decompx_error(vit),
+    }
+
+
+def check_answer(answer: Answer) -> dict[str, float | str]:
+    """Log-probabilities and removal against transformers' own forward pass and mask."""
+    vit, images = sg.adapt(answer), image_of(answer, (3, *answer.images.size))
+    count = vit.grid[0] * vit.grid[1]
+    hidden, keep = torch.arange(count // 2), torch.arange(count // 2, count)[None]
+    removed = vit.logits(vit.select(vit.embed(images), keep))[0, 1:]
+    return {
+        "logits": relative(vit(images)[0, 1:], log_probabilities(answer, images)),
+        "removal": relative(removed, log_probabilities(answer, images, hidden)),
+        "decompx": "not linear",  # a log-probability is not
+    }
+
+
+def entries() -> Iterator[Entry]:
+    """ViLT with a question, and each generative model with a prompt and an answer."""
+    yield Entry("questions", "ViltForQuestionAnswering", asked, check_question)
+    for kind in GENERATIVE:
+        # language models compute their norms in float32
+        yield Entry("prompts", kind, partial(answered, kind), check_answer, tolerance=1e-5)

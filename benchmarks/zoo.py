@@ -27,11 +27,17 @@ CLASSES = 7
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of the zoo: where it comes from, its name, and how it is built."""
+    """One model of the zoo: where it comes from, its name, and how it is built.
+
+    check: instead of `checks.check`, for models whose own forward pass orders its tokens otherwise
+    tolerance: largest relative error of a check
+    """
 
     family: str
     name: str
     build: Callable[[], tuple[nn.Module, str]]  # -> (model, how it was reduced)
+    check: Callable[[Any], dict[str, float | str]] | None = None
+    tolerance: float = 1e-9
 
 
 def entries() -> Iterator[Entry]:

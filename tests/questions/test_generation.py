@@ -1,7 +1,6 @@
 """Answers of vision-language models: the view against transformers' own forward pass, and true removal."""
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import steadygaze as sg
-from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, llava, photograph
+from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, llava, log_probabilities, photograph
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.questions.generation import Answer
 from steadygaze.questions.prompting import answer_model
@@ -21,24 +20,6 @@ from steadygaze.trace.seam import Seam
 def posed(kind: str) -> tuple[Answer, Tensor]:
     model, processor = GENERATIVE[kind]()
     return answer_model(model, processor, photograph(), PROMPT, ANSWER)
-
-
-def log_probabilities(answer: Answer, images: Tensor, hidden_columns: Tensor | None = None) -> Tensor:
-    """An oracle: transformers' own forward pass, with image tokens hidden from all others by the mask."""
-    model: Any = answer.model
-    ids = answer.input_ids
-    mask = torch.ones_like(ids)
-    positions = torch.arange(ids.shape[1])[None]
-    extra = dict(answer.images.inputs(images))
-    if hasattr(model.model, "get_rope_index"):
-        kinds = (ids == model.config.image_token_id).int()
-        positions = model.model.get_rope_index(ids, kinds, extra["image_grid_thw"])[0]
-    if hidden_columns is not None:
-        mask[0, (ids[0] == model.config.image_token_id).nonzero()[:, 0][hidden_columns]] = 0
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, **extra).logits
-    predicted = logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    return predicted[-answer.answer_length :]
 
 
 @pytest.mark.parametrize("kind", GENERATIVE)
