@@ -78,6 +78,18 @@ def own_task(model: Any) -> Task | None:
     return PROBLEM_TYPES.get(problem) if isinstance(problem, str) else None
 
 
+def check_class_names(names: Sequence[str], module: Any) -> None:
+    """`BadInput` unless there are as many names as the model says it has classes."""
+    config = getattr(module, "config", None)
+    classes = getattr(module, "num_classes", None) or getattr(config, "num_labels", None)
+    if isinstance(classes, int) and classes != len(names):
+        raise BadInput(
+            f"expected {classes} class names, as many as {type(module).__name__} has classes, got "
+            f"{len(names)}",
+            option="class_names",
+        )
+
+
 def predictions(outputs: Outputs, logits: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c"]:
     """Probabilities of classes or of labels; values as they are.
 

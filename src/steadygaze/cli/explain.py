@@ -75,6 +75,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             request.checkpoint,
             num_classes=request.num_classes,
             device=device,
+            **request.model_options,
             task=request.task,
             trust_remote_code=request.trust_remote_code,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class ExplainOptions:
     batch_size: int = 8
     signed: bool = False
     num_classes: int | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     trust_remote_code: bool = False
     words: TextClasses | None = None
@@ -175,6 +176,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
         "source": loaded.source,
         "checkpoint": loaded.checkpoint,
         "weights_hash": loaded.weights_hash,
+        **{name: str(value) for name, value in request.model_options.items()},
     }
     gates = {} if request.diffmask is None else {"diffmask": request.diffmask.name}
     partial = {"partial": results.partial} if results.partial else {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,6 +34,7 @@ def run(
     open_browser: bool,
     limits: Limits,
     *,
+    model_options: Mapping[str, Any] | None = None,
     task: str | None = None,
     trust_remote_code: bool = False,
     words: TextClasses | None = None,
@@ -45,6 +47,7 @@ def run(
         checkpoint,
         num_classes=num_classes,
         device=device,
+        **(model_options or {}),
         task=task,
         trust_remote_code=trust_remote_code,
     )

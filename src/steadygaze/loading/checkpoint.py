@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -184,6 +185,14 @@ def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
                         option="num_classes",
                     )
                 return int(value.shape[0])
+    for head in heads:
+        layers = [name for name in weights if re.search(rf"(^|\.){re.escape(head)}\.\d+\.weight$", name)]
+        if layers:
+            raise BadCheckpoint(
+                f"the classifier of these weights has several layers ({_first(layers)}), and what lies "
+                f"between them is not stated. Build the module with that head in Python, and give it with "
+                f"the file: load_model(module, checkpoint)."
+            )
     return None
 
 

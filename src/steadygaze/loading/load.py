@@ -15,13 +15,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steadygaze.data.images import first_line
 from steadygaze.data.preprocess import Preprocess
@@ -29,10 +29,18 @@ from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.loaded import BuiltModel, LoadedModel
+from steadygaze.loading.model_options import (
+    ClassNames,
+    ImageSize,
+    constructor_options,
+    overridden,
+    read_class_names,
+)
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
-from steadygaze.target import outputs_of_task, own_task, task_of_outputs
+from steadygaze.target import check_class_names, outputs_of_task, own_task, task_of_outputs
+from steadygaze.vit.wrappers.plan import CustomForward
 
 
 def load_model(
@@ -42,7 +50,12 @@ def load_model(
     num_classes: int | None = None,
     device: torch.device | str | None = None,
     preprocess: Preprocess | None = None,
-    class_names: Sequence[str] | None = None,
+    class_names: ClassNames | None = None,
+    image_size: ImageSize | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    forward: Callable[[Any, Tensor], Any] | None = None,
     task: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
@@ -54,7 +67,12 @@ def load_model(
     num_classes: width of the classifier; by default that of the checkpoint, or the model's own
     device: by default the CPU, and for a module the device it is on
     preprocess: by default the one that the model's library describes; needed for a module of no known library
-    class_names: by default those of the model's library or checkpoint, where there are any
+    class_names: names, or a file with one name a line or a JSON list or dict; by default those of the model's
+        library or checkpoint, where there are any
+    image_size, mean, std: of the preprocessing, in place of the values that the model's library describes. A
+        timm model is also built for this image size, if it takes one
+    model_kwargs: arguments of timm's constructor, such as {"img_size": 320}
+    forward: for a module that is not called by model(images); see `adapt`
     task: "classification", "multilabel" (independent labels) or "regression" (values): what the outputs mean.
         By default what the configuration of a transformers model states, or classification
     trust_remote_code: execute Python code that a transformers folder or repository brings along. Without it,
@@ -63,22 +81,35 @@ def load_model(
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif isinstance(model, nn.Module):
-        loaded = _from_module(model, checkpoint, preprocess)
+        if model_kwargs:
+            raise BadInput("they are for models by name; a module is built already", option="model_kwargs")
+        loaded = _from_module(model, checkpoint, preprocess or overridden(None, image_size, mean, std))
     else:
-        loaded = _from_name(model, checkpoint, num_classes, trust_remote_code=trust_remote_code)
+        arguments = constructor_options(model, model_kwargs, image_size)
+        loaded = _from_name(model, checkpoint, num_classes, arguments, trust_remote_code=trust_remote_code)
     if device is not None:
         loaded = replace(loaded, model=_moved(loaded.model, device))
-    if preprocess is not None:
-        loaded = replace(loaded, preprocess=preprocess)
+    stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
+    assert stated is not None
+    loaded = replace(loaded, preprocess=stated)
     if class_names is not None:
-        loaded = replace(loaded, class_names=tuple(class_names))
+        names = read_class_names(class_names)
+        check_class_names(names, loaded.model)
+        loaded = replace(loaded, class_names=names)
+    if forward is not None:
+        loaded = replace(loaded, model=CustomForward(loaded.model, forward))
     given = None if task is None else task_of_outputs(outputs_of_task(task))
     task = given or loaded.task or own_task(loaded.model)
     return loaded if task == loaded.task else replace(loaded, task=task)
 
 
 def _from_name(
-    name: str, checkpoint: str | Path | None, num_classes: int | None, *, trust_remote_code: bool
+    name: str,
+    checkpoint: str | Path | None,
+    num_classes: int | None,
+    arguments: Mapping[str, Any],
+    *,
+    trust_remote_code: bool,
 ) -> LoadedModel:
     run = run_weights(name) if checkpoint is None else None
     checkpoint = run or checkpoint
@@ -87,6 +118,7 @@ def _from_name(
             name,
             checkpoint,
             num_classes,
+            arguments,
             from_run=run is not None,
             trust_remote_code=trust_remote_code,
         )
@@ -108,14 +140,17 @@ def _build(
     name: str,
     checkpoint: str | Path | None,
     num_classes: int | None,
+    arguments: Mapping[str, Any],
     *,
     from_run: bool,
     trust_remote_code: bool,
 ) -> BuiltModel:
     if checkpoint is None:
-        return build_model(name, num_classes=num_classes, trust_remote_code=trust_remote_code)
+        return build_model(
+            name, num_classes=num_classes, arguments=arguments, trust_remote_code=trust_remote_code
+        )
     try:
-        return _build_with_weights(name, checkpoint, num_classes, from_run, trust_remote_code)
+        return _build_with_weights(name, checkpoint, num_classes, arguments, from_run, trust_remote_code)
     except SteadygazeError:
         raise
     except Exception as error:  # whatever the libraries raise about a file that nobody has checked
@@ -124,13 +159,28 @@ def _build(
 
 
 def _build_with_weights(
-    name: str, checkpoint: str | Path, num_classes: int | None, from_run: bool, trust_remote_code: bool
+    name: str,
+    checkpoint: str | Path,
+    num_classes: int | None,
+    arguments: Mapping[str, Any],
+    from_run: bool,
+    trust_remote_code: bool,
 ) -> BuiltModel:
     description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
     if description is not None and (from_run or description["model"] == name):
+        if arguments:
+            raise BadInput(
+                f"{name}: the file describes how its model was built, got {dict(arguments)}",
+                option="model_kwargs",
+            )
         return rebuild(description, weights, origin, num_classes, trust_remote_code=trust_remote_code)
     return build_model(
-        name, weights, origin=origin, num_classes=num_classes, trust_remote_code=trust_remote_code
+        name,
+        weights,
+        origin=origin,
+        num_classes=num_classes,
+        arguments=arguments,
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -148,7 +198,7 @@ def _from_module(
             raise BadInput(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
                 "(timm) nor an image processor (transformers). "
-                "Give preprocess=Preprocess.resize_and_crop((224, 224), ...)"
+                "Give image_size=, mean= and std=, or preprocess=Preprocess.resize_and_crop((224, 224), ...)"
             )
         loaded = LoadedModel(module, name, preprocess, class_names, source=source)
     origin = loaded.checkpoint if checkpoint is None else str(checkpoint)

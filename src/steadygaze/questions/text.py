@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.questions.tokenizing import find_tokenizer, tokenise
-from steadygaze.target import Outputs
+from steadygaze.target import Outputs, check_class_names
 from steadygaze.vit import Layout, Plan, adapt, unwrapped
 from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
@@ -209,6 +209,10 @@ class TextClasses:
 
     def applied(self, loaded: Any) -> Any:
         """The classifier of a result of `load_model`."""
+        module = unwrapped(loaded)
+        if self.class_names and not compares_text(module):  # a classifier: the names of its classes
+            check_class_names(self.class_names, module)
+            return replace(loaded, class_names=self.class_names)
         if self.class_names:
             return zero_shot(loaded, self.class_names, self.templates)
         if len(self.texts) > 1:

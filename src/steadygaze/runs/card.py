@@ -59,7 +59,7 @@ class FaithfulnessChange:
 
 @dataclass(frozen=True)
 class CardRequest:
-    """What is measured of both sides. options: of the suites."""
+    """What is measured of both sides. options: of the suites; model_options: of `load_model`, for both."""
 
     data: Path | None
     out: Path
@@ -68,6 +68,7 @@ class CardRequest:
     metrics: Sequence[str] = ()
     masks: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
     seed: int = 0
     batch_size: int = 16
@@ -97,6 +98,7 @@ def measure_side(
         "data": request.data,
         "checkpoint": Path(file) if file else None,
         "masks": request.masks,
+        "model_options": request.model_options,
         "limit": request.limit,
         "seed": request.seed,
         "batch_size": request.batch_size,

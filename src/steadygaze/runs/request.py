@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from steadygaze.data.content import names_hash
+from steadygaze.data.folders import SYNSET
 from steadygaze.data.sources import Data, is_folder
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.loading.model_options import read_class_names
 from steadygaze.questions.text import TextClasses, as_classifier
 from steadygaze.questions.vqa import answers_questions
 from steadygaze.runs.processes import World
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
 from steadygaze.vit.image_features import run_model
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.view import evaluation_mode, logits_of
 
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 Model = str | nn.Module | ViT | LoadedModel
@@ -34,6 +38,7 @@ class Request:
     model: a name for `load_model`, the result of `load_model`, or a module or view if the data is in memory
     data: a folder of images, or batches in memory
     out: the folder for the rows; None keeps them in memory
+    model_options: further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs
     command: the command line, for the record
     words: texts or class names for a model that compares images with text
     """
@@ -48,6 +53,7 @@ class Request:
     batch_size: int = 16
     num_workers: int | None = None
     num_classes: int | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     trust_remote_code: bool = False
     words: TextClasses | None = None
@@ -97,6 +103,7 @@ class Request:
             self.checkpoint,
             num_classes=self.num_classes,
             device=device,
+            **self.model_options,
             task=self.task,
             trust_remote_code=self.trust_remote_code,
         )
@@ -109,7 +116,16 @@ class Request:
             "preprocessing": loaded.preprocess.describe(),
             "data": "" if self.data is None else self.folder.resolve().name,
             "limit": self.limit,
+            **({"model_options": self.described_options} if self.model_options else {}),
         }
+
+    @property
+    def described_options(self) -> dict[str, str]:
+        """The options of the model as text, class names by their content."""
+        given = dict(self.model_options)
+        if "class_names" in given:
+            given["class_names"] = names_hash(read_class_names(given["class_names"]))
+        return {name: str(value) for name, value in sorted(given.items())}
 
     def origin(self, loaded: LoadedModel) -> dict[str, Any]:
         """Where the model and the data are, for the record in run.json."""
@@ -117,6 +133,7 @@ class Request:
         return {
             "model": self.model if isinstance(self.model, str) else loaded.name,
             "num_classes": self.num_classes,
+            **{name: str(value) for name, value in self.model_options.items()},
             **{name: None if path is None else str(path) for name, path in paths.items()},
         }
 
@@ -147,6 +164,20 @@ def about_run(command: str = "") -> dict[str, Any]:
     return {"command": command, "began": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
+def named_by_folders(loaded: LoadedModel, folder: Path, classes: int) -> LoadedModel:
+    """The model with the folders of the data as names of its classes, in alphabetical order.
+
+    Only for a model without names, and only if there are as many folders as classes; folders named by index
+    or synset need no names.
+    """
+    if loaded.class_names is not None or (folder / "index.csv").exists():
+        return loaded
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(names) != classes or any(name.isdecimal() or SYNSET.fullmatch(name) for name in names):
+        return loaded
+    return replace(loaded, class_names=tuple(names))
+
+
 def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
     """The number of classes of a classifier, or of answers of a model that answers questions."""
     if answers_questions(model):
@@ -155,11 +186,10 @@ def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
     with torch.no_grad(), evaluation_mode(model):
         images = torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype)
         output = run_model(model, images)
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
-        got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
+    logits = logits_of(output)
+    if logits.dim() != 2:
         raise UnsupportedModel(
-            f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got {got}. "
-            "For a segmenter, use the stress suite segmentation."
+            f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got "
+            f"{tuple(logits.shape)}. For a segmenter, use the stress suite segmentation."
         )
     return logits.shape[1]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import split_methods, text_classes
+from steadygaze.cli.commands.parsing import model_options, split_methods, text_classes
 from steadygaze.method_registry import DEFAULT
 
 
@@ -46,6 +46,10 @@ def explain(
     diffmask: options.DiffMask = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
+    image_size: options.ImageSize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    model_kwargs: options.ModelKwargs = None,
     task: options.Task = None,
     text: options.Text = None,
     class_names: options.ClassNames = None,
@@ -80,6 +84,7 @@ def explain(
         diffmask=diffmask,
         batch_size=batch_size,
         num_classes=num_classes,
+        model_options=model_options(None, image_size, mean, std, model_kwargs),
         task=task,
         trust_remote_code=trust_remote_code,
         words=text_classes(text, class_names, template),
@@ -102,6 +107,10 @@ def serve(
     checkpoint: options.Checkpoint = None,
     diffmask: options.DiffMask = None,
     num_classes: options.NumClasses = None,
+    image_size: options.ImageSize = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    model_kwargs: options.ModelKwargs = None,
     task: options.Task = None,
     text: options.Text = None,
     class_names: options.ClassNames = None,
@@ -158,6 +167,7 @@ def serve(
         port,
         open_browser,
         limits,
+        model_options=model_options(None, image_size, mean, std, model_kwargs),
         task=task,
         trust_remote_code=trust_remote_code,
         words=text_classes(text, class_names, template),

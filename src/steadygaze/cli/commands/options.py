@@ -20,6 +20,23 @@ Checkpoint = Annotated[Path | None, typer.Option(help="Local weights: .safetenso
 NumClasses = Annotated[
     int | None, typer.Option(help="Number of classes, if it is not the checkpoint's.", show_default=False)
 ]
+ImageSize = Annotated[
+    str | None,
+    typer.Option(help="Image size, if it is not the model's own: 320, or 256,320 (height, width)."),
+]
+Mean = Annotated[
+    str | None, typer.Option(help="Mean of the normalisation, if not the model's own: 0.5,0.5,0.5.")
+]
+Std = Annotated[
+    str | None,
+    typer.Option(help="Standard deviation of the normalisation, if not the model's own: 0.5,0.5,0.5."),
+]
+ModelKwargs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Arguments of timm's constructor, KEY=VALUE: img_size=320; repeat the option for more."
+    ),
+]
 Task = Annotated[
     str | None,
     typer.Option(
@@ -38,7 +55,10 @@ Text = Annotated[
 ]
 ClassNames = Annotated[
     Path | None,
-    typer.Option(help="For CLIP, SigLIP and open_clip models: a text file with a class name in each line."),
+    typer.Option(
+        help="Class names: a text file with one name a line, or a JSON list or dict. For CLIP, SigLIP and "
+        "open_clip models, the classes themselves."
+    ),
 ]
 Template = Annotated[
     list[str] | None,

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import BadInput
 
@@ -51,6 +51,29 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
         raise BadInput(f"expected numbers such as 0.1,0.5,0.9; got {text!r}", option=option) from error
 
 
+def model_options(
+    class_names: Path | None,
+    image_size: str | None,
+    mean: str | None,
+    std: str | None,
+    model_kwargs: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The arguments of `load_model` that were given."""
+    from steadygaze.loading.model_options import parse_model_kwargs
+
+    sides = split_numbers(image_size, "image_size")
+    given = {
+        "class_names": class_names,
+        "image_size": None
+        if sides is None
+        else [int(side) for side in sides * (2 if len(sides) == 1 else 1)],
+        "mean": split_numbers(mean, "mean"),
+        "std": split_numbers(std, "std"),
+        "model_kwargs": parse_model_kwargs(split_names(model_kwargs)) or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def command_line() -> str:
     """The command as the user typed it, for the records of a run."""
     return shlex.join(["steadygaze", *sys.argv[1:]])
@@ -64,6 +87,7 @@ def text_classes(
         if templates:
             raise BadInput("a template needs class names to be filled with", option="class_names")
         return None
+    from steadygaze.loading.model_options import read_class_names
     from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
 
     if texts and class_names is not None:
@@ -73,16 +97,7 @@ def text_classes(
             raise BadInput("a template is for class names; texts are taken as they are", option="template")
         return TextClasses(texts=tuple(texts))
     assert class_names is not None
-    try:
-        lines = class_names.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(
-            f"expected a text file with a class name in each line, got {class_names} ({error})",
-            option="class_names",
-        ) from error
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names:
-        raise BadInput(f"{class_names} has no class names in it", option="class_names")
+    names = read_class_names(class_names)
     one = templates[0] if templates and len(templates) == 1 else None
     chosen = parse_templates(one if one is not None else templates or TEMPLATES["photo"])
     return TextClasses(class_names=names, templates=chosen)

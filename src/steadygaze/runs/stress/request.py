@@ -20,7 +20,7 @@ from steadygaze.runs.load_ahead import default_num_workers
 from steadygaze.runs.loop import Pace, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, task_setting
+from steadygaze.runs.request import Request, about_run, identity_of, named_by_folders, task_setting
 from steadygaze.runs.rows import STRESS, Row, Rows
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, class_count
 from steadygaze.runs.stress.images import ImageLoader, MadeImages, StressJob
@@ -184,6 +184,8 @@ def _prepare_folder(
         suite.open(request.limit)
     loaded = request.load(world)
     classes = class_count(loaded.model, loaded.size, label_maps)
+    if folder is not None:
+        loaded = named_by_folders(loaded, folder, classes)
     evaluator = Evaluator(
         loaded.model,
         loaded.preprocess,

@@ -28,7 +28,14 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.loop import Job, Run, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, number_of_classes, task_setting
+from steadygaze.runs.request import (
+    Request,
+    about_run,
+    identity_of,
+    named_by_folders,
+    number_of_classes,
+    task_setting,
+)
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import compute_rows
@@ -141,6 +148,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
     folder = request.folder  # checked before the model is loaded, which takes longer
     loaded = request.load(world)
     vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
+    loaded = named_by_folders(loaded, folder, classes)
     plan = _plan(request, vit)
     lookup = Classes(loaded.class_names, classes)
     if vit.plan.outputs == "values":

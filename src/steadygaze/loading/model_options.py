@@ -1,0 +1,118 @@
+"""What users state about a model of their own: names of its classes, image size, normalisation, arguments."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput
+from steadygaze.loading.timm_models import HUB_PREFIXES, constructor_arguments, is_timm_name
+
+ClassNames = str | Path | Sequence[str]
+ImageSize = int | Sequence[int]
+
+
+def read_class_names(given: ClassNames) -> tuple[str, ...]:
+    """Names in the order of the classes: a sequence, or a file: one name a line, or a JSON list or dict."""
+    if not isinstance(given, (str, Path)):
+        return tuple(str(name) for name in given)
+    path = Path(given)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{path}: expected a file of class names, one name a line or JSON ({error})", option="class_names"
+        ) from error
+    if isinstance(content, dict):
+        content = _in_order(content, path)
+    if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
+        raise BadInput(
+            f"{path}: expected a JSON list of names, or a dict of index to name", option="class_names"
+        )
+    names = [name.strip() for name in content]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise BadInput(f"{path}: expected class names, got an empty file", option="class_names")
+    return tuple(names)
+
+
+def _in_order(content: dict[str, Any], path: Path) -> list[Any]:
+    """The values by index: {"0": "cat", "1": "dog"}, or {"cat": 0, "dog": 1}."""
+    if all(isinstance(value, int) for value in content.values()):
+        content = {str(index): name for name, index in content.items()}
+    expected = [str(index) for index in range(len(content))]
+    if sorted(content) != sorted(expected):
+        raise BadInput(
+            f"{path}: expected the indices 0..{len(content) - 1}, each once, got "
+            f"{', '.join(list(content)[:5])}",
+            option="class_names",
+        )
+    return [content[index] for index in expected]
+
+
+def image_size_pair(size: ImageSize) -> tuple[int, int]:
+    """(height, width).
+
+    >>> image_size_pair(224), image_size_pair((224, 320))
+    ((224, 224), (224, 320))
+    """
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+        raise BadInput(f"expected an image size such as 224 or (224, 320), got {size!r}", option="image_size")
+    return pair[0], pair[1]
+
+
+def overridden(
+    preprocess: Preprocess | None,
+    image_size: ImageSize | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Preprocess | None:
+    """The preprocessing with what was stated; None if neither it nor an image size is known."""
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and len(values) != 3:
+            raise BadInput(f"expected three numbers, one for each channel, got {list(values)}", option=name)
+    size = None if image_size is None else image_size_pair(image_size)
+    given = {name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
+    if preprocess is None and size is not None:
+        preprocess = Preprocess.resize_and_crop(size)
+    elif preprocess is not None and size is not None and size != preprocess.size:
+        preprocess = preprocess.override(size=size)
+    return None if preprocess is None else Preprocess({**preprocess.config, **given})
+
+
+def constructor_options(
+    name: str, model_kwargs: Mapping[str, Any] | None, image_size: ImageSize | None
+) -> dict[str, Any]:
+    """Arguments of the constructor: those given, and the image size where a timm model takes one."""
+    arguments = dict(model_kwargs or {})
+    timm_name = name.removeprefix("timm:").removeprefix("timm/")
+    if image_size is None or "img_size" in arguments or timm_name.startswith(HUB_PREFIXES):
+        return arguments
+    if is_timm_name(timm_name) and "img_size" in constructor_arguments(timm_name):
+        arguments["img_size"] = image_size_pair(image_size)
+    return arguments
+
+
+def parse_model_kwargs(texts: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs, as timm's scripts take them; values are Python literals, or else text.
+
+    >>> parse_model_kwargs(["img_size=320", "global_pool=avg", "qk_norm=True"])
+    {'img_size': 320, 'global_pool': 'avg', 'qk_norm': True}
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise BadInput(f"expected KEY=VALUE, such as img_size=320, got {text!r}", option="model_kwargs")
+        try:
+            arguments[key.strip()] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            arguments[key.strip()] = value
+    return arguments
