@@ -1,6 +1,7 @@
 """A model around a ViT is viewed as what it is: its own logits, the ViT's blocks, nothing left behind."""
 
 import copy
+import gc
 import warnings
 from functools import partial
 from threading import Barrier, Thread
@@ -15,6 +16,7 @@ from benchmarks import zoo
 from helpers.tiny_models import HIERARCHICAL, SEARCHES, images_of, served
 from helpers.wrapped import STD, Lit, Normalize, OwnHead
 from oracles.models import random_images, tiny
+from steadygaze.vit import ViT
 
 IMAGES = random_images(tiny("class"))
 DRAWN = (
@@ -522,3 +524,19 @@ def test_verify_and_stress_measure_an_outer_model() -> None:
     )
     assert {row["method"] for row in rows} == {"gaze_removal", "random"}
     assert len(sg.stress(outer, batches, suite=["occlusion"], mean=[0.5] * 3, std=[0.5] * 3))
+
+
+def test_a_forgotten_view_is_rebuilt_without_running_the_model() -> None:
+    class Counting(Lit):
+        runs = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.runs += 1
+            return self.model(images)
+
+    outer = Counting(tiny("class")).eval()
+    expected = sg.explain(outer, IMAGES, method="gae").scores
+    gc.collect()
+    runs = outer.runs
+    assert isinstance(sg.adapt(outer), ViT) and outer.runs == runs
+    assert close(sg.explain(outer, IMAGES, method="gae").scores, expected)

@@ -96,7 +96,7 @@ def _view(model: nn.Module, shape: int) -> ViT:
     plan = find_plan(model)
     known = _CHECKED.get(model) == shape
     if plan is None or (known and model in _OWN_FORWARD):
-        plan = wrapped_plan(model, plan)
+        plan = wrapped_plan(model, plan, known=known)
     if plan is None:
         raise UnsupportedModel(refusal(model))
     vit = _with_modules(model, plan)

@@ -10,6 +10,7 @@ the given tokens. So whatever the outer model does behind the blocks is done, an
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,17 +69,49 @@ def inner_models(model: nn.Module) -> list[Inner]:
     return found
 
 
-def wrapped_plan(model: nn.Module, own: Plan | None = None) -> Plan | None:
+@dataclass(frozen=True)
+class Facts:
+    """What was seen of an outer model, without its modules: views are forgotten, this is remembered."""
+
+    name: str
+    entry: str
+    outputs: dict[int, Any]
+    spatial: bool
+    size: tuple[int, ...]
+    blank: int | None
+    fields: dict[str, Any]
+
+
+_FACTS: "weakref.WeakKeyDictionary[nn.Module, Facts]" = weakref.WeakKeyDictionary()
+
+
+def wrapped_plan(model: nn.Module, own: Plan | None = None, *, known: bool = False) -> Plan | None:
     """The plan of a model around a ViT; None if there is none inside.
 
     own: the plan of the model itself, if it is a ViT whose forward does more than its adapter knows
+    known: the model was viewed before, and has not changed
     """
+    facts = _FACTS.get(model) if known else None
+    if facts is not None:
+        return _remembered(model, own, facts)
     inners = inner_models(model) if own is None else [Inner("", model, own)]
     if not inners:
         return None
     with torch.no_grad(), evaluation_mode(model):
-        outer = _observed(model, inners)
-        return outer.plan()
+        outer, images, logits = _observed(model, inners)
+        fields = outer.describe(images, logits)
+    _FACTS[model] = outer.facts(fields)
+    return outer.plan(fields)
+
+
+def _remembered(model: nn.Module, own: Plan | None, facts: Facts) -> Plan:
+    module = model.get_submodule(facts.name)
+    plan = find_plan(module) if own is None else own
+    assert plan is not None
+    inner = Inner(facts.name, module, plan)
+    outputs = {inner.blocks[index]: output for index, output in facts.outputs.items()}
+    seen = Observed(inner, module.get_submodule(facts.entry), 1, outputs, facts.spatial)
+    return Outer(model, seen, facts.size, facts.blank).plan(facts.fields)
 
 
 @dataclass
@@ -115,8 +148,8 @@ class Observed:
         return answer
 
 
-def _observed(model: nn.Module, inners: list[Inner]) -> Outer:
-    """Run the model once, and see which ViT inside it runs."""
+def _observed(model: nn.Module, inners: list[Inner]) -> tuple[Outer, Tensor, Tensor]:
+    """Run the model once, and see which ViT inside it runs; also the images, and the logits they gave."""
     name = type(model).__name__
     parameter = next(model.parameters())
     reason = ""
@@ -139,7 +172,7 @@ def _observed(model: nn.Module, inners: list[Inner]) -> Outer:
             f"it takes more than images, or images of another kind, give a function that calls it: {FORWARD}."
         )
     one = _the_one_that_runs(name, seen)
-    return Outer(model, one, size, images, check_logits(logits_of(output), name))
+    return Outer(model, one, size), images, check_logits(logits_of(output), name)
 
 
 def _the_one_that_runs(name: str, seen: list[Observed]) -> Observed:
@@ -184,32 +217,44 @@ class Outer:
     model: nn.Module
     seen: Observed
     size: tuple[int, ...]  # of the images that it takes
-    images: Tensor  # two of noise
-    logits: Tensor  # and what the model gave for them
     blank: int | None = 1  # batch size of the blank images of `head`; None: that of the tokens
 
-    def plan(self) -> Plan:
+    def facts(self, fields: dict[str, Any]) -> Facts:
+        """What is remembered."""
+        inner, entry = self.seen.inner, self.seen.entry
+        name = next(name for name, module in inner.module.named_modules() if module is entry)
+        outputs = {inner.blocks.index(block): output for block, output in self.seen.outputs.items()}
+        return Facts(inner.name, name, outputs, self.seen.spatial, self.size, self.blank, fields)
+
+    def plan(self, fields: dict[str, Any]) -> Plan:
         """The plan of the inner ViT, with the outer model's code before and behind it."""
         inner = self.seen.inner.plan
         stated = own_task(self.seen.inner.module)
         if stated is not None and inner.outputs == "classes":
             inner = replace(inner, outputs=outputs_of_task(stated))
         kind = f"{type(self.model).__name__} around a {inner.kind}" if self.seen.inner.name else inner.kind
+        embed = inner.embed
         plan = replace(
             inner,
-            embed=lambda images: inner.embed(self.entered(images)),
+            embed=lambda images: embed(self.entered(images)),
             head=self.head,
             input_size=(self.size[0], self.size[1], self.size[2]),
-            fixed_size=inner.fixed_size and not self.resizes(),
             kind=kind,
         )
-        view = ViT(self.model, plan)
-        tokens = view.embed(self.images)
+        return replace(plan, **fields)
+
+    def describe(self, images: Tensor, logits: Tensor) -> dict[str, Any]:
+        """What the outer model changes in the plan of the ViT. images: two of noise, with their logits."""
+        inner = self.seen.inner.plan
+        view = ViT(self.model, self.plan({}))
+        tokens = view.embed(images)
         for block in view.blocks:
             tokens = block(tokens)
         layout = view.layout(tokens)
-        self.choose_blank(tokens, layout)
-        return replace(plan, **description(inner, self.head, tokens, layout))
+        self.choose_blank(tokens, layout, logits)
+        fixed = inner.fixed_size and not self.resizes(images)
+        described = replace(inner, outputs=view.plan.outputs)
+        return {"fixed_size": fixed, **description(described, self.head, tokens, layout)}
 
     def entered(self, images: Tensor) -> Tensor:
         """What the ViT is given when the outer model is given `images`."""
@@ -235,9 +280,7 @@ class Outer:
         if seen.spatial and inner.spatial is not None:
             x = inner.spatial(x, layout)
         *blocks, last = seen.inner.blocks
-        before = (
-            ExitStack()
-        )  # what comes before the last block's output is discarded: no gradients, no records
+        before = ExitStack()  # what comes before the last block's output is discarded: no gradients, no rules
 
         def skip(module: nn.Module) -> Answer:
             return lambda call, args, kwargs: seen_output(module, _first_tensor(args, kwargs))
@@ -255,21 +298,20 @@ class Outer:
             output = self.model(images)
         return logits_of(output)
 
-    def resizes(self) -> bool:
+    def resizes(self, images: Tensor) -> bool:
         """Whether images of another size reach the ViT in its own size."""
         try:
-            entered = self.entered(torch.nn.functional.pad(self.images[:1], (0, 32, 0, 32)))
+            entered = self.entered(torch.nn.functional.pad(images[:1], (0, 32, 0, 32)))
         except Exception:  # whatever the code of others raises about a size that it does not take
             return False
         return tuple(entered.shape[-2:]) == tuple(self.seen.inner.plan.input_size[1:])
 
-    def choose_blank(self, tokens: Tensor, layout: Layout) -> None:
+    def choose_blank(self, tokens: Tensor, layout: Layout, expected: Tensor) -> None:
         """One blank image serves all tokens, unless the outer model reads the batch size of its images."""
         try:
             logits = self.head(tokens, layout)
-            if logits.shape == self.logits.shape and torch.allclose(
-                logits, self.logits, rtol=1e-3, atol=1e-5
-            ):
+            same = logits.shape == expected.shape
+            if same and torch.allclose(logits, expected, rtol=1e-3, atol=1e-5):
                 return
         except Exception:  # whatever the code of others raises about two batch sizes
             pass
