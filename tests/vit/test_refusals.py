@@ -74,7 +74,7 @@ MODELS: dict[str, tuple[Any, str]] = {
         "a video model",
     ),
     "another architecture": (
-        lambda: timm.create_model("levit_128s"),
+        lambda: timm.create_model("mobilevit_xxs"),
         "attention of another architecture.*register_adapter",
     ),
 }

@@ -91,7 +91,8 @@ def load_model(
         loaded = replace(loaded, model=_moved(loaded.model, device))
     stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
     assert stated is not None
-    loaded = replace(loaded, preprocess=stated)
+    if stated != loaded.preprocess:
+        loaded = replace(loaded, preprocess=stated)
     if class_names is not None:
         names = read_class_names(class_names)
         check_class_names(names, loaded.model)

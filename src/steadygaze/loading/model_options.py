@@ -84,7 +84,9 @@ def overridden(
         preprocess = Preprocess.resize_and_crop(size)
     elif preprocess is not None and size is not None and size != preprocess.size:
         preprocess = preprocess.override(size=size)
-    return None if preprocess is None else Preprocess({**preprocess.config, **given})
+    if preprocess is None or not given:
+        return preprocess
+    return Preprocess({**preprocess.config, **given})
 
 
 def constructor_options(

@@ -11,8 +11,7 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.loading.checkpoint import Weights, fit
-from steadygaze.loading.hub import hub
+from steadygaze.loading.checkpoint import Weights, fit, hub
 from steadygaze.loading.loaded import BuiltModel
 
 PREFIX = "open_clip:"

@@ -13,8 +13,7 @@ from torch import nn
 import steadygaze.models  # noqa: F401 - registers RVT, FAN, PVT and LocalViT with timm
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.loading.checkpoint import Weights, fit, head_width, match_names
-from steadygaze.loading.hub import hub
+from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, match_names
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
 

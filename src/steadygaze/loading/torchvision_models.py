@@ -10,8 +10,7 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import UnknownName
-from steadygaze.loading.checkpoint import Weights, fit, head_width
-from steadygaze.loading.hub import hub
+from steadygaze.loading.checkpoint import Weights, fit, head_width, hub
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
 

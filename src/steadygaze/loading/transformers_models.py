@@ -17,8 +17,7 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.loading.checkpoint import Weights, fit, head_width, read_weights
-from steadygaze.loading.hub import hub
+from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.loading.timm_models import SPARE_ELEMENTS
 from steadygaze.modules import restore
