@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 import steadygaze
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
-from steadygaze.loading import hub, torchvision_models
+from steadygaze.loading import checkpoint as hub
+from steadygaze.loading import torchvision_models
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.model_names import list_models
@@ -367,7 +368,7 @@ def test_a_module_of_timm_is_accepted(tmp_path, model, picture):
     assert torch.equal(given.preprocess(picture), by_name.preprocess(picture))
     assert given.weights_hash == by_name.weights_hash and given.preprocess == by_name.preprocess
     assert load_model(given) is given
-    named = load_model(model, class_names="abcdefg")
+    named = load_model(model, class_names=list("abcdefg"))
     assert named.class_index("c") == 2
 
 
