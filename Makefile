@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS ?= dev,hf,app
+EXTRAS ?= dev,hf,app,clip
 JOBS ?= 2
 OUT ?= steadygaze-demo
 
