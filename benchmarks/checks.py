@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import oracles, zoo
+from steadygaze.questions.detections import QueryClassifier
 from steadygaze.trace import forward, frozen
 from steadygaze.vit.view import ViT, logits_of, remember
 
@@ -36,7 +37,7 @@ def logits_error(vit: ViT) -> float:
         x = vit.embed(images)
         worst = relative(vit(images), expected)
         for layer, block in enumerate(vit.blocks):
-            if layer in (0, len(vit.blocks) - 1):
+            if layer == 0 or (layer == len(vit.blocks) - 1 and not vit.plan.reads_layers):
                 without_layout = x.clone()
                 worst = max(worst, relative(vit.logits(without_layout, start=layer), expected))
             x = block(x)
@@ -53,7 +54,10 @@ def removal_error(vit: ViT) -> float | str:
     patches = vit.grid[0] * vit.grid[1]
     order = torch.stack([torch.randperm(patches, generator=generator) for _ in range(2)])
     keep, removed = order[:, : patches // 2], order[:, patches // 2 :]
-    expected, last = oracles.masked_run(vit.model, vit.blocks[-1].module, images, removed, patches)
+    behind = vit.prefix - 1 if isinstance(vit.model, QueryClassifier) else 0  # [class, patches, queries]
+    expected, last = oracles.masked_run(vit.model, vit.blocks[-1].module, images, removed, patches, behind)
+    if behind:
+        last = torch.cat([last[:, :1], last[:, -behind:], last[:, 1:-behind]], 1)
     with torch.no_grad(), oracles.WideSoftmax():
         x = vit.select(vit.embed(images), keep)
         for block in vit.blocks:
@@ -67,7 +71,8 @@ def removal_error(vit: ViT) -> float | str:
 
 def decompx_error(vit: ViT) -> float:
     """Input × gradient of one frozen pass against one propagated vector per source token, from every layer.
-    Of more than 64 tokens, a random sample of eight is compared."""
+    Of more than 64 tokens, a random sample of eight is compared; where the head reads several layers, layer 0
+    only: tokens of another layer alone do not determine the logits."""
     images = zoo.image_of(vit.model, vit.plan.input_size, seed=3)
     with torch.no_grad():
         tokens = vit.embed(images)
@@ -76,7 +81,7 @@ def decompx_error(vit: ViT) -> float:
     trace = run.trace(run.logits[:, target])
     worst, layout = 0.0, run.layout
     generator = torch.Generator().manual_seed(4)
-    for layer in range(len(vit.blocks)):
+    for layer in range(1 if vit.plan.reads_layers else len(vit.blocks)):
         x, gradient = trace.tokens(layer)
         got = (x * gradient).sum(-1)[0]
         count = x.shape[1] if x.shape[1] <= 64 else 8

@@ -38,16 +38,20 @@ class WideSoftmax(TorchFunctionMode):
 
 
 class MaskKeys(TorchFunctionMode):
-    """−inf on the attention logits of the patches `removed` (B, r); prefix tokens come before the patches."""
+    """−inf on the attention logits of the patches `removed` (B, r); prefix tokens come before the patches.
 
-    def __init__(self, removed: Tensor, patches: int) -> None:
+    behind: number of tokens that the model has behind its patches (detection tokens)
+    """
+
+    def __init__(self, removed: Tensor, patches: int, behind: int = 0) -> None:
         super().__init__()
-        self.removed, self.patches, self.seen = removed, patches, 0
+        self.removed, self.patches, self.behind, self.seen = removed, patches, behind, 0
 
     def columns(self, batch: int, keys: int, like: Tensor) -> Tensor:
         mask = torch.zeros(batch, 1, 1, keys, dtype=like.dtype)
         self.seen += 1
-        return mask.scatter_(3, (self.removed + keys - self.patches)[:, None, None, :], float("-inf"))
+        first = keys - self.patches - self.behind
+        return mask.scatter_(3, (self.removed + first)[:, None, None, :], float("-inf"))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -69,7 +73,7 @@ class MaskKeys(TorchFunctionMode):
 
 
 def masked_run(
-    model: nn.Module, last_block: nn.Module, images: Tensor, removed: Tensor, patches: int
+    model: nn.Module, last_block: nn.Module, images: Tensor, removed: Tensor, patches: int, behind: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(output of the model, output of its last block) with the keys of removed patches masked in all
     layers."""
@@ -82,7 +86,7 @@ def masked_run(
                 module.qkv.register_forward_hook(lambda m, i, o: _without_values(o, removed, patches))
             )
     try:
-        with torch.no_grad(), WideSoftmax(), MaskKeys(removed, patches) as mode:
+        with torch.no_grad(), WideSoftmax(), MaskKeys(removed, patches, behind) as mode:
             output = model(images)
     finally:
         for handle in handles:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.methods import register_method as register_method
     from steadygaze.progress import Progress as Progress
     from steadygaze.questions.ask import ask as ask
+    from steadygaze.questions.detections import Detection as Detection
+    from steadygaze.questions.regions import Region as Region
     from steadygaze.questions.text import zero_shot as zero_shot
     from steadygaze.runs.rows import Rows as Rows
     from steadygaze.runs.stress import list_suites as list_suites
@@ -60,6 +62,8 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "explain": "steadygaze.explainer",
     "ask": "steadygaze.questions.ask",
     "zero_shot": "steadygaze.questions.text",
+    "Region": "steadygaze.questions.regions",
+    "Detection": "steadygaze.questions.detections",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify.api",

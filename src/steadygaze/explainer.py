@@ -6,6 +6,7 @@ class; a method that only reads attention uses a forward pass that runs anyway.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from typing import Any, Protocol, Unpack, overload
 from warnings import warn
@@ -20,6 +21,7 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import QuestionOptions, pose
+from steadygaze.questions.region_targets import explain_each, needs_each
 from steadygaze.questions.vqa import VisualQuestion
 from steadygaze.target import (
     CallableTarget,
@@ -102,7 +104,8 @@ def explain(
     images: (B, 3, H, W), floating point, preprocessed for the model
     target: the class to explain: None (the predicted one), an index, one index per image, (B, K) for several
         per image, or a callable logits -> (B,) that returns the quantity itself. For a multi-label model a
-        label (None: the most probable), for a regression model the index of a value
+        label (None: the most probable), for a regression model the index of a value, for a segmenter a
+        `steadygaze.Region`, for YOLOS a `steadygaze.Detection`: one for all images, or one for each
     method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them
     methods: the same; give one of the two
     score: the quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob"; None
@@ -126,6 +129,10 @@ def explain(
     Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
     class. For a list of methods, a dict of them by name.
     """
+    if needs_each(target, images):
+        options = {"score": score, "methods": methods, "on_progress": on_progress, **question}
+        one = partial(explain, model, method=method, allow_partial=allow_partial, **options)
+        return explain_each(one, images, target)
     model, images, target = pose(model, images, target, **question)
     vit = adapt(model)
     target = vit.plan.main_value if target is None else target

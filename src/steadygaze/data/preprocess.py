@@ -62,8 +62,9 @@ class Preprocess:
 
     @classmethod
     def from_transformers(cls, processor: Any) -> Preprocess:
-        """From an image processor of transformers. SigLIP 2's (NaFlex), Qwen's and Idefics' keep the aspect
-        ratio within a number of pixels; here they resize to a square, so that images can be stacked."""
+        """From an image processor of transformers. SigLIP 2's (NaFlex), Qwen's, Idefics' and YOLOS' keep the
+        aspect ratio within a number of pixels; here they resize to a square, so that images can be stacked.
+        """
         size = dict(getattr(processor, "size", None) or {})
         if not size and hasattr(processor, "max_num_patches"):
             side = int(processor.max_num_patches**0.5) * int(processor.patch_size)
@@ -72,8 +73,9 @@ class Preprocess:
             cell = int(processor.patch_size) * int(processor.merge_size)
             side = min(QWEN_SIDE, int(size.get("longest_edge", QWEN_SIDE**2) ** 0.5)) // cell * cell
             size = {"height": side, "width": side}
-        elif "longest_edge" in size and "shortest_edge" not in size:  # Idefics: one tile
-            size = {"height": size["longest_edge"], "width": size["longest_edge"]}
+        elif "longest_edge" in size:  # Idefics: one tile; detectors: the shorter side, nothing is cropped
+            side = size.get("shortest_edge") or size["longest_edge"]
+            size = {"height": side, "width": side}
         crop_size = getattr(processor, "crop_size", None) or {}
         crop_pct = getattr(processor, "crop_pct", None)
         crop = [crop_size["height"], crop_size["width"]] if crop_size else []

@@ -8,7 +8,7 @@
 | `resnet18`, `torchvision:resnet18` | a CNN of either, for `stress`, most of whose suites need no attention |
 | a folder that `steadygaze train` wrote | the trained model, with its modules |
 | `open_clip:ViT-B-32@openai` | open_clip, with published weights, or those of `checkpoint` |
-| a folder with config.json, or `owner/name` | a classifier or segmenter of transformers, or CLIP or SigLIP |
+| a folder with config.json, or `owner/name` | a classifier, segmenter, CLIP, YOLOS, ... of transformers |
 | `torchvision:deeplabv3_resnet50` | a segmenter of torchvision, for the stress suite `segmentation` only |
 """
 

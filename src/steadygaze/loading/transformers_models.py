@@ -1,4 +1,4 @@
-"""Classifiers, segmenters and text-image models of transformers: a folder with config.json, or `owner/name`.
+"""Models of transformers, from classifiers to detectors: a folder with config.json, or `owner/name`.
 
 Code that a folder or repository brings along is executed only with `trust_remote_code=True`. Every call of
 transformers is told so: by default it would ask on standard input.
@@ -83,6 +83,7 @@ def _auto_class(config: Any) -> tuple[Any, str]:
         AutoModel,
         AutoModelForImageClassification,
         AutoModelForImageTextToText,
+        AutoModelForObjectDetection,
         AutoModelForSemanticSegmentation,
         AutoModelForVisualQuestionAnswering,
     )
@@ -96,6 +97,8 @@ def _auto_class(config: Any) -> tuple[Any, str]:
         return AutoModelForImageTextToText, GENERATES
     if any(kind.endswith("ForSemanticSegmentation") for kind in kinds):
         return AutoModelForSemanticSegmentation, "image segmenter"
+    if "YolosForObjectDetection" in kinds:
+        return AutoModelForObjectDetection, "object detector"
     return AutoModelForImageClassification, "image classifier"
 
 

@@ -25,10 +25,17 @@ from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
 from steadygaze.trace.seam import Seam
-from steadygaze.vit.view import remember
+from steadygaze.vit.view import ViT, remember
 
 
-@register_method("legrad", "model", family="attention", unsupported=global_attention, differentiable=False)
+def _one_layer_read(vit: ViT) -> str:
+    why = global_attention(vit)
+    if not why and vit.plan.reads_layers:
+        return f"it scores each layer alone, but the head of a {vit.plan.kind} reads several."
+    return why
+
+
+@register_method("legrad", "model", family="attention", unsupported=_one_layer_read, differentiable=False)
 def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
     """LeGrad: positive gradients of each layer's own score at its attention.
 
@@ -45,7 +52,7 @@ def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
         seam = Seam(query.rules, Want(attention=True))
         with torch.enable_grad(), seam:
             record = seam.next_record()
-            pooled = z if vit.readout == "pool" else z.mean(1, keepdim=True).expand_as(z)
+            pooled = z if vit.readout == "pool" else _mean_token(vit, z).expand_as(z)
             score = query.value(vit.head(remember(pooled, layout)))  # s^l
         attentions = record.attention if vit.readout == "pool" else run.records[layer].attention
         for a in [attention.a for attention in attentions]:
@@ -53,6 +60,14 @@ def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
             if g is not None:
                 total = total + g.clamp(min=0).mean((1, 2))[:, -total.shape[1] :]
     return total.unflatten(1, layout.grid)
+
+
+def _mean_token(vit: ViT, z: Float[Tensor, "b n d"]) -> Float[Tensor, "b 1 d"]:
+    """The mean of all tokens; where the head weighs patches, as for a region, theirs with these weights."""
+    weights = vit.plan.readout_weights
+    if weights is None:
+        return z.mean(1, keepdim=True)
+    return (weights.to(z)[:, None] * z[:, vit.prefix :]).sum(1, keepdim=True)
 
 
 @register_method(

@@ -192,7 +192,7 @@ def hsic(
     m = f.shape[1]
     distance = torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist")
     between = distance[:, ~torch.eye(m, dtype=torch.bool)]
-    width = between.median(1).values.clamp_min(torch.finfo(torch.float64).tiny)
+    width = between.median(1).values.clamp_min(torch.finfo(torch.float64).tiny ** 0.5)  # its square > 0
     kernel = (-(distance**2) / (2 * width[:, None, None] ** 2)).exp()
     # H K_j H = 2 z zᵀ with z centred: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
     z = keep[:, :m].double()

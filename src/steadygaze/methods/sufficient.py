@@ -291,7 +291,10 @@ def gate_gradient(trace: Trace) -> Float[Tensor, "b n"]:
         candidates = (trace.run.hidden[-1], *trace.run.records[-1].norms)
         y = [t for t in candidates if t.dim() == 3 and t.shape[1] == tokens][-1]
         patches = y.detach()[:, prefix:]
-        total = total - ((patches - patches.mean(1, keepdim=True)) * trace.grad(y)[:, prefix:]).sum(-1)
+        mean = patches.mean(1, keepdim=True)
+        if trace.vit.plan.readout_weights is not None:
+            mean = (trace.readout_row()[:, prefix:, None] * patches).sum(1, keepdim=True)
+        total = total - ((patches - mean) * trace.grad(y)[:, prefix:]).sum(-1)
     return total
 
 

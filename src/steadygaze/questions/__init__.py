@@ -7,9 +7,13 @@ and the command line take it. `ask` makes one of a model and words, `zero_shot` 
 | text       | how similar is the image to this prompt? (CLIP, SigLIP, open_clip)   |
 | vqa        | which answer does the model give to this question? (ViLT)            |
 | generation | how probable is this answer to this prompt? (LLaVA, Qwen2.5-VL, ...) |
+| regions    | which class has this region? (SegFormer, DPT, `modules.segmenter`)   |
+| detections | which class has the object in this box? (YOLOS)                      |
 """
 
 from steadygaze.questions.ask import ask
+from steadygaze.questions.detections import Detection
+from steadygaze.questions.regions import Region
 from steadygaze.questions.text import TEMPLATES, TextClassifier, zero_shot
 
-__all__ = ["TEMPLATES", "TextClassifier", "ask", "zero_shot"]
+__all__ = ["TEMPLATES", "Detection", "Region", "TextClassifier", "ask", "zero_shot"]

@@ -10,8 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
+from steadygaze.questions.detections import Detection
 from steadygaze.questions.generation import Answer
 from steadygaze.questions.prompting import answer_model, generates
+from steadygaze.questions.region_targets import identity, is_region, region_question
+from steadygaze.questions.regions import Region
 from steadygaze.questions.text import embedding_classifier, text_classifier, with_module
 from steadygaze.questions.tokenizing import find_processor, find_tokenizer
 from steadygaze.questions.vqa import VisualQuestion, answers_questions, visual_question
@@ -42,6 +45,7 @@ def ask(
     question: str | None = None,
     prompt: str | None = None,
     answer: str | None = None,
+    region: Region | Detection | None = None,
     image: Any = None,
     processor: Any = None,
 ) -> Any:
@@ -57,12 +61,24 @@ def ask(
         answer and of each of its tokens; without answer, of what the model says of the image. The image
         decides the size: a PIL image, or a tensor (B, 3, H, W) as the model's processor prepares it
     processor: of a model that generates text; by default the model's own
+    region: for a segmenter a `Region`: the outputs are the mean scores of the region, one for each class.
+        image tells its size, if not that of the model. For a detector a `Detection` in the image, a tensor
+        (1, 3, H, W): the outputs are the class logits of the query that detects it
 
     For a result of `load_model`, a copy of that with the module in it.
     """
-    given = {"text": text, "text_embeddings": text_embeddings, "question": question, "prompt": prompt}
+    given = {
+        "text": text,
+        "text_embeddings": text_embeddings,
+        "question": question,
+        "prompt": prompt,
+        "region": region,
+    }
     if sum(value is not None for value in given.values()) != 1:
         raise BadInput(f"ask: give one question: {', '.join(f'{name}=' for name in given)}")
+    if region is not None:
+        classifier, _ = region_question(model, image, region)
+        return with_module(model, classifier, identity(classifier))
     if question is not None:
         return with_module(model, _visual_question(model, question, tokenizer), [question])
     if prompt is not None:
@@ -104,6 +120,9 @@ def pose(model: Any, images: Any, target: Any, **given: Unpack[QuestionOptions])
         raise TypeError(f"explain() got an unexpected keyword argument {unknown[0]!r}")
     question: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     module = model.model if isinstance(model, ViT) else unwrapped(model)
+    if is_region(target):
+        classifier, label = region_question(model, images, target)
+        return classifier, images, label
     texts = _texts(target)
     if "question" in question or "prompt" in question:
         return _answers(model, images, target, texts, question)

@@ -24,7 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.questions.regions import scores_of
 from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
 from steadygaze.vit.view import evaluation_mode
 
@@ -62,23 +63,6 @@ CITYSCAPES_C = (
 )
 PROTOCOLS = ("all", "cityscapes-c")
 Protocol = Literal["all", "cityscapes-c"]
-
-
-def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
-    """The class scores of whatever a segmenter returns: a tensor, an output of transformers, or torchvision's
-    dict."""
-    scores = output
-    if isinstance(output, Mapping) and "out" in output:
-        scores = output["out"]
-    elif not isinstance(output, Tensor):
-        scores = getattr(output, "logits", None)
-    if not isinstance(scores, Tensor) or scores.dim() != 4:
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(output).__name__
-        raise UnsupportedModel(
-            "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
-            f"got {got}"
-        )
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:

@@ -168,9 +168,17 @@ class Trace:
         """Attentions of the head: attention pooling, class-attention blocks."""
         return tuple(self.run.records[-1].attention)
 
-    def readout_row(self) -> Float[Tensor, "1 n"]:
-        """How much each token feeds the head, for heads that read fixed tokens; sums to 1."""
-        x, plan = self.run.hidden[-1], self.vit.plan
+    def readout_row(self) -> Float[Tensor, "rows n"]:
+        """How much each token feeds the head, for heads that read fixed tokens; sums to 1.
+
+        One row for all images, or one for each where they have different patches of a weighted mean.
+        """
+        x, plan, kept = self.run.hidden[-1], self.vit.plan, self.run.layout.kept
+        if plan.readout_weights is not None:
+            weights = plan.readout_weights.to(x)
+            weights = weights[None] if kept is None else weights[kept]
+            row = torch.cat([weights.new_zeros(len(weights), plan.prefix), weights], 1)
+            return row / row.sum(1, keepdim=True).clamp_min(torch.finfo(row.dtype).tiny)
         row = x.new_zeros(1, x.shape[1])
         if plan.readout == "class":
             row[:, list(plan.readout_rows)] = (1.0 - plan.readout_patches) / len(plan.readout_rows)
@@ -210,7 +218,7 @@ def forward(
     x = tokens
     for l, block in enumerate(vit.blocks):
         if l == start and grad and cut:
-            x = remember(x.detach().requires_grad_(), layout)
+            x = remember(x.detach().requires_grad_(), vit.layout(x) if vit.plan.reads_layers else layout)
         hidden.append(x)
         active = (seam if l >= watch else unseen) if l >= start else below if l >= watch else unseen_below
         with torch.set_grad_enabled(grad and l >= start), active:

@@ -6,6 +6,7 @@ answered here, so that nothing of a hidden token reaches another one:
     attention     hidden keys get weight zero, in windows and shifted windows too; hidden queries stay hidden
     mean          over the tokens that are there
     convolution, pooling     hidden cells count as zero (maximum: −∞), and are marked again in the output
+    interpolation            between the visible cells
 
 A map's cell covers whole tokens on every finer grid; on a coarser grid (reduced keys) a place is there if
 any of its cells is. For a plain ViT this equals removal.
@@ -88,6 +89,7 @@ class _Missing(Interception):
         self.intercept("matmul", *MATMUL)
         self.intercept("convolution", *CONV)
         self.intercept("maximum", *MAXPOOL)
+        self.intercept("interpolation", F.interpolate)
 
     def sdpa(
         self,
@@ -156,6 +158,14 @@ class _Missing(Interception):
 
     def maximum(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.mark(func(x.masked_fill(x.isnan(), float("-inf")), *args, **kwargs))
+
+    def interpolation(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Weights of hidden cells are distributed over the visible ones of the same output cell."""
+        gone = x.isnan()
+        if not gone.any():  # a table of positions
+            return func(x, *args, **kwargs)
+        weight = func((~gone).to(x.dtype), *args, **kwargs)
+        return self.mark(func(x.masked_fill(gone, 0.0), *args, **kwargs) / weight)
 
     def mark(self, y: Tensor) -> Tensor:
         """Mark the hidden cells of (b, c, h, w) again; heads may have been folded into the batch."""

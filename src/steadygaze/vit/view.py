@@ -36,11 +36,13 @@ class Layout:
 
     grid: rows and columns of patches; kept: the remaining patches, None for all
     state: what the blocks of this model need besides tokens, such as rotary rows
+    taps: what the head reads of earlier blocks, in their order (plans with `reads_layers`)
     """
 
     grid: tuple[int, int]
     kept: Int[Tensor, "b k"] | None = None
     state: Any = None
+    taps: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Block:
     def __call__(self, x: Tensor) -> Tensor:
         layout = layout_of(x, self.plan)
         with KeptPositions(layout, self.plan.prefix):
-            return remember(self.call(x, layout), layout)
+            y = self.call(x, layout)
+        return y if self.plan.reads_layers else remember(y, layout)
 
     def patches(self, x: Tensor, layout: Layout) -> Float[Tensor, "b h w c"]:
         """The input of this block (or a tensor of its shape) on the grid: prefix dropped, channels last."""
@@ -98,6 +101,8 @@ class Plan:
     readout: Readout
     readout_rows: tuple[int, ...] = (0,)
     readout_patches: float = 0.0  # share of the patches' mean where a "class" head reads both
+    readout_weights: Float[Tensor, " p"] | None = None  # of the patches in a weighted mean; None: all equal
+    reads_layers: bool = False  # the head reads earlier blocks too: `call` adds them to the layout's taps
     kind: str = ""
     removable: bool = True  # patches can really be removed after embed
     global_attention: bool = True  # every block attends over all tokens in one matrix

@@ -54,6 +54,7 @@ class Classifier(nn.Module):
 
 
 TIMM_WRAPPER = "TimmWrapperForImageClassification"
+DETECTOR = "YolosForObjectDetection"
 
 
 def matches(model: nn.Module) -> bool:
@@ -296,5 +297,26 @@ def refuse_without_question(model: nn.Module) -> Plan:
     )
 
 
+def needs_region(model: nn.Module) -> bool:
+    """Whether a model gives classes of pixels, or of boxes."""
+    name = type(model).__name__
+    return name == DETECTOR or name.endswith("ForSemanticSegmentation")
+
+
+def refuse_without_region(model: nn.Module) -> Plan:
+    """Raise an error that says how to ask about a region."""
+    name = type(model).__name__
+    kind, target = (
+        ("boxes", "Detection('dog', box=(left, top, right, bottom))")
+        if name == DETECTOR
+        else ("pixels", "Region('road', point=(x, y))")
+    )
+    raise UnsupportedModel(
+        f"{name} gives classes of {kind}, and none was named. Use steadygaze.explain(model, images, "
+        f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify."
+    )
+
+
 register_built_in("transformers", matches=matches, plan=plan)
+register_built_in("transformers_regions", matches=needs_region, plan=refuse_without_region)
 register_built_in("transformers_answers", matches=needs_question, plan=refuse_without_question)
