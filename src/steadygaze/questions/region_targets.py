@@ -94,7 +94,7 @@ def _size(model: Any, module: nn.Module, images: Any, region: Region) -> Size:
         return region.mask.shape
     size: Any = getattr(model, "size", None)  # of `load_model`
     if size is None and is_own(module):
-        size = adapt(module.backbone).plan.input_size[1:]  # type: ignore[arg-type]
+        size = adapt(module.backbone).plan.input_size[1:]
     if size is None:
         size = getattr(getattr(module, "config", None), "image_size", None)
     if isinstance(size, int):

@@ -197,14 +197,10 @@ def _stages(body: Any) -> list[tuple[Any, Any, Any]]:
     return list(zip(encoder.patch_embeddings, encoder.block, encoder.layer_norm, strict=True))
 
 
-def _convolved(convolution: nn.Conv2d, size: Size) -> Size:
+def _convolved(convolution: Any, size: Size) -> Size:
     """The size of a convolution's output."""
-    height, width = (
-        (side + 2 * int(padding) - kernel) // stride + 1
-        for side, padding, kernel, stride in zip(
-            size, convolution.padding, convolution.kernel_size, convolution.stride, strict=True
-        )
-    )
+    kernel, stride, padding = convolution.kernel_size, convolution.stride, convolution.padding
+    height, width = ((size[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(2))
     return height, width
 
 
