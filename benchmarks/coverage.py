@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import nn
 
 import steadygaze as sg
-from benchmarks import checks, text_zoo, vision_language, zoo
+from benchmarks import checks, region_zoo, text_zoo, vision_language, zoo
 
 TOLERANCE = 1e-9
 NOT_APPLICABLE = ("not removable", "not linear")
@@ -301,7 +301,9 @@ def main() -> None:
         islice(
             (
                 e
-                for e in chain(zoo.entries(), text_zoo.entries(), vision_language.entries())
+                for e in chain(
+                    zoo.entries(), text_zoo.entries(), vision_language.entries(), region_zoo.entries()
+                )
                 if options.pattern in f"{e.family} {e.name}"
             ),
             options.limit,

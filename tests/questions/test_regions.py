@@ -275,3 +275,36 @@ def test_hsic_of_outputs_that_are_mostly_equal_is_finite() -> None:
     kind = "SegformerForSemanticSegmentation"
     scores = sg.explain(model_of(kind), images_of(kind, 1), sg.Region(box=BOX), "hsic:budget=4").scores
     assert scores.isfinite().all() and scores.any()
+
+
+class OwnSegmenter(nn.Module):
+    """A ViT of timm, and a decoder of one's own that mixes patches by convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
+        self.backbone = timm.create_model("vit_tiny_patch16_224", num_classes=0, **sizes)
+        self.decode = nn.Sequential(nn.Conv2d(24, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 5, 1))
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        patches = self.backbone.forward_features(images)[:, 1:]
+        scores = self.decode(patches.transpose(1, 2).unflatten(2, (4, 4)))
+        return {"out": F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)}
+
+
+def test_a_segmenter_of_one_s_own_around_a_vit() -> None:
+    model = zoo.randomise(OwnSegmenter())
+    images = zoo.image_of(model, (3, 32, 32), batch=2)
+    question = sg.ask(model, region=sg.Region(2, box=BOX), image=images)
+    with torch.no_grad():
+        scores = F.interpolate(model(images)["out"], size=(32, 32), mode="bilinear", align_corners=False)
+    expected = scores[..., 8:28, 4:20].mean((-2, -1))
+    vit = sg.adapt(question)
+    torch.testing.assert_close(vit(images), expected)
+    assert not vit.plan.removable
+    keep = torch.ones(2, 4, 4, dtype=torch.bool)
+    torch.testing.assert_close(masked_logits(vit, vit.embed(images), keep), expected)
+    found = sg.explain(model, images, sg.Region(2, box=BOX), methods=["ixg", "gae"])
+    assert found["gae"].scores.shape == (2, 4, 4)
+    rows = sg.verify(question, [(images, torch.tensor([1, 2]))], methods=["ixg"]).to_pandas()
+    assert rows["value"].notna().all() and set(rows["note"]) == {"attention masking"}

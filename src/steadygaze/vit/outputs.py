@@ -47,9 +47,9 @@ def check_logits(logits: Tensor, name: str) -> Tensor:
     shape = f"{name}: expected logits of shape (B, classes), got {tuple(logits.shape)}"
     if logits.dim() == 4:
         raise UnsupportedModel(
-            f"{shape}: this is a segmenter. `steadygaze stress` measures it with the suite segmentation; to "
-            f"explain the mean logits of a region: sg.adapt(model, forward=lambda m, x: m(x)[:, :, rows, "
-            f"columns].mean((2, 3)))."
+            f"{shape}: this is a segmenter. Explain one of its regions: sg.explain(model, images, "
+            f"target=sg.Region(label, point=(x, y))), or with a box or a mask. `steadygaze stress` measures "
+            f"it with the suite segmentation."
         )
     if logits.dim() != 2:
         advice = "m(x)[:, None]" if logits.dim() == 1 else "..."

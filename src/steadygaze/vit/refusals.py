@@ -93,7 +93,7 @@ KINDS = (
         "a segmenter",
         _named(r"Segmentation|models\.segmentation\.|(?i:segformer|maskformer|deeplab)"),
         "It gives a class for each pixel. `steadygaze stress` measures it with the suite segmentation; with "
-        f"a ViT as its backbone, explain the mean logits of a region: {FORWARD}.",
+        "a ViT as its backbone, explain a region: target=sg.Region(label, point=(x, y)).",
     ),
     Kind(
         "a video model",

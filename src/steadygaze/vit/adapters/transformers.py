@@ -307,12 +307,12 @@ def refuse_without_region(model: nn.Module) -> Plan:
     """Raise an error that says how to ask about a region."""
     name = type(model).__name__
     kind, target = (
-        ("boxes", "Detection('dog', box=(left, top, right, bottom))")
+        ("an object detector: it gives boxes", "Detection('dog', box=(left, top, right, bottom))")
         if name == DETECTOR
-        else ("pixels", "Region('road', point=(x, y))")
+        else ("a segmenter: it gives a class for each pixel", "Region('road', point=(x, y))")
     )
     raise UnsupportedModel(
-        f"{name} gives classes of {kind}, and none was named. Use steadygaze.explain(model, images, "
+        f"{name} is {kind}. Say which one is meant: steadygaze.explain(model, images, "
         f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify."
     )
 
