@@ -10,7 +10,11 @@ from torch import Tensor
 from steadygaze.errors import UnsupportedModel
 
 FORWARD = "sg.adapt(model, forward=lambda m, x: ...)"
-NAMED = ("logits", "image_embeds")  # image_embeds: of CLIP's image tower
+NAMED = (
+    "logits",
+    "image_embeds",
+    "out",
+)  # image_embeds: of CLIP's image tower; out: of torchvision's segmenters
 NO_LOGITS = ("pooler_output", "loss")
 
 
