@@ -32,7 +32,7 @@ class Classifier(nn.Module):
         return {"logits": self.head(tokens[:, 1:].mean(dim=1)), "tokens": tokens}
 
 
-def main(folder: Path) -> Path:
+def main(folder: Path = Path()) -> Path:
     """Explain two images of noise and write their overlays."""
     torch.manual_seed(0)
     model = Classifier(classes=3).eval()

@@ -10,7 +10,8 @@ import gradio as gr
 
 from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, PREDICTED, Events, answered, predicted
 from steadygaze.app.limits import Calls
-from steadygaze.app.prompts import FIRST_PROMPTS, needs_prompts, prompt_lines, prompted, with_prompts
+from steadygaze.app.points import FIRST_POINT, clicked, marked, needs_point, with_point
+from steadygaze.app.prompts import FIRST_PROMPTS, needs_prompts, prompt_lines, with_box, with_prompts
 from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
 from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import BadInput
@@ -29,9 +30,10 @@ TEXTS = {
 
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
-    calls, asks = Calls(viewer.limits), needs_prompts(viewer)
+    calls, asks, points = Calls(viewer.limits), needs_prompts(viewer), needs_point(viewer)
     model = viewer
-    viewer = with_prompts(model, FIRST_PROMPTS) if asks else model
+    if asks or points:
+        viewer = with_prompts(model, FIRST_PROMPTS) if asks else with_point(model, FIRST_POINT)
     events = Events(viewer)
     noun, values = NOUNS[viewer.outputs], viewer.outputs == "values"
     unit = "" if values else "Percent, "
@@ -56,6 +58,10 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                 prompts = gr.Textbox(
                     FIRST_PROMPTS, lines=3, label="Prompts", info="One class in each line", visible=asks
                 )
+                seen = gr.Image(
+                    type="pil", label="Click a pixel to ask about it", interactive=False, visible=points
+                )
+                pixel = gr.Textbox(FIRST_POINT, label="Pixel x, y", info="Of the image above", visible=points)
                 predictions = gr.Label(num_top_classes=5, label="Prediction")
                 methods = gr.Dropdown(
                     viewer.methods,
@@ -116,13 +122,17 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         settings: dict[str, Any] = {"preprocess": False, "concurrency_limit": None}  # `Calls` has the queue
 
         def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> None:
-            if asks:
-                handler, inputs = prompted(model, handler.__name__), [inputs[0], prompts, *inputs[1:]]
+            if asks or points:
+                change, box = (with_prompts, prompts) if asks else (with_point, pixel)
+                handler, inputs = with_box(model, handler.__name__, change), [inputs[0], box, *inputs[1:]]
             gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
 
         if asks:
             prompts.change(_targets, prompts, target, api_name=False)
-        on(image.change, events.load, [image], [predictions, gallery, *board_parts], api_name="load")
+        if points:
+            _listen_for_points(model, calls, image, pixel, seen, settings)
+        loads = [image.change, pixel.change] if points else image.change
+        on(loads, events.load, [image], [predictions, gallery, *board_parts], api_name="load")
         on(
             [explain.click, signed.change],
             events.explain,
@@ -137,6 +147,23 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         on(restore_all.click, events.restore_all, [image], board_parts, api_name="restore_all")
     guard(blocks, calls)
     return blocks
+
+
+def _listen_for_points(
+    model: Viewer, calls: Calls, image: Any, pixel: Any, seen: Any, settings: dict[str, Any]
+) -> None:
+    """Mark the pixel on the image that the model sees, and let a click there choose another."""
+
+    def mark(file: Any, text: Any) -> Any:
+        return marked(model, file, text)
+
+    def choose(file: Any, event: gr.SelectData) -> str:
+        return clicked(model, file, event.index)
+
+    gr.on(
+        [image.change, pixel.change], answered(calls, mark), [image, pixel], seen, api_name=False, **settings
+    )
+    gr.on(seen.select, answered(calls, choose), [image], pixel, api_name=False, **settings)
 
 
 def _targets(prompts: str) -> Any:

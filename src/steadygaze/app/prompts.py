@@ -49,16 +49,19 @@ def _with_prompts(viewer: Viewer, prompts: tuple[str, ...]) -> Viewer:
     return replace(viewer, loaded=zero_shot(viewer.loaded, prompts, "none"))
 
 
-def prompted(viewer: Viewer, name: str) -> Callable[..., Any]:
-    """An event of the page as a function of the image, the prompts and its other inputs."""
+def with_box(viewer: Viewer, name: str, change: Callable[[Viewer, Any], Viewer]) -> Callable[..., Any]:
+    """An event of the page as a function of the image, the text in a box and its other inputs.
+
+    change: gives the viewer that answers, from this one and the text
+    """
     event = getattr(Events(viewer), name)
 
-    def handler(image: Any, prompts: Any, *inputs: Any) -> Any:
-        return getattr(Events(with_prompts(viewer, prompts)), name)(image, *inputs)
+    def handler(image: Any, text: Any, *inputs: Any) -> Any:
+        return getattr(Events(change(viewer, text)), name)(image, *inputs)
 
     own = signature(event)
     image, *rest = own.parameters.values()
-    box = Parameter("prompts", Parameter.POSITIONAL_OR_KEYWORD)
+    box = Parameter("text", Parameter.POSITIONAL_OR_KEYWORD)
     handler.__name__, handler.__annotations__ = name, get_type_hints(event)
     # gradio finds by the signature where it has to pass its progress bar and the place of a click
     handler.__signature__ = own.replace(parameters=[image, box, *rest])  # type: ignore[attr-defined]

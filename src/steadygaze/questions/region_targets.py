@@ -24,6 +24,7 @@ from steadygaze.questions.regions import (
 from steadygaze.questions.segmenters import is_own
 from steadygaze.vit import ViT, adapt, unwrapped
 from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.image_features import compares_text
 
 
 def is_region(target: Any) -> bool:
@@ -63,6 +64,22 @@ def region_question(
     if not 0 <= index < classes:
         raise BadInput(f"Region: class {index} is out of range; the model has classes 0..{classes - 1}")
     return classifier, index
+
+
+def segments(model: Any) -> bool:
+    """Whether a loaded model is a segmenter: known by its class, or by its output for a blank image."""
+    module = unwrapped(model)
+    if is_own(module) or type(module).__name__.endswith("ForSemanticSegmentation"):
+        return True
+    if isinstance(module, (RegionClassifier, QueryClassifier)) or detects(module) or compares_text(module):
+        return False
+    parameter = next(module.parameters())
+    blank = torch.zeros(1, 3, *model.size, device=parameter.device, dtype=parameter.dtype)
+    try:
+        with torch.no_grad(), without_autocast(module), evaluation_mode(module):
+            return scores_of(module(blank)).dim() == 4
+    except Exception:  # whatever a model raises that takes more than images
+        return False
 
 
 def identity(classifier: RegionClassifier | QueryClassifier) -> list[str]:
