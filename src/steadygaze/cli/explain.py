@@ -32,6 +32,7 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.progress import OnProgress, Progress
+from steadygaze.questions.ask import ask
 from steadygaze.questions.text import as_classifier
 from steadygaze.runs.messages import plural
 from steadygaze.vit import ViT, adapt
@@ -80,6 +81,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             trust_remote_code=request.trust_remote_code,
         )
         loaded = as_classifier(loaded, request.words)
+        loaded = loaded if request.region is None else ask(loaded, region=request.region)
         vit = adapt(loaded)
     try:
         request.out.mkdir(parents=True, exist_ok=True)

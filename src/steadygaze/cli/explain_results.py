@@ -21,6 +21,7 @@ from steadygaze.files import write_npz, write_png
 from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
+from steadygaze.questions.regions import Region
 from steadygaze.questions.text import TextClasses
 from steadygaze.runs.messages import plural as counted
 from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
@@ -50,6 +51,7 @@ class ExplainOptions:
     task: str | None = None
     trust_remote_code: bool = False
     words: TextClasses | None = None
+    region: Region | None = None
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import model_options, split_methods, text_classes
+from steadygaze.cli.commands.parsing import model_options, parse_region, split_methods, text_classes
 from steadygaze.method_registry import DEFAULT
 
 
@@ -54,6 +54,7 @@ def explain(
     text: options.Text = None,
     class_names: options.ClassNames = None,
     template: options.Template = None,
+    region: options.Region = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     out: Annotated[
@@ -68,6 +69,7 @@ def explain(
 
     Example: steadygaze explain cat.jpg --model deit_tiny_patch16_224 --methods gae,gaze
     Example: steadygaze explain cat.jpg --model openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
+    Example: steadygaze explain street.jpg --model ./segformer --region point=120,80 --target road
     """
     from steadygaze.cli.explain import ExplainOptions, run
 
@@ -88,6 +90,7 @@ def explain(
         task=task,
         trust_remote_code=trust_remote_code,
         words=text_classes(text, class_names, template),
+        region=parse_region(region),
         device=device,
         out=out,
     )

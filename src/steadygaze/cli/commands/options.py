@@ -68,6 +68,13 @@ Template = Annotated[
         "option to average over several.",
     ),
 ]
+Region = Annotated[
+    str | None,
+    typer.Option(
+        help="For segmenters: the pixels whose class is explained, point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, "
+        "in pixels of the image as the model sees it."
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

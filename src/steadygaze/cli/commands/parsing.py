@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from steadygaze.errors import BadInput
 
 if TYPE_CHECKING:
+    from steadygaze.questions.regions import Region
     from steadygaze.questions.text import TextClasses
 
 
@@ -49,6 +50,28 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
         return None if text is None else [float(piece) for piece in text.split(",")]
     except ValueError as error:
         raise BadInput(f"expected numbers such as 0.1,0.5,0.9; got {text!r}", option=option) from error
+
+
+def parse_region(text: str | None) -> Region | None:
+    """A region of a segmentation; None stays None.
+
+    >>> parse_region("point=120,80").point
+    (120.0, 80.0)
+    """
+    if text is None:
+        return None
+    from steadygaze.questions.regions import Region
+
+    kind, _, numbers = text.partition("=")
+    try:
+        given = tuple(float(number) for number in numbers.split(","))
+    except ValueError:
+        given = ()
+    if kind == "point" and len(given) == 2:
+        return Region(point=given)
+    if kind == "box" and len(given) == 4:
+        return Region(box=given)
+    raise BadInput(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
 
 
 def model_options(

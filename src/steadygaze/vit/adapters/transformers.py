@@ -313,7 +313,8 @@ def refuse_without_region(model: nn.Module) -> Plan:
     )
     raise UnsupportedModel(
         f"{name} is {kind}. Say which one is meant: steadygaze.explain(model, images, "
-        f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify."
+        f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify"
+        f"{'' if name == DETECTOR else '; on the command line, --region point=X,Y'}."
     )
 
 
