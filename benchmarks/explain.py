@@ -19,6 +19,7 @@ import timm
 import torch
 from rich.console import Console
 from rich.table import Table
+from torchvision.transforms.v2 import Normalize
 
 import steadygaze as sg
 from benchmarks.measure import peak_memory, ratios
@@ -48,6 +49,8 @@ def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callab
         for label, names in lists().items()
     }
     runs |= {name: partial(sg.explain, vit, images, 1, name) for name in ("globenc", "alti", "transatt")}
+    wrapped = sg.adapt(torch.nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), model).eval())
+    runs["gaze, normalisation in front"] = partial(sg.explain, wrapped, images, 1, "gaze")
     return runs | peers(model, images)
 
 
