@@ -1,7 +1,6 @@
 """What users state about a model of their own: class names, image size, normalisation, arguments."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +156,3 @@ def test_folder_names_are_class_names_and_other_options_do_not_resume(
         "stress", *model, "--image-size", "64", "--suites", "occlusion", "--out", str(tmp_path / "stress")
     )
     assert kept.exit_code == 0, kept.output
-
-
-def test_the_example_of_an_own_model_runs(tmp_path: Path) -> None:
-    example = runpy.run_path(str(ROOT / "examples" / "own_model.py"))
-    assert example["main"](tmp_path).stat().st_size > 0
