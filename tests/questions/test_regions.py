@@ -1,6 +1,7 @@
 """Regions of segmenters: scores against the libraries' own, gradients, removal and masking, refusals."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import steadygaze as sg
 from benchmarks import checks, region_zoo, zoo
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.methods.sufficient import gate_gradient
 from steadygaze.questions.regions import RegionClassifier, region_weights
 from steadygaze.trace import Want, forward
 from steadygaze.vit.masking import masked_logits
@@ -308,3 +311,43 @@ def test_a_segmenter_of_one_s_own_around_a_vit() -> None:
     assert found["gae"].scores.shape == (2, 4, 4)
     rows = sg.verify(question, [(images, torch.tensor([1, 2]))], methods=["ixg"]).to_pandas()
     assert rows["value"].notna().all() and set(rows["note"]) == {"attention masking"}
+
+
+class Gates(TorchFunctionMode):
+    """Attention to patch j from every other token times m_j, and normalised again."""
+
+    def __init__(self, m: Tensor) -> None:
+        super().__init__()
+        other = 1 - torch.eye(17, dtype=torch.float64)
+        self.mask = other * F.pad(m.log(), (1, 0))[:, None, None, :]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        more = {"attn_mask": self.mask} if func is F.scaled_dot_product_attention else {}
+        return func(*args, **{**(kwargs or {}), **more})
+
+
+def test_the_gradient_of_sufficient_subsets_weighs_the_region() -> None:
+    """∂ log p / ∂m of gates that stand in every attention and in the weighted mean, by autograd."""
+    question, images = asked("Segmenter of a ViT"), images_of("Segmenter of a ViT", 1)
+    model, vit = question.model, sg.adapt(question)
+    run = forward(vit, vit.embed(images), want=Want(attention=True, norm=True))
+    found = gate_gradient(run.trace(run.logits.log_softmax(-1)[:, 2]))
+    m = torch.ones(1, 16, dtype=torch.float64, requires_grad=True)
+    with Gates(m):
+        x = vit.embed(images).detach()
+        for block in vit.blocks:
+            x = block(x)
+    scores = model.decoder(model.backbone.get_submodule(model.norm)(x[:, 1:]))
+    weights = m * region_weights(question.mask, (4, 4)).flatten()
+    y = torch.einsum("bp,bpc->bc", weights, scores) / weights.sum(1, keepdim=True)
+    (gradient,) = torch.autograd.grad(y.log_softmax(-1)[0, 2], m)
+    torch.testing.assert_close(found, -gradient)
+
+
+def test_legrad_reads_the_mean_token_of_the_region() -> None:
+    model, images = model_of("Segmenter of a ViT"), images_of("Segmenter of a ViT")
+    left, right = (
+        sg.explain(model, images, sg.Region(2, box=box), "legrad", "logit").scores
+        for box in ((0, 0, 16, 32), (16, 0, 32, 32))
+    )
+    assert not torch.allclose(left, right, rtol=0.01)

@@ -62,11 +62,12 @@ def _own(classifier: RegionClassifier) -> Plan:
 
     def head(x: Tensor, layout: Layout) -> Tensor:
         weights = region_weights(classifier.mask, layout.grid).flatten()
-        if layout.kept is None:
-            z, rows = backbone.patches(last, x, layout).flatten(1, 2), weights[None]
+        rows = weights[None] if layout.kept is None else weights.to(x.device)[layout.kept]
+        if tower.spatial is None:
+            z = norm(x)[:, tower.prefix :]
         else:
-            z, rows = x[:, tower.prefix :], weights.to(x.device)[layout.kept]
-        return weighted_mean(model.decoder(norm(z)), rows)
+            z = norm(backbone.patches(last, x, layout)).flatten(1, 2)
+        return weighted_mean(model.decoder(z), rows)
 
     kind = f"steadygaze Segmenter of a {tower.kind}"
     return replace(tower, head=head, grid=grid, kind=kind, **_common(classifier, grid, tower.input_size[0]))
