@@ -6,6 +6,7 @@ Writes own_model.png, a class-specific map for each of two images, into FOLDER (
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import timm
@@ -32,8 +33,9 @@ class Classifier(nn.Module):
         return {"logits": self.head(tokens[:, 1:].mean(dim=1)), "tokens": tokens}
 
 
-def main(folder: Path = Path()) -> Path:
-    """Explain two images of noise and write their overlays."""
+def main(folder: Path | None = None) -> Path:
+    """Explain two images of noise and write an overlay, by default into a temporary folder."""
+    folder = folder or Path(tempfile.mkdtemp())
     torch.manual_seed(0)
     model = Classifier(classes=3).eval()
     loaded = sg.load_model(
@@ -50,4 +52,4 @@ def main(folder: Path = Path()) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

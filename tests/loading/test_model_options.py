@@ -20,6 +20,7 @@ from steadygaze.loading.model_options import read_class_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("bird", "cat", "dog")
+PLAIN = {"image_size": 64, "mean": (0, 0, 0), "std": (1, 1, 1)}  # a model that normalises its images itself
 
 
 @pytest.fixture
@@ -86,21 +87,21 @@ def test_wrong_numbers_are_refused(checkpoint: Path) -> None:
         sg.load_model("vit_tiny_patch16_224", checkpoint, image_size=64, class_names=["a", "b"])
     with pytest.raises(sg.BadInput, match="three numbers"):
         sg.load_model("vit_tiny_patch16_224", checkpoint, image_size=64, mean=[0.5])
-    with pytest.raises(sg.BadInput, match="a module is built already"):
+    with pytest.raises(sg.BadInput, match="a module, which is built already"):
         sg.load_model(nn.Linear(2, 2), model_kwargs={"depth": 2})
 
 
-def test_a_module_of_ones_own_needs_an_image_size_only() -> None:
+def test_a_module_of_ones_own_needs_its_preprocessing() -> None:
     model = Lit(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=3)).eval()
     with pytest.raises(sg.BadInput, match="Give image_size="):
         sg.load_model(model)
-    loaded = sg.load_model(model, image_size=64, class_names=NAMES)
+    loaded = sg.load_model(model, **PLAIN, class_names=NAMES)
     assert loaded.size == (64, 64) and sg.explain(loaded, torch.rand(1, 3, 64, 64), method="gae").scores.any()
 
 
 def test_a_forward_of_ones_own_is_part_of_what_is_loaded() -> None:
     model = Lit(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=3)).eval()
-    loaded = sg.load_model(model, image_size=64, forward=lambda m, x: m(x).flip(1))
+    loaded = sg.load_model(model, **PLAIN, forward=lambda m, x: m(x).flip(1))
     images = torch.rand(2, 3, 64, 64)
     assert torch.allclose(sg.explain(loaded, images, method="gae").logits, model(images).flip(1))
 
@@ -156,3 +157,19 @@ def test_folder_names_are_class_names_and_other_options_do_not_resume(
         "stress", *model, "--image-size", "64", "--suites", "occlusion", "--out", str(tmp_path / "stress")
     )
     assert kept.exit_code == 0, kept.output
+
+
+def test_a_module_of_no_known_library_needs_its_normalisation_and_as_many_names_as_outputs() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5)
+    outer = torch.nn.Sequential(torch.nn.Identity(), vit)
+    assert sg.load_model(outer, **PLAIN, class_names=list("abcde")).class_names == tuple("abcde")
+    with pytest.raises(sg.BadInput, match=r"expected 5 class names.*got 1"):
+        sg.load_model(outer, **PLAIN, class_names=["a"])
+    with pytest.raises(sg.BadInput, match="mean: expected the normalisation"):
+        sg.load_model(outer, image_size=64)
+    with pytest.raises(sg.BadInput, match="std: expected the normalisation"):
+        sg.load_model(outer, image_size=64, mean=(0, 0, 0))
+    with pytest.raises(sg.BadInput, match="std: expected three numbers above 0"):
+        sg.load_model(outer, image_size=64, mean=(0, 0, 0), std=(0, 0, 0))
+    own = sg.load_model(timm.create_model("vit_base_patch16_siglip_224", img_size=64, depth=1), image_size=64)
+    assert own.mean == (0.5, 0.5, 0.5)

@@ -17,6 +17,7 @@ from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.report.stress import write_stress
 from steadygaze.robustness.vqa import normalise_answer, vqa_accuracy
 from steadygaze.runs.compare import compare
+from steadygaze.runs.stress.suites.vqa import VisualQuestions
 
 QUESTIONS = ("what is on the table ?", "is the table red ?", "what is a cup", "the red table ?")
 
@@ -106,6 +107,13 @@ def test_a_run_resumes_reports_and_compares(model_folder: Path, data: Path, tmp_
     sg.stress(str(model_folder), None, out=tmp_path / "other", **request)
     comparison = compare([tmp_path / "run"], [tmp_path / "other"])
     assert {change.quantity.name for change in comparison.changes} >= {"vqa_accuracy"}
+
+
+def test_runs_of_other_suites_have_no_table_of_questions() -> None:
+    batches = [(torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))]
+    rows = sg.stress(sg.load_model("embedded"), batches, suites=["occlusion"])
+    (card,) = rows.cards()
+    assert list(VisualQuestions([""]).tables(card)) == []
 
 
 def test_refusals_say_what_to_do(data: Path, model_folder: Path, tmp_path: Path) -> None:

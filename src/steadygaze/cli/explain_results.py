@@ -264,7 +264,7 @@ def print_results(request: ExplainOptions, loaded: LoadedModel, results: Results
 def print_predictions(results: Results, names: Sequence[str] | None, console: Console) -> None:
     """Print the three most probable classes of each image, every label above 0.5, or the values."""
     several = results.outputs == "classes"
-    headings = ("1st", "2nd", "3rd") if several else (results.outputs,)
+    headings = ("1st", "2nd", "3rd")[: results.class_count] if several else (results.outputs,)
     image = Column("image", overflow="fold")
     table = Table(image, *headings, title="predictions", title_justify="left", box=SIMPLE)
     logits = torch.from_numpy(np.concatenate(results.logits[:TABLE_ROWS])).double()

@@ -113,7 +113,10 @@ def print_models(pattern: str, json: bool, console: Console | None = None) -> No
     console.print(
         "plain: one patch grid in all layers; supports nearly every method. staged: hierarchical (or XCiT's "
         "channel attention); no method that needs global attention.\nAlso accepted: a transformers folder or "
-        "owner/name of ViT, DeiT, BEiT, Data2Vec, DINOv2, DINOv3, CLIP, MetaCLIP 2, SigLIP, I-JEPA or MSN, "
-        "and a folder written by `steadygaze train`.",
+        "owner/name of ViT, DeiT, BEiT, Data2Vec, DINOv2, DINOv3, I-JEPA, MSN, Swin, Swin V2, PVT and "
+        "PVT v2; of CLIP, MetaCLIP 2, SigLIP and SigLIP 2, also with text; of SegFormer, DPT and YOLOS, with "
+        "a region; "
+        "of ViLT, LLaVA, Qwen2.5-VL, Idefics 3 and SmolVLM in Python, with a question or prompt; "
+        "open_clip:NAME@TAG; and a folder written by `steadygaze train`.",
         highlight=False,
     )

@@ -60,7 +60,8 @@ def build_model(
         near = suggestions(name, timm.list_models())
         guess = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
         raise BadInput(
-            f"arguments, new_head: {name!r} is not a timm model{guess}, and only those can be built anew"
+            f"{name!r} is not a timm model{guess}: arguments of the constructor and a new head are for timm "
+            "models only"
         )
     if name == EMBEDDED:
         return build_embedded_model(weights, origin)

@@ -35,11 +35,14 @@ from steadygaze.loading.model_options import (
     constructor_options,
     overridden,
     read_class_names,
+    stated_preprocess,
 )
 from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm_models import imagenet_class_names
 from steadygaze.loading.transformers_models import config_class_names, read_preprocess
 from steadygaze.target import check_class_names, outputs_of_task, own_task, task_of_outputs
+from steadygaze.vit.evaluation_mode import evaluation_mode
+from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.wrappers.plan import CustomForward
 
 
@@ -82,8 +85,10 @@ def load_model(
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif isinstance(model, nn.Module):
         if model_kwargs:
-            raise BadInput("they are for models by name; a module is built already", option="model_kwargs")
-        loaded = _from_module(model, checkpoint, preprocess or overridden(None, image_size, mean, std))
+            raise BadInput(
+                "model_kwargs: expected none for a module, which is built already", option="model_kwargs"
+            )
+        loaded = _from_module(model, checkpoint, preprocess, lambda: stated_preprocess(image_size, mean, std))
     else:
         arguments = constructor_options(model, model_kwargs, image_size)
         loaded = _from_name(model, checkpoint, num_classes, arguments, trust_remote_code=trust_remote_code)
@@ -99,6 +104,8 @@ def load_model(
         loaded = replace(loaded, class_names=names)
     if forward is not None:
         loaded = replace(loaded, model=CustomForward(loaded.model, forward))
+    if class_names is not None:
+        _check_number_of_names(loaded)
     given = None if task is None else task_of_outputs(outputs_of_task(task))
     task = given or loaded.task or own_task(loaded.model)
     return loaded if task == loaded.task else replace(loaded, task=task)
@@ -185,16 +192,37 @@ def _build_with_weights(
     )
 
 
+def _check_number_of_names(loaded: LoadedModel) -> None:
+    """`BadInput` unless there are as many names as outputs for a blank image; nothing if it cannot run."""
+    parameter = next(loaded.model.parameters(), torch.zeros(0))
+    image = torch.zeros(1, 3, *loaded.size, device=parameter.device, dtype=parameter.dtype)
+    try:
+        with torch.no_grad(), evaluation_mode(loaded.model):
+            outputs = logits_of(loaded.model(image))
+    except Exception:  # such as a model that needs text beside the image
+        return
+    if outputs.dim() == 2 and loaded.class_names and outputs.shape[1] != len(loaded.class_names):
+        raise BadInput(
+            f"expected {outputs.shape[1]} class names, as many as {type(loaded.model).__name__} has outputs, "
+            f"got {len(loaded.class_names)}",
+            option="class_names",
+        )
+
+
 def _from_module(
-    module: nn.Module, checkpoint: str | Path | None, given: LoadedModel | Preprocess | None
+    module: nn.Module,
+    checkpoint: str | Path | None,
+    given: LoadedModel | Preprocess | None,
+    stated: Callable[[], Preprocess | None] = lambda: None,
 ) -> LoadedModel:
+    """stated: the preprocessing that the user states piece by piece, asked if the module has none."""
     if checkpoint is not None:
         fit(module, read_weights(checkpoint), str(checkpoint))
     name, source, preprocess, class_names = _identify(module)
     if isinstance(given, LoadedModel):
         loaded = given
     else:
-        preprocess = given or preprocess
+        preprocess = given or preprocess or stated()
         if preprocess is None:
             raise BadInput(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +75,36 @@ def overridden(
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
 ) -> Preprocess | None:
-    """The preprocessing with what was stated; None if neither it nor an image size is known."""
+    """The preprocessing with what was stated; None if it is not known."""
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and len(values) != 3:
             raise BadInput(f"expected three numbers, one for each channel, got {list(values)}", option=name)
+        if values is not None and not all(isfinite(v) and (name == "mean" or v > 0) for v in values):
+            kind = "numbers" if name == "mean" else "numbers above 0"
+            raise BadInput(f"{name}: expected three {kind}, got {list(values)}", option=name)
     size = None if image_size is None else image_size_pair(image_size)
     given = {name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
-    if preprocess is None and size is not None:
-        preprocess = Preprocess.resize_and_crop(size)
-    elif preprocess is not None and size is not None and size != preprocess.size:
+    if preprocess is not None and size is not None and size != preprocess.size:
         preprocess = preprocess.override(size=size)
     if preprocess is None or not given:
         return preprocess
     return Preprocess({**preprocess.config, **given})
+
+
+def stated_preprocess(
+    image_size: ImageSize | None, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Preprocess | None:
+    """Of a model whose library describes none; None if no image size is stated."""
+    if image_size is None:
+        return None
+    for name, values in (("mean", mean), ("std", std)):
+        if values is None:
+            raise BadInput(
+                f"{name}: expected the normalisation of the model's images, which it does not carry. If it "
+                "normalises them itself, mean=(0, 0, 0) and std=(1, 1, 1)",
+                option=name,
+            )
+    return overridden(Preprocess.resize_and_crop(image_size_pair(image_size)), None, mean, std)
 
 
 def constructor_options(

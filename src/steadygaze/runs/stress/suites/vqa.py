@@ -158,6 +158,8 @@ class VisualQuestions(Suite):
             yield Score(whole, RETENTION, mean / clean, images, note, headline=True)
 
     def tables(self, card: Card) -> Iterator[Table]:
+        if not card.measured_settings(self.name, ACCURACY.name, self.name):
+            return
         settings = by_corruption(card, self.name, self.name, ACCURACY)
         severities, rows = severities_of(settings), []
         for name, levels in settings.items():
