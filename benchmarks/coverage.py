@@ -207,7 +207,7 @@ def markdown(rows: list[Row]) -> str:
     for what, title in (("failed", "Methods that fail"), ("refused", "Unsupported methods and the reasons")):
         listed = reasons(rows, what)
         if listed:
-            lines += ["", f"## {title}", "", "| reason | methods | models |", "| --- | --- | --- |"]
+            lines += ["", f"### {title}", "", "| reason | methods | models |", "| --- | --- | --- |"]
         for reason, methods, models in listed:
             named = ", ".join(f"`{m}`" for m in methods)
             lines.append(
