@@ -146,24 +146,10 @@ def qwen() -> tuple[Any, Any]:
     return randomised(tr.Qwen2_5_VLForConditionalGeneration(config)), processor
 
 
-def idefics() -> tuple[Any, Any]:
-    """(Idefics3ForConditionalGeneration, processor): four patches become one token."""
-    config = tr.Idefics3Config(
-        vision_config=VISION,
-        text_config=tr.LlamaConfig(**TEXT),
-        image_token_id=WORDS.index("<image>"),
-        scale_factor=2,
-    )
-    tokenizer = word_tokenizer("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
-    images = tr.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 56})
-    return randomised(tr.Idefics3ForConditionalGeneration(config)), tr.Idefics3Processor(
-        images, tokenizer, image_seq_len=4
-    )
-
-
-def smolvlm() -> tuple[Any, Any]:
-    """(SmolVLMForConditionalGeneration, processor); its own processor needs the package num2words."""
-    config = tr.SmolVLMConfig(
+def one_tile(kind: str) -> tuple[Any, Any]:
+    """(Idefics 3 or SmolVLM, processor): four patches become one token. Both with the processor of Idefics 3:
+    that of SmolVLM needs the package num2words."""
+    config = getattr(tr, f"{kind}Config")(
         vision_config=VISION,
         text_config=tr.LlamaConfig(**TEXT),
         image_token_id=WORDS.index("<image>"),
@@ -172,14 +158,14 @@ def smolvlm() -> tuple[Any, Any]:
     tokenizer = word_tokenizer("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
     images = tr.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 56})
     processor = tr.Idefics3Processor(images, tokenizer, image_seq_len=4)
-    return randomised(tr.SmolVLMForConditionalGeneration(config)), processor
+    return randomised(getattr(tr, f"{kind}ForConditionalGeneration")(config)), processor
 
 
 GENERATIVE: dict[str, Callable[[], tuple[Any, Any]]] = {
     "LLaVA": llava,
     "Qwen2.5-VL": qwen,
-    "Idefics 3": idefics,
-    "SmolVLM": smolvlm,
+    "Idefics 3": partial(one_tile, "Idefics3"),
+    "SmolVLM": partial(one_tile, "SmolVLM"),
 }
 
 

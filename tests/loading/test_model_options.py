@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -173,3 +174,14 @@ def test_a_module_of_no_known_library_needs_its_normalisation_and_as_many_names_
         sg.load_model(outer, image_size=64, mean=(0, 0, 0), std=(0, 0, 0))
     own = sg.load_model(timm.create_model("vit_base_patch16_siglip_224", img_size=64, depth=1), image_size=64)
     assert own.mean == (0.5, 0.5, 0.5)
+
+
+def test_a_transformers_folder_without_an_image_processor_takes_what_is_stated(tmp_path: Path) -> None:
+    size = {"image_size": 32, "patch_size": 8, "hidden_size": 24, "intermediate_size": 24}
+    config = transformers.ViTConfig(**size, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(sg.errors.BadCheckpoint, match="Give image_size, mean and std"):
+        sg.load_model(str(tmp_path))
+    loaded = sg.load_model(str(tmp_path), image_size=32, mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert loaded.size == (32, 32) and loaded.std == (0.25,) * 3
+    assert sg.load_model(str(tmp_path), preprocess=loaded.preprocess).preprocess == loaded.preprocess

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName, suggestions
 from steadygaze.loading.checkpoint import Weights
 from steadygaze.loading.embedded import EMBEDDED, build_embedded_model
@@ -30,6 +31,7 @@ def build_model(
     arguments: Mapping[str, Any] | None = None,
     new_head: bool = False,
     trust_remote_code: bool = False,
+    fallback: Preprocess | None = None,
 ) -> BuiltModel:
     """The model of that name (see the table in `load`), on the CPU.
 
@@ -39,6 +41,7 @@ def build_model(
     arguments: for timm's constructor, such as depth=6
     new_head: keep the classifier at its random initialisation and load all other weights
     trust_remote_code: execute code that a transformers folder or repository brings along
+    fallback: preprocessing of a transformers folder that has no image processor
 
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.
     """
@@ -71,7 +74,7 @@ def build_model(
         return build_open_clip_model(name.removeprefix(OPEN_CLIP_PREFIX), weights, origin)
     if "/" in name or Path(name).is_dir():
         return build_transformers_model(
-            name, weights, origin, num_classes, trust_remote_code=trust_remote_code
+            name, weights, origin, num_classes, trust_remote_code=trust_remote_code, fallback=fallback
         )
     raise _unknown(name)
 

@@ -91,7 +91,15 @@ def load_model(
         loaded = _from_module(model, checkpoint, preprocess, lambda: stated_preprocess(image_size, mean, std))
     else:
         arguments = constructor_options(model, model_kwargs, image_size)
-        loaded = _from_name(model, checkpoint, num_classes, arguments, trust_remote_code=trust_remote_code)
+        complete = None not in (image_size, mean, std)
+        loaded = _from_name(
+            model,
+            checkpoint,
+            num_classes,
+            arguments,
+            trust_remote_code=trust_remote_code,
+            fallback=preprocess or (stated_preprocess(image_size, mean, std) if complete else None),
+        )
     if device is not None:
         loaded = replace(loaded, model=_moved(loaded.model, device))
     stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
@@ -118,6 +126,7 @@ def _from_name(
     arguments: Mapping[str, Any],
     *,
     trust_remote_code: bool,
+    fallback: Preprocess | None,
 ) -> LoadedModel:
     run = run_weights(name) if checkpoint is None else None
     checkpoint = run or checkpoint
@@ -129,6 +138,7 @@ def _from_name(
             arguments,
             from_run=run is not None,
             trust_remote_code=trust_remote_code,
+            fallback=fallback,
         )
     module = built.model.eval()
     origin = None if checkpoint is None else str(checkpoint)
@@ -152,13 +162,20 @@ def _build(
     *,
     from_run: bool,
     trust_remote_code: bool,
+    fallback: Preprocess | None,
 ) -> BuiltModel:
     if checkpoint is None:
         return build_model(
-            name, num_classes=num_classes, arguments=arguments, trust_remote_code=trust_remote_code
+            name,
+            num_classes=num_classes,
+            arguments=arguments,
+            trust_remote_code=trust_remote_code,
+            fallback=fallback,
         )
     try:
-        return _build_with_weights(name, checkpoint, num_classes, arguments, from_run, trust_remote_code)
+        return _build_with_weights(
+            name, checkpoint, num_classes, arguments, from_run, trust_remote_code, fallback
+        )
     except SteadygazeError:
         raise
     except Exception as error:  # whatever the libraries raise about a file that nobody has checked
@@ -173,6 +190,7 @@ def _build_with_weights(
     arguments: Mapping[str, Any],
     from_run: bool,
     trust_remote_code: bool,
+    fallback: Preprocess | None,
 ) -> BuiltModel:
     description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
     if description is not None and (from_run or description["model"] == name):
@@ -189,6 +207,7 @@ def _build_with_weights(
         num_classes=num_classes,
         arguments=arguments,
         trust_remote_code=trust_remote_code,
+        fallback=fallback,
     )
 
 

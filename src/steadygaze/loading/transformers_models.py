@@ -42,6 +42,7 @@ def build_transformers_model(
     num_classes: int | None = None,
     *,
     trust_remote_code: bool = False,
+    fallback: Preprocess | None = None,
 ) -> BuiltModel:
     """See `build_model`."""
     try:
@@ -50,7 +51,7 @@ def build_transformers_model(
         raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     trust = {"trust_remote_code": trust_remote_code}
     with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
-        preprocess = read_preprocess(name, trust_remote_code=trust_remote_code)
+        preprocess = read_preprocess(name, trust_remote_code=trust_remote_code, fallback=fallback)
         config = AutoConfig.from_pretrained(name, **trust)
         _check_kernel(config, name, trust_remote_code)
         auto, kind = _auto_class(config)
@@ -214,8 +215,10 @@ def _needs_code(name: str, reason: str) -> BadCheckpoint:
     )
 
 
-def read_preprocess(name: str, *, trust_remote_code: bool = False) -> Preprocess:
-    """From the image processor of a folder or of a repository on the hub."""
+def read_preprocess(
+    name: str, *, trust_remote_code: bool = False, fallback: Preprocess | None = None
+) -> Preprocess:
+    """From the image processor of a folder or of a repository on the hub. fallback: for a folder without."""
     from transformers import AutoImageProcessor
 
     try:
@@ -224,9 +227,11 @@ def read_preprocess(name: str, *, trust_remote_code: bool = False) -> Preprocess
     except OSError as error:
         if not (Path(name) / "config.json").is_file():
             raise
+        if fallback is not None:
+            return fallback
         raise BadCheckpoint(
             f"{name} has no preprocessor_config.json: how its images are preprocessed is not known. "
-            "Save the image processor into it too, for example "
+            "Give image_size, mean and std, or save the image processor into it too, for example "
             "ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
         ) from error
 
