@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -23,64 +23,81 @@ PREFETCHED = 4  # jobs that each worker process loads ahead
 
 
 def load_ahead(
-    load: Callable[[J], T], jobs: Sequence[J], num_workers: int = 0, *, processes: bool = False
-) -> Iterator[T]:
-    """`load(job)` of every job, in order.
+    load: Callable[[J], T], jobs: Iterable[J], num_workers: int = 0, *, processes: bool = False
+) -> Iterator[tuple[J, T]]:
+    """Every job with `load(job)`, in order.
 
+    jobs: an iterator is read a few jobs ahead, and not before worker processes have started
     num_workers: threads or worker processes that load ahead; 0: each job is loaded when its turn comes
     """
-    if not jobs:
+    if isinstance(jobs, Sequence) and not jobs:
         return
     if not num_workers:
-        yield from map(load, jobs)
+        yield from ((job, load(job)) for job in jobs)
     elif processes:
         yield from _in_processes(load, jobs, num_workers)
     else:
         yield from _in_threads(load, jobs, num_workers)
 
 
-def _in_threads(load: Callable[[J], T], jobs: Sequence[J], num_workers: int) -> Iterator[T]:
+def _in_threads(load: Callable[[J], T], jobs: Iterable[J], num_workers: int) -> Iterator[tuple[J, T]]:
     pool = ThreadPoolExecutor(num_workers)
-    waiting: deque[Future[T]] = deque()
+    waiting: deque[tuple[J, Future[T]]] = deque()
     try:
         for job in jobs:
-            waiting.append(pool.submit(load, job))
+            waiting.append((job, pool.submit(load, job)))
             if len(waiting) > num_workers:
-                yield waiting.popleft().result()
+                first, loaded = waiting.popleft()
+                yield first, loaded.result()
         while waiting:
-            yield waiting.popleft().result()
+            first, loaded = waiting.popleft()
+            yield first, loaded.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 class _Jobs(Dataset[Any], Generic[J, T]):
-    """The jobs as a torch data set. Errors are returned, to be raised without the worker's traceback text."""
+    """The jobs as a torch data set. Errors are returned, to be raised without the worker's traceback text.
 
-    def __init__(self, load: Callable[[J], T], jobs: Sequence[J]) -> None:
+    jobs: a list, which workers inherit, so that an index selects a job. Without one, a job is its own index.
+    """
+
+    def __init__(self, load: Callable[[J], T], jobs: Sequence[J] | None) -> None:
         self.load, self.jobs = load, jobs
 
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def __getitem__(self, index: int) -> T | SteadygazeError:
+    def __getitem__(self, index: Any) -> T | SteadygazeError:
         try:
-            return self.load(self.jobs[index])
+            return self.load(index if self.jobs is None else self.jobs[index])
         except SteadygazeError as error:
             return error
+
+
+class _Indices:
+    """What selects each job in a worker; the jobs themselves are remembered in `sent`."""
+
+    def __init__(self, jobs: Iterable[Any], sent: deque[Any]) -> None:
+        self.jobs, self.sent = jobs, sent
+
+    def __iter__(self) -> Iterator[Any]:
+        listed = isinstance(self.jobs, Sequence)
+        for index, job in enumerate(self.jobs):
+            self.sent.append(job)
+            yield index if listed else job
 
 
 def _unchanged(loaded: Any) -> Any:
     return loaded
 
 
-def _in_processes(load: Callable[[J], T], jobs: Sequence[J], num_workers: int) -> Iterator[T]:
+def _in_processes(load: Callable[[J], T], jobs: Iterable[J], num_workers: int) -> Iterator[tuple[J, T]]:
     options: dict[str, Any] = {"generator": torch.Generator()}  # the global random state stays as it was
     if sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods():
         options["multiprocessing_context"] = "fork"  # starts at once; the workers use no GPU
+    sent: deque[J] = deque()
     loader = DataLoader(
-        _Jobs(load, jobs),
+        _Jobs(load, jobs if isinstance(jobs, Sequence) else None),
         batch_size=None,
-        shuffle=False,
+        sampler=_Indices(jobs, sent),
         num_workers=num_workers,
         collate_fn=_unchanged,
         prefetch_factor=PREFETCHED,
@@ -89,7 +106,7 @@ def _in_processes(load: Callable[[J], T], jobs: Sequence[J], num_workers: int) -
     for loaded in loader:
         if isinstance(loaded, SteadygazeError):
             raise loaded
-        yield loaded
+        yield sent.popleft(), loaded
 
 
 def default_num_workers(device: torch.device) -> int:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -28,6 +29,7 @@ from steadygaze.runs.store import Done, Store, make_folder, prepare
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+CHECKED = 4  # jobs of an iterator that are compared with what is on disk at a time
 READERS = 8  # threads that read files to check their content
 NAMED = 5  # replaced images that a warning names
 
@@ -155,6 +157,7 @@ class Run:
         self._lock: FileLock | None = None
         self._store: Store | None = None
         self._prepared: dict[int, Job] = {}  # required jobs that are done, by id
+        self._readable: dict[str, bool] = {}  # images that were unreadable in an earlier run, tried again
         self._retried: set[str] = set()  # images that were unreadable in an earlier run and can be read now
 
     def __enter__(self) -> Run:
@@ -200,7 +203,7 @@ class Run:
 
     def execute(
         self,
-        jobs: Sequence[J],
+        jobs: Iterable[J],
         loader: Loader[J, T],
         compute: Compute[J, T],
         *,
@@ -209,21 +212,18 @@ class Run:
     ) -> None:
         """Compute what is missing of this process's jobs.
 
+        jobs: a list, or an iterator that is read as the run proceeds, ahead of the model by a few jobs
         num_workers: threads, or with `processes` worker processes, that load images ahead of the model
         """
-        own = [job for job in jobs if self.world.owns(job.batch)]
-        self._forget_replaced(own, loader)
-        pending = self._pending(own, loader)
-        required = [job for job in _required(pending) if id(job) not in self._prepared]
-        todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
-        new = [job for job in _required(own) if id(job) not in self._prepared]
-        skipped = _size(new) + _size(own) - _size(todo)
-        self._resumed += skipped
-        self._report(skipped)
+        todo: Iterable[J]
+        if isinstance(jobs, Sequence):
+            todo = self._todo(jobs, loader)
+        else:
+            ahead = iter(jobs)
+            groups = iter(lambda: list(islice(ahead, CHECKED)), [])
+            todo = (job for group in groups for job in self._todo(group, loader))
         clock = time.perf_counter()
-        for job, inputs in zip(
-            todo, load_ahead(loader.load, todo, num_workers, processes=processes), strict=True
-        ):
+        for job, inputs in load_ahead(loader.load, todo, num_workers, processes=processes):
             began = time.perf_counter()
             self.pace.waiting += began - clock
             rows = self._unreadable_rows(inputs)
@@ -233,28 +233,43 @@ class Run:
             self.pace.model += clock - began
             self._append(rows)
             self._report(job.size)
+
+    def _todo(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
+        """The jobs of this process that have rows to compute, after the jobs that they require."""
+        own = [job for job in jobs if self.world.owns(job.batch)]
+        self._forget_replaced(own, loader)
+        pending = self._pending(own, loader)
+        required = [job for job in _required(pending) if id(job) not in self._prepared]
+        todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
+        new = [job for job in _required(own) if id(job) not in self._prepared]
+        skipped = _size(new) + _size(own) - _size(todo)
+        self._resumed += skipped
+        self._report(skipped)
         self._prepared |= {id(job): job for job in new}
+        return todo
 
     def _pending(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs with an image that lacks rows; an image that was unreadable counts if it can be read
         now.
         """
-        readable: dict[str, bool] = {}
+        readable = self._readable
 
         def wanted(job: J, image: str) -> bool:
             if not self.done.lacks(image, job.keys):
                 return False
             if image in self.done.unreadable and image not in readable:
                 readable[image] = loader.readable(job, image)
+                if readable[image]:
+                    self._retried.add(image)
             return readable.get(image, True)
 
-        pending = [job for job in jobs if sum(wanted(job, image) for image in job.images)]
-        self._retried |= {image for image, can_be_read in readable.items() if can_be_read}
-        return pending
+        return [job for job in jobs if sum(wanted(job, image) for image in job.images)]
 
     def _forget_replaced(self, jobs: Sequence[J], loader: Loader[J, T]) -> None:
         """Recompute images whose content is not that of their rows."""
         computed = {image: job for job in jobs for image in job.images if image in self.done.content}
+        if not computed:
+            return
 
         def current(image: str) -> str:
             try:
