@@ -38,12 +38,7 @@ KEYS, OWN_PART, BEST = 0.4, 0.35, 0.7
 
 def taken(trace: Trace, layer: int) -> Float[Tensor, "b p"]:
     """q^l_j."""
-    a, g = trace.attention(layer)
-    product = a * g
-    mean = product.sum(-1)  # Σ_k A_ik G_ik
-    own = (product.diagonal(dim1=-2, dim2=-1) - a.diagonal(dim1=-2, dim2=-1) * mean).sum(1)
-    every = product.sum((1, 2)) - torch.einsum("bhi,bhij->bj", mean, a)
-    return (every - own)[:, trace.vit.prefix :]
+    return trace.key_effects(layer)[:, trace.vit.prefix :]
 
 
 def pooled(trace: Trace) -> Float[Tensor, "b p"]:
@@ -59,7 +54,7 @@ def pooled(trace: Trace) -> Float[Tensor, "b p"]:
     aggregator="plus",
     freeze=0.75,
     score="log_odds",
-    needs={"attention": True},
+    needs={"keys": True},
 )
 def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """First-order loss when a patch is removed: what it sends (gaze) and what other tokens take from it.
@@ -93,7 +88,7 @@ def sent(trace: Trace) -> Float[Tensor, "b p"]:
 
 def _evidence(query: Query, tokens: Tensor) -> Float[Tensor, "b p"]:
     """F of the patches in `tokens`."""
-    run = forward(query.vit, tokens, rules=query.rules, want=Want(attention=True))
+    run = forward(query.vit, tokens, rules=query.rules, want=Want(keys=True))
     trace = run.trace(query.value(run.logits))
     keys = torch.stack([taken(trace, l) for l in range(trace.depth)]).sum(0)
     return z(z(sent(trace)) + KEYS * z(keys))

@@ -53,10 +53,11 @@ class Forward:
         inputs = list(self.hidden[self.start :]) if self.want.hidden else []
         attention = [a.a for r in self.records for a in r.attention if a.a.requires_grad]
         outputs = [a.out for r in self.records for a in r.attention if self.want.query and a.out is not None]
+        keys = [weights for r in self.records for weights in r.keys]
         norms = [y for r in self.records for y in r.norms if y.requires_grad]
         terms = [y for r in self.records for y, *_ in (*r.terms, *r.rest) if y.requires_grad]
         everything = list(
-            {id(t): t for t in [self.logits, *inputs, *attention, *outputs, *norms, *terms]}.values()
+            {id(t): t for t in [self.logits, *inputs, *attention, *outputs, *keys, *norms, *terms]}.values()
         )
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
         return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
@@ -115,6 +116,19 @@ class Trace:
         """(A^l, ∂T/∂A^l)."""
         seen = [self.grad(a.a) for a in self.run.records[layer].attention]
         return self.weights(layer), seen[0] if len(seen) == 1 else torch.cat(seen, 1)
+
+    def key_effects(self, layer: int) -> Float[Tensor, "b n"]:
+        """Σ_h Σ_{i≠j} ∂T/∂S^l_hij of every token j, S the attention logits: what others take from it."""
+        total = self.logits.new_zeros(())
+        for weights in self.run.records[layer].keys:
+            total = total + self.grad(weights)
+        for attention in self.run.records[layer].attention:
+            a, g = self.seen(attention), self.grad(attention.a)
+            product = a * g
+            mean = product.sum(-1)  # Σ_k A_ik G_ik
+            own = (product.diagonal(dim1=-2, dim2=-1) - a.diagonal(dim1=-2, dim2=-1) * mean).sum(1)
+            total = total + product.sum((1, 2)) - torch.einsum("bhi,bhij->bj", mean, a) - own
+        return total
 
     def mixing(self, layer: int) -> Attention:
         """The one attention of block l with v and A·v."""
@@ -239,7 +253,8 @@ def forward(
 
 def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
     """Raise an error if the attention of a block was not seen, but is read or held constant."""
-    read, empty = want.attention or want.value, next(vit.blocks[layer].module.parameters(), None) is None
+    read = want.attention or want.value or want.keys
+    empty = next(vit.blocks[layer].module.parameters(), None) is None
     if not vit.plan.global_attention or not (read or rules.attention != 1 or want.implicit):
         return
     if read and empty:

@@ -14,11 +14,17 @@ class Want:
 
     hidden: bool = True  # gradients with respect to the hidden states
     attention: bool = False  # attention weights A of every block, as tensors of the graph
+    keys: bool = False  # the effect of each key on all other tokens, without A in the graph where possible
     value: bool = False  # the values v and A·v too
     query: bool = False  # queries and keys too, and gradients with respect to A·v
     bias: bool = False  # outputs of biased maps, for FullGrad
     implicit: bool = False  # outputs of nonlinear maps with their offsets f(x) − J·x
     norm: bool = False  # outputs of norms
+
+    @property
+    def weights(self) -> bool:
+        """Whether A has to be written out as a tensor."""
+        return self.attention or self.value or self.query or self.implicit
 
     def __or__(self, other: Want) -> Want:
         """Everything that either of the two wants."""
@@ -58,6 +64,7 @@ class Record:
     """What one block, or the head, left behind."""
 
     attention: list[Attention] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)  # ones (b, keys) whose gradient is the effect of a key
     terms: list[Term] = field(default_factory=list)
     rest: list[Term] = field(default_factory=list)  # terms at the tokens of the block's output: see `offsets`
     norms: list[Tensor] = field(default_factory=list)

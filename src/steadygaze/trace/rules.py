@@ -135,26 +135,64 @@ class _HeldSlope(torch.autograd.Function):
         return t * slope
 
 
-def held_attention(
-    sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+def scaled_attention(
+    sdpa: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    rules: Rules,
+    key_weights: Tensor | None = None,
 ) -> Tensor:
-    """A·v by the fused kernel, with A held constant; the backward pass recomputes A."""
-    return _HeldAttention.apply(sdpa, q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+    """A·v by the fused kernel, under the rules of attention and value; the backward pass recomputes A.
+
+    key_weights: ones (b, keys) that require a gradient. Theirs is Σ_h Σ_{i≠j} ∂T/∂S_hij, the effect of key j
+        on all other tokens: S + log w enters the softmax, but for a token's own key
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _ScaledAttention.apply(sdpa, q, k, v, key_weights, mask, scale, rules.attention, rules.value)
 
 
-class _HeldAttention(torch.autograd.Function):
+class _ScaledAttention(torch.autograd.Function):
+    """Without N x N tensors in the graph: memory does not grow with depth x N²."""
+
     @staticmethod
     def forward(
-        ctx: Any, sdpa: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+        ctx: Any,
+        sdpa: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_weights: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        to_logits: float,
+        to_value: float,
     ) -> Tensor:
-        ctx.save_for_backward(q, k, mask)
-        ctx.scale = scale
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale, ctx.to_logits, ctx.to_value = scale, to_logits, to_value
         return sdpa(q, k, v, attn_mask=mask, scale=scale)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor, None, None]:
-        q, k, mask = ctx.saved_tensors
-        logits = (q * ctx.scale) @ k.transpose(-2, -1)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask = ctx.saved_tensors
+        _, needs_q, needs_k, needs_v, needs_keys, *_ = ctx.needs_input_grad
+        scaled = q * ctx.scale
+        logits = scaled @ k.transpose(-2, -1)
         if mask is not None:
             logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
-        return None, None, None, logits.softmax(-1).transpose(-2, -1) @ g, None, None
+        a = logits.softmax(-1)
+        dq = dk = dv = keys = None
+        if needs_v:
+            dv = a.transpose(-2, -1) @ (g * ctx.to_value if ctx.to_value != 1.0 else g)
+        through_logits = ctx.to_logits != 0.0 and (needs_q or needs_k)
+        if through_logits or needs_keys:
+            ds = a * (g @ v.transpose(-2, -1))  # A ⊙ G
+            ds = ds - a * ds.sum(-1, keepdim=True)  # ∂T/∂S
+            if needs_keys:
+                keys = ds.sum((1, 2)) - ds.diagonal(dim1=-2, dim2=-1).sum(1)
+            if through_logits:
+                dq = (ds @ k) * (ctx.scale * ctx.to_logits)
+                dk = ds.transpose(-2, -1) @ (scaled * ctx.to_logits)
+        return None, dq, dk, dv, keys, None, None, None, None

@@ -34,11 +34,11 @@ from steadygaze.trace.record import Attention, Record, Term, Want
 from steadygaze.trace.rules import (
     PLAIN,
     Rules,
-    held_attention,
     held_layer_norm,
     held_rms_norm,
     held_slope,
     scale_grad,
+    scaled_attention,
 )
 
 TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_", "factors_")
@@ -129,21 +129,14 @@ class Seam(Interception):
     ) -> Tensor:
         """Fused attention; written out where the weights are wanted."""
         want, rules, self.met = self.want, self.rules, True
-        if not (want.attention or want.value or want.query or want.implicit):
-            held = rules.attention == 0.0 and rules.value == 1.0 and v.requires_grad
-            if held and not (dropout_p or is_causal or enable_gqa):
-                return held_attention(func, q, k, v, attn_mask, scale)
+        simple = v.requires_grad and v.dim() == 4 and not (dropout_p or is_causal or enable_gqa)
+        scaled = (rules.attention, rules.value) != (1.0, 1.0)
+        if simple and not want.weights and (want.keys or scaled):
+            return scaled_attention(func, q, k, v, attn_mask, scale, rules, self.key_weights(k))
+        if not (want.weights or want.keys):
             q, k = (scale_grad(t, rules.attention) for t in (q, k))
-            return func(
-                q,
-                k,
-                scale_grad(v, rules.value),
-                attn_mask=attn_mask,
-                dropout_p=dropout_p,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
+            options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return func(q, k, scale_grad(v, rules.value), **options, enable_gqa=enable_gqa)
         if enable_gqa and q.shape[-3] != k.shape[-3]:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
         raw = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
@@ -161,10 +154,18 @@ class Seam(Interception):
             return out
         return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
 
+    def key_weights(self, k: Tensor) -> Tensor | None:
+        """Ones (b, keys) whose gradient is the effect of each key, if that is wanted."""
+        if not self.want.keys:
+            return None
+        weights = torch.ones(k.shape[0], k.shape[-2], dtype=k.dtype, device=k.device, requires_grad=True)
+        self.record.keys.append(weights)
+        return weights
+
     def weights(self, a: Tensor) -> Tensor:
         """A with its gradient scaled by the rules. Wholly frozen, it becomes a leaf, so that ∂y/∂A exists."""
         a = scale_grad(a, self.rules.attention)
-        if not a.requires_grad and torch.is_grad_enabled() and self.want.attention:
+        if not a.requires_grad and torch.is_grad_enabled() and (self.want.attention or self.want.keys):
             a = a.detach().requires_grad_()
         return a
 
@@ -177,7 +178,7 @@ class Seam(Interception):
             return y
         y, self.met = self.weights(y), True
         self.pending = Attention(y)
-        if self.want.attention or self.want.value or self.want.query or self.want.implicit:
+        if self.want.weights or self.want.keys:
             self.pending.q, self.pending.k = getattr(x, "factors_", (None, None))
             self.record.attention.append(self.pending)
         return self.tag(y, attention_=self.pending, product_=getattr(x, "product_", (x, 2)))

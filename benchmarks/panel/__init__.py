@@ -1,0 +1,72 @@
+"""A panel of trained classifiers that differ in what matters to an explanation: methods are chosen on all.
+
+| model                  | pooling          | positions | other                              | trained on  |
+| deit_tiny              | class token      | learnt    | no patch dropout                   | ImageNet-1k |
+| embedded               | class token      | learnt    | patch dropout in the first half    | CIFAR-10    |
+| cifar10-average-pool   | mean of patches  | learnt    | no patch dropout                   | CIFAR-10    |
+| cifar10-registers      | class token      | learnt    | four registers, patch dropout 0.5  | CIFAR-10    |
+| cifar10-rotary         | class token      | rotary    | SwiGLU (EVA-02), patch dropout 0.5 | CIFAR-10    |
+| cifar10-attention-pool | attention pool   | learnt    | LayerScale, patch dropout 0.5      | CIFAR-10    |
+
+A folder of this package holds the float16 weights of one model, the recipe that made it (train.json, which
+`steadygaze train NAME` of the shipped recipe of that name writes) and the log of its training; it is a name
+for `load_model`. DeiT-Tiny's weights are not included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import steadygaze as sg
+
+FOLDER = Path(__file__).parent
+DEIT = "deit_tiny_patch16_224"
+
+
+@dataclass(frozen=True)
+class PanelModel:
+    """A model of the panel.
+
+    data: the data set it is measured on, "cifar10" or "imagenet"
+    removable: whether its patches can be removed; otherwise they are hidden from attention
+    """
+
+    name: str
+    data: str
+    removable: bool = True
+
+    def load(self, weights: Path | None) -> sg.LoadedModel:
+        """weights: the file of DeiT-Tiny's weights."""
+        if self.name == "deit_tiny":
+            return sg.load_model(DEIT, checkpoint=weights)
+        return sg.load_model("embedded" if self.name == "embedded" else str(FOLDER / self.name))
+
+
+def panel() -> dict[str, PanelModel]:
+    """All models by name: DeiT-Tiny, the embedded one, and those with a folder here."""
+    trained = sorted(path.parent.name for path in FOLDER.glob("*/train.json"))
+    models = [PanelModel("deit_tiny", "imagenet"), PanelModel("embedded", "cifar10")]
+    models += [PanelModel(name, "cifar10", removable="swin" not in name) for name in trained]
+    return {model.name: model for model in models}
+
+
+@contextmanager
+def selection(folder: Path, per_class: int, offset: int, limit: int | None = None) -> Iterator[Path]:
+    """A folder of links to some images of each class of `folder`, those at places offset, offset + 1, ... by
+    name. limit: at most this many classes, evenly spaced."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    if limit is not None and limit < len(classes):
+        classes = [classes[i * len(classes) // limit] for i in range(limit)]
+    with TemporaryDirectory() as temporary:
+        root = Path(temporary) / folder.name
+        for source in classes:
+            target = root / source.name
+            target.mkdir(parents=True)
+            files = sorted(path for path in source.iterdir() if path.is_file())
+            for file in files[offset : offset + per_class]:
+                (target / file.name).symlink_to(file.resolve())
+        yield root

@@ -1,0 +1,102 @@
+"""The panel's tables, from rows: scores of each model, means over models, differences with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import steadygaze as sg
+from benchmarks.panel import PanelModel
+from benchmarks.panel.measure import REMOVAL, run_folders
+
+REPEATS = 2000
+HEADS = ("insertion accuracy", "deletion accuracy", "insertion AOPC", "deletion AOPC")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The values of one model: (images, metrics) of every method, over the images that all methods have."""
+
+    images: int
+    metrics: tuple[str, ...]
+    values: dict[str, np.ndarray]
+
+    def mean(self, method: str) -> np.ndarray:
+        """The mean of the metrics of each image."""
+        return self.values[method].mean(1)
+
+
+def read_scores(folder: Path, metrics: tuple[str, ...] = REMOVAL) -> Scores | None:
+    """The rows of all run folders below `folder`; each method with its own score. None without rows."""
+    runs = list(run_folders(folder))
+    if not runs:
+        return None
+    rows = sg.Rows.read(*runs).to_pandas()
+    rows = rows[rows.metric.isin(metrics)].drop_duplicates(["image", "method", "score", "metric"])
+    if rows.empty:
+        return None
+    wide = rows.pivot_table(index="image", columns=["method", "metric"], values="value", dropna=False)
+    wide = wide.dropna(axis=1, how="all").dropna()
+    methods = [name for name in dict.fromkeys(rows.method) if all((name, m) in wide for m in metrics)]
+    values = {name: wide[name][list(metrics)].to_numpy() for name in methods}
+    return Scores(len(wide), metrics, values)
+
+
+def print_tables(folders: Mapping[str, Path], models: Mapping[str, PanelModel], reference: str) -> None:
+    """Markdown: one table for each model, then over the models whose patches can be removed."""
+    scores = {name: found for name, folder in folders.items() if (found := read_scores(folder)) is not None}
+    for name, model_scores in scores.items():
+        how = "true removal" if models[name].removable else "hidden from attention"
+        print(f"\n### {name}: {model_scores.images} images, {how}\n")
+        print(f"| method | {' | '.join(HEADS)} | mean |\n| --- |{' ---: |' * (len(HEADS) + 1)}")
+        for method in sorted(model_scores.values, key=lambda m: -model_scores.mean(m).mean()):
+            cells = [*model_scores.values[method].mean(0), model_scores.mean(method).mean()]
+            print(f"| {method} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
+    removable = {name: found for name, found in scores.items() if models[name].removable}
+    if removable:
+        _print_overall(removable, reference)
+
+
+def _print_overall(scores: Mapping[str, Scores], reference: str) -> None:
+    common = [m for m in next(iter(scores.values())).values if all(m in s.values for s in scores.values())]
+    means = {m: np.mean([s.values[m].mean(0) for s in scores.values()], axis=0) for m in common}
+    heads = " | ".join(HEADS)
+    print(f"\n### Mean over {len(scores)} models whose patches can be removed\n")
+    print(f"| method | {heads} | mean |\n| --- |{' ---: |' * (len(HEADS) + 1)}")
+    for method in sorted(common, key=lambda m: -means[m].mean()):
+        print(f"| {method} | {' | '.join(f'{v:.1f}' for v in (*means[method], means[method].mean()))} |")
+    if reference not in common:
+        return
+    print(f"\n| {reference} minus | {heads} | mean |\n| --- |{' ---: |' * (len(HEADS) + 1)}")
+    for method in (m for m in common if m != reference):
+        changes = [s.values[reference] - s.values[method] for s in scores.values()]
+        cells = [text_with_interval(*difference(changes, column)) for column in (*range(len(HEADS)), None)]
+        print(f"| {method} | {' | '.join(cells)} |")
+
+
+def difference(changes: list[np.ndarray], column: int | None = None) -> tuple[float, float, float]:
+    """Mean over models of the paired change, and its 95 % interval: images drawn inside each model.
+
+    changes: (images, metrics) of each model; column: one metric, or None for the mean of all
+    """
+    rng = np.random.default_rng(0)
+    total = np.zeros(REPEATS)
+    value = 0.0
+    for change in changes:
+        each = change.mean(1) if column is None else change[:, column]
+        drawn = rng.multinomial(len(each), [1 / len(each)] * len(each), size=REPEATS)
+        total += drawn @ each / len(each) / len(changes)
+        value += float(each.mean()) / len(changes)
+    low, high = np.percentile(total, [2.5, 97.5])
+    return value, float(low), float(high)
+
+
+def text_with_interval(value: float, low: float, high: float) -> str:
+    """
+    >>> text_with_interval(1.26, -0.5, 3.0)
+    '+1.3 [-0.5, +3.0]'
+    """
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
