@@ -1,4 +1,4 @@
-"""Run methods x models x measures of the panel into run folders; rows that are there are not computed again."""
+"""Run methods x models x measures of the panel into run folders; rows that exist are not computed again."""
 
 from __future__ import annotations
 

@@ -6,10 +6,14 @@ import gc
 import warnings
 
 import pytest
+import timm
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 import steadygaze as sg
+from steadygaze.trace.capture import forward
+from steadygaze.trace.record import Want
+from steadygaze.trace.rules import frozen
 
 
 def tensors() -> int:
@@ -52,3 +56,34 @@ def test_nothing_stays_alive(attention: str) -> None:
         assert tensors() <= before
     finally:
         gc.enable()
+
+
+def test_gaze_removal_keeps_no_attention_matrix() -> None:
+    """Memory does not grow with depth x N²: nothing of N x N is saved for the backward pass."""
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=48, patch_size=8, depth=2, num_classes=3
+    ).eval()
+    images = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    vit, saved = sg.adapt(model), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(tuple(x.shape)) or x, lambda x: x):
+        sg.explain(vit, images, 1, "gaze_removal")
+        assert saved and not [shape for shape in saved if shape[-2:] == (37, 37)]
+        sg.explain(vit, images, 1, "gae")  # which needs them
+        assert [shape for shape in saved if shape[-2:] == (37, 37)]
+
+
+@pytest.mark.parametrize("freeze", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])
+def test_key_effects_do_not_depend_on_how_attention_runs(name: str, freeze: float) -> None:
+    """BEiT's relative positions are a mask of the fused kernel."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=32, patch_size=8, depth=2, num_classes=3).double().eval()
+    vit = sg.adapt(model)
+    tokens = vit.embed(torch.randn(2, 3, 32, 32, dtype=torch.double)).detach()
+    effects = []
+    for want in (Want(keys=True), Want(attention=True)):
+        run = forward(vit, tokens, rules=frozen(freeze), want=want)
+        trace = run.trace(run.logits[:, 1])
+        effects.append([torch.stack([trace.key_effects(l), trace.tokens(l)[1].sum(-1)]) for l in range(2)])
+    for fused, written_out in zip(*effects, strict=True):
+        torch.testing.assert_close(fused, written_out, rtol=1e-10, atol=1e-12)
