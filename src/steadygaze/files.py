@@ -4,9 +4,11 @@ folder has one writer at a time.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ except ImportError:  # Windows has no such lock; everything else is the same
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"  # the file whose lock stands for its whole folder
+CLAIM_SECONDS = 10.0  # that the owner of a claim has to write its file
+_NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
@@ -54,8 +58,69 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> Path:
     return write_atomic(path, buffer.getvalue())
 
 
+def write_new(path: str | Path, content: bytes | str) -> bool:
+    """Write a file that must not be there yet; False, with nothing changed, if it is.
+
+    Of several processes that try, also on several machines with a network file system, one succeeds, and no
+    reader finds half a file. Raises OSError as `write_atomic` does.
+    """
+    path = Path(path)
+    try:
+        return _write_and_link(path, content)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _write_and_link(path: Path, content: bytes | str) -> bool:
+    new = _write_beside(path, content)
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        return new.stat().st_nlink == 2  # a network file system may have repeated a request that succeeded
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return _claim_and_rename(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    return True
+
+
+def _claim_and_rename(new: Path, path: Path) -> bool:
+    """Without hard links: whoever creates the claim renames; the others wait for the file."""
+    claim = path.with_name(f".{path.name}.claim")
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        until = time.monotonic() + CLAIM_SECONDS
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if path.exists():
+            return False
+    try:  # the claim is ours, or its owner died
+        if path.exists():
+            return False
+        new.replace(path)
+        return True
+    finally:
+        claim.unlink(missing_ok=True)
+
+
 def _write_and_rename(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
+    new = _write_beside(path, content)
+    try:
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _write_beside(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
+    """Write the content to a new file in the folder of `path` and flush it to the disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
+    new = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             if callable(content):
@@ -64,12 +129,11 @@ def _write_and_rename(path: Path, content: bytes | str | Callable[[BinaryIO], ob
                 file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        new.chmod(0o644)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
-    return path
+    return new
 
 
 _OPEN: weakref.WeakSet[FileLock] = weakref.WeakSet()
@@ -91,11 +155,12 @@ class FileLock:
     """A file that is open for appending and locked: another process that locks it gets a `BadInput`.
 
     path: the file, which is created if there is none; `lock_folder` locks a whole folder
+    shared: several processes may hold the lock, but none that wants it alone
     The lock ends with `close`, with the `with` block, or with the process, however it ends. It also holds
     against other threads of this process. File systems without locks are written to without one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
         self.file = -1
         try:
@@ -104,7 +169,7 @@ class FileLock:
             raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
         if fcntl is not None:
             try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 self.close()
                 raise BadInput(

@@ -164,7 +164,7 @@ def test_the_full_device(tmp_path):
 
 def test_done_knows_rows_by_key(tmp_path):
     filled(tmp_path, [row("a"), row("a", method="cat"), row("b"), {"image": "c", "unreadable": "why"}])
-    with Store(tmp_path, rank=1) as store:
+    with Store(tmp_path, "00001") as store:
         store.append([{"image": "c", "unreadable": ""}, row("c", content="0123")])
     done = Done(tmp_path)
     keys = [("gaze", "logit", "insertion_accuracy"), ("cat", "logit", "insertion_accuracy")]
@@ -177,7 +177,7 @@ def test_done_knows_rows_by_key(tmp_path):
 
 def test_rows_of_a_replaced_image_no_longer_count(tmp_path):
     filled(tmp_path, [row("a", content="old"), row("b", content="old"), row("b", method="cat")])
-    with Store(tmp_path, rank=1) as store:
+    with Store(tmp_path, "00001") as store:
         store.replace({"b": "new"})
         store.append([row("b", value=2.0, content="new")])
     assert [(r["image"], r["content"]) for r in Rows.read(tmp_path)] == [("a", "old"), ("b", "new")]

@@ -156,6 +156,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
+    """Say that a table is of a part of the run, if it is."""
+    if rows.shard:
+        print_line(
+            console,
+            f"shard {rows.shard}: the numbers above are of this part of the run only. All shards together: "
+            f"steadygaze report {out}",
+            "yellow",
+        )
+
+
 def print_unreadable(rows: Rows, console: Console) -> int:
     """List the images that could not be used; returns the exit code."""
     unreadable = list(rows.unreadable.values())

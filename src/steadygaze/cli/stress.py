@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from steadygaze.cli.running import guarded, print_line, print_unreadable, progress_bar, wide
+from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar, wide
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.runs.figures import Table
 from steadygaze.runs.loop import Pace
@@ -73,6 +73,7 @@ def run(request: StressRequest, console: Console | None = None) -> int:
 
 def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
     processes = f", {world.size} processes" if world.size > 1 else ""
+    processes += f", shard {ready.request.shard}" if ready.request.shard else ""
     images = "" if ready.image_count is None else f"{plural(ready.image_count, 'image')}, "
     print_line(notes, f"{ready.evaluator.name}: {images}{plural(ready.setting_count, 'setting')}{processes}")
     for note in ready.notes:
@@ -87,6 +88,7 @@ def _close(request: StressRequest, rows: Rows, console: Console) -> int:
         for note in card.run["settings"].get("notes", ()):
             print_line(console, f"note: {note}", "yellow")
     print_line(console, f"rows in {request.out}; for a full report: steadygaze report {request.out}")
+    print_shard(rows, request.out, console)
     flagged = rows.flagged
     if flagged:
         counts = ", ".join(f"{setting} {flag}: {count}" for (setting, flag), count in flagged.items())

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from steadygaze.cli.running import guarded, print_line, print_unreadable, progress_bar, wide
+from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar, wide
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
@@ -50,6 +50,7 @@ def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
     each = f", {len(scores)} scores each" if len(plan.columns) > len(methods) else ""
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {world.size} processes" if world.size > 1 else ""
+    processes += f", shard {prepared.request.shard}" if prepared.request.shard else ""
     images = plural(prepared.source.count or 0, "image")
     print_line(
         notes,
@@ -101,6 +102,7 @@ def _print_results(request: VerifyRequest, rows: Rows, console: Console) -> int:
         if len(section.lines) > SHOWN:
             print_line(console, f"and {len(section.lines) - SHOWN} more: steadygaze report {request.out}")
     print_line(console, f"rows in {request.out}; full report: steadygaze report {request.out}")
+    print_shard(rows, request.out, console)
     print_masked_models(sections, console)
     flagged = rows.flagged
     if flagged:

@@ -45,7 +45,7 @@ def write_report(
     """
     with damaged_files(*folders):
         rows = Rows.read(*folders)
-        check_complete(rows.runs, folders)
+        check_complete(rows.runs, rows.folders)
         if STRESS in rows.kinds:
             from steadygaze.report.stress import write_stress
 

@@ -143,8 +143,8 @@ def _compare(
         raise BadInput(
             f"{_joined(before)} and {_joined(after)} have no image in common: give runs over the same data"
         )
-    for side, folders in zip(names, (before, after), strict=True):
-        for images, folder in zip(side, folders, strict=True):
+    for side, rows in zip(names, sides, strict=True):
+        for images, folder in zip(side, rows.folders, strict=True):
             if len(images) > len(common):
                 missing = f"{len(images) - len(common)} of its {len(images)} images"
                 notes.append(f"{folder}: {missing} are not in all runs, and are left out")
@@ -197,10 +197,10 @@ def _rows(folders: Sequence[str | Path]) -> Rows:
             f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those "
             "with steadygaze report"
         )
-    check_complete(rows.runs, folders)
+    check_complete(rows.runs, rows.folders)
     weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
     seeds = [run["settings"]["seed"] for run in rows.runs]
-    if len(folders) > 1 and len(weights) < len(folders) and len(set(seeds)) < len(seeds):
+    if len(seeds) > 1 and len(weights) < len(seeds) and len(set(seeds)) < len(seeds):
         raise BadInput(
             f"{_joined(folders)}: expected runs of several seeds, got the same model with the same seed twice"
         )

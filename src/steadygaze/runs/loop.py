@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,11 +21,11 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from steadygaze.errors import BadImage
-from steadygaze.files import FileLock, lock_folder
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.load_ahead import load_ahead
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
+from steadygaze.runs.shards.locks import lock_run
 from steadygaze.runs.store import Done, Store, make_folder, prepare
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class Job:
 
     images: names, as they stand in rows
     keys: the rows that each of these images must have in the end
-    batch: the process `batch % world.size` does the job, so jobs of one batch stay together
+    batch: its number decides which shard and process does the job (`World.owns`), so jobs of one batch stay
+        together
     work: units of progress; 0 is the number of images
     requires: jobs without rows of their own that come before the first unfinished job that requires them
     """
@@ -154,10 +156,11 @@ class Run:
         self.done = Done(None)
         self._finished = self._resumed = 0
         self._gathered: list[Row] = []
-        self._lock: FileLock | None = None
+        self._lock = ExitStack()
         self._store: Store | None = None
         self._prepared: dict[int, Job] = {}  # required jobs that are done, by id
         self._readable: dict[str, bool] = {}  # images that were unreadable in an earlier run, tried again
+        self._images: set[str] = set()  # of this shard, all processes
         self._retried: set[str] = set()  # images that were unreadable in an earlier run and can be read now
 
     def __enter__(self) -> Run:
@@ -172,19 +175,18 @@ class Run:
     def _open(self, out: Path) -> None:
         if self.world.rank == 0:
             make_folder(out)
-            self._lock = lock_folder(out)
+            self._lock = lock_run(out, self.world.shard)
         if self.world.local_main:
             prepare(out, self.settings, self.about)
         self.world.wait()
-        self._store = Store(out, self.world.rank)
+        self._store = Store(out, self.world.label)
         self.world.wait()  # every file is open before any process reads them
-        self.done = Done(out)
+        self.done = Done(out, self.world.shard)
 
     def _close(self) -> None:
         if self._store is not None:
             self._store.close()
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -196,9 +198,13 @@ class Run:
             self._close()
 
     def rows(self) -> Rows:
-        """Everything that was computed, by this and by earlier runs into the same folder."""
+        """Everything that was computed, by this and by earlier runs into the same folder; of a shard, the
+        rows of its images.
+        """
         if self.out is None:
             return Rows([{"settings": self.settings, "about": self.about}], self._gathered)
+        if self.world.shard:
+            return Rows.of_shard(self.out, self.world.shard, self._images)
         return Rows.read(self.out)
 
     def execute(
@@ -236,6 +242,8 @@ class Run:
 
     def _todo(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs of this process that have rows to compute, after the jobs that they require."""
+        if self.world.shard:
+            self._images |= {i for job in jobs if self.world.shard.owns(job.batch) for i in job.images}
         own = [job for job in jobs if self.world.owns(job.batch)]
         self._forget_replaced(own, loader)
         pending = self._pending(own, loader)

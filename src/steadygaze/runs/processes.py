@@ -1,21 +1,28 @@
-"""The processes that share a run: those of `accelerate launch` or `torchrun`, or this one alone."""
+"""The processes that share a run, or a shard of it: those of `accelerate launch` or `torchrun`, or this one
+alone.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
+
+from steadygaze.runs.shards.shard import WHOLE, Shard
 
 LONGEST_WAIT = timedelta(days=30)  # a process may wait for a slower one at the end of a run
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, of how many, and how they wait for one another."""
+    """Which process this is, of how many, and how they wait for one another.
+
+    shard: the part of the run that these processes share
+    """
 
     rank: int = 0
     size: int = 1
@@ -23,10 +30,20 @@ class World:
     device: torch.device | None = None
     wait: Callable[[], None] = lambda: None
     end: Callable[[], None] = lambda: None
+    shard: Shard = WHOLE
 
     def owns(self, batch: int) -> bool:
         """Whether this process computes the batch of this number."""
-        return batch % self.size == self.rank
+        return self.shard.owns(batch) and batch // self.shard.count % self.size == self.rank
+
+    @property
+    def label(self) -> str:
+        """In the names of this process's files: its number, after its shard."""
+        return "-".join(filter(None, (self.shard.label, f"{self.rank:05d}")))
+
+    def of_shard(self, shard: Shard) -> World:
+        """These processes, sharing this part of a run."""
+        return replace(self, shard=shard)
 
 
 def world() -> World:

@@ -22,6 +22,7 @@ from steadygaze.loading.model_options import read_class_names
 from steadygaze.questions.text import TextClasses, as_classifier
 from steadygaze.questions.vqa import answers_questions
 from steadygaze.runs.processes import World
+from steadygaze.runs.shards.shard import WHOLE, Shard
 from steadygaze.target import Outputs, task_of_outputs
 from steadygaze.vit import ViT
 from steadygaze.vit.image_features import run_model
@@ -41,6 +42,7 @@ class Request:
     model_options: further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs
     command: the command line, for the record
     words: texts or class names for a model that compares images with text
+    shard: the part of the run that is computed
     """
 
     model: Model
@@ -59,6 +61,7 @@ class Request:
     words: TextClasses | None = None
     device: str = "auto"
     command: str = ""
+    shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) and self.words is None:
@@ -159,9 +162,10 @@ def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:
     return loaded.identity if loaded else {"model": type(model).__name__, "weights": weights_hash(model)}
 
 
-def about_run(command: str = "") -> dict[str, Any]:
+def about_run(request: Request) -> dict[str, Any]:
     """What run.json records besides the settings: it does not change the numbers."""
-    return {"command": command, "began": datetime.now(UTC).isoformat(timespec="seconds")}
+    shards = {"shards": request.shard.count} if request.shard else {}
+    return {"command": request.command, "began": datetime.now(UTC).isoformat(timespec="seconds"), **shards}
 
 
 def named_by_folders(loaded: LoadedModel, folder: Path, classes: int) -> LoadedModel:

@@ -6,6 +6,7 @@ A folder RUN holds
 | --- | --- |
 | `run.json` | `settings`, which define the numbers, and `about`: the command and when it began |
 | `rows-00000.jsonl` | one line a row, one file for each process; `.jsonl.gz` is read too |
+| `rows-00003of00016-00000.jsonl` | the same, of shard 3 of 16 |
 | `replaced-00000.jsonl` | only if image files changed before a run was resumed: the content that counts |
 | `samples/` | images and maps for the report |
 
@@ -18,7 +19,7 @@ first version have no content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steadygaze.errors import BadInput
+from steadygaze.runs.shards.keys import KeySet
+from steadygaze.runs.shards.keys import RowKey as RowKey
+from steadygaze.runs.shards.shard import WHOLE, Shard, shard_of_file
 from steadygaze.runs.untrusted.json_files import inside, parse_json, raw_lines, read_bounded
 from steadygaze.runs.untrusted.schema import check_replacement, check_row, check_run
 
@@ -36,7 +40,6 @@ if TYPE_CHECKING:
     from steadygaze.runs.verify.summary import Table
 
 Row = dict[str, Any]
-RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
 Key = tuple[str, str, str, str]  # image and row key: what tells a row from every other row of the run
 COLUMNS = (
     "model",
@@ -120,9 +123,9 @@ def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
         yield row
 
 
-def replaced_file(folder: Path, rank: int) -> Path:
+def replaced_file(folder: Path, label: str) -> Path:
     """Where a process records images whose file changed since their rows were written."""
-    return folder / f"replaced-{rank:05d}.jsonl"
+    return folder / f"replaced-{label}.jsonl"
 
 
 def replacements(folder: Path) -> dict[str, tuple[int, str]]:
@@ -136,10 +139,20 @@ def replacements(folder: Path) -> dict[str, tuple[int, str]]:
     return latest
 
 
-def valid_lines(folder: Path, settings: Mapping[str, Any]) -> Iterator[Row]:
-    """The lines of a run with these settings, without the rows of files that were replaced since."""
+def every_file(path: Path) -> bool:
+    """All files of rows are wanted."""
+    return True
+
+
+def valid_lines(
+    folder: Path, settings: Mapping[str, Any], wanted: Callable[[Path], bool] = every_file
+) -> Iterator[Row]:
+    """The lines of a run with these settings, without the rows of files that were replaced since.
+
+    wanted: which files of rows are read
+    """
     current = {image: content for image, (_, content) in replacements(folder).items()}
-    for path in row_files(folder):
+    for path in filter(wanted, row_files(folder)):
         for row in lines(path, partial(check_row, settings=settings)):
             stale = "metric" in row and row.get("content") != current.get(row["image"], row.get("content"))
             if not stale:
@@ -149,30 +162,76 @@ def valid_lines(folder: Path, settings: Mapping[str, Any]) -> Iterator[Row]:
 class Rows:
     """The rows of one run or of several. Iterating gives dicts; rows of folders are read anew each time, not
     kept.
+
+    folders: of each run, the first if its shards were written into several
+    parts: all folders of each run
     """
 
     def __init__(
-        self, runs: list[dict[str, Any]], rows: list[Row] | None = None, folders: list[Path] | None = None
+        self,
+        runs: list[dict[str, Any]],
+        rows: list[Row] | None = None,
+        folders: list[Path] | None = None,
+        parts: list[list[Path]] | None = None,
     ) -> None:
         self.runs = runs
         self.folders = folders or []
+        self.parts = parts or [[folder] for folder in self.folders]
         self._rows = rows or []
+        self._shard, self._images = WHOLE, frozenset[str]()
 
     @classmethod
     def read(cls, *folders: str | Path) -> Rows:
-        """The rows of these run folders."""
+        """The rows of these run folders. Folders of shards of one run are that run."""
         if not folders:
             raise BadInput("expected at least one run folder, got none")
-        paths = [Path(folder) for folder in folders]
-        return cls([read_run(path) for path in paths], folders=paths)
+        runs: list[dict[str, Any]] = []
+        parts: list[list[Path]] = []
+        for path in map(Path, folders):
+            run = read_run(path)
+            number = next((i for i, other in enumerate(runs) if _shards_of_one_run(run, other)), None)
+            if number is None:
+                runs.append(run)
+                parts.append([path])
+            elif path not in parts[number]:
+                parts[number].append(path)
+        return cls(runs, folders=[paths[0] for paths in parts], parts=parts)
+
+    @classmethod
+    def of_shard(cls, folder: Path, shard: Shard, images: Iterable[str]) -> Rows:
+        """The rows of one shard, whose images these are."""
+        rows = cls.read(folder)
+        rows._shard, rows._images = shard, frozenset(images)
+        return rows
+
+    @property
+    def shard(self) -> Shard:
+        """The shard these rows are of; `WHOLE` for all rows of a folder."""
+        return self._shard
 
     def everything(self) -> Iterator[tuple[int, Row]]:
         """(number of the run, line), including the lines about unreadable images."""
         for row in self._rows:
             yield 0, row
-        for number, folder in enumerate(self.folders):
-            for row in valid_lines(folder, self.runs[number].get("settings", {})):
+        for number in range(len(self.parts)):
+            for row in self._lines(number):
                 yield number, row
+
+    def _lines(self, number: int) -> Iterator[Row]:
+        """The lines of a run, each row once."""
+        settings, paths = self.runs[number].get("settings", {}), self.parts[number]
+        wanted = self._shard.may_hold_own if self._shard else every_file
+        lines = (row for path in paths for row in valid_lines(path, settings, wanted))
+        if self._shard:
+            lines = (row for row in lines if row["image"] in self._images)
+        counts = {shard_of_file(path).count for folder in paths for path in row_files(folder)}
+        if len(paths) == 1 and len(counts) <= 1:  # every image has one writer
+            yield from lines
+            return
+        known = KeySet()
+        for row in lines:
+            if "unreadable" in row or known.add(row["image"], row_key(row)):
+                yield row
 
     def __iter__(self) -> Iterator[Row]:
         return (row for _, row in self.everything() if "unreadable" not in row)
@@ -244,6 +303,11 @@ class Rows:
         from steadygaze.runs.stress.card import Card
 
         return Card.of(self, repeats=repeats, seed=seed)
+
+
+def _shards_of_one_run(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    sharded = all(run["about"].get("shards", 1) > 1 for run in (one, two))
+    return bool(sharded and one["settings"] == two["settings"])
 
 
 def _versions_text(versions: dict[str, str]) -> str:

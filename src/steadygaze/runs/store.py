@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.errors import BadInput, RowsNotWritten
-from steadygaze.files import FileLock, write_atomic
+from steadygaze.files import FileLock, write_atomic, write_new
 from steadygaze.runs.rows import (
     Key as Key,
 )
 from steadygaze.runs.rows import (
     Row,
     RowKey,
+    every_file,
     read_run,
     replaced_file,
     replacements,
@@ -32,6 +33,8 @@ from steadygaze.runs.rows import (
 from steadygaze.runs.rows import (
     key_of as key_of,
 )
+from steadygaze.runs.shards.keys import KeySet
+from steadygaze.runs.shards.shard import WHOLE, Shard
 
 
 def make_folder(folder: Path) -> None:
@@ -51,20 +54,21 @@ def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> No
     """
     make_folder(folder)
     path = folder / "run.json"
-    if path.exists():
-        _check_same_settings(folder, read_run(folder)["settings"], settings)
-    elif row_files(folder):
-        raise BadInput(
-            f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
-            "folder"
-        )
-    else:
-        _write_run(path, {"settings": settings, "about": about})
+    if not path.exists():
+        if row_files(folder) and not path.exists():  # another shard may have begun the run meanwhile
+            raise BadInput(
+                f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
+                "folder"
+            )
+        if _write_run(path, {"settings": settings, "about": about}):
+            return
+    _check_same_settings(folder, read_run(folder)["settings"], settings)
 
 
-def _write_run(path: Path, run: dict[str, Any]) -> None:
+def _write_run(path: Path, run: dict[str, Any]) -> bool:
+    """Write run.json; False if another process was first."""
     try:
-        write_atomic(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
+        return write_new(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise RowsNotWritten(
             f"{path} could not be written ({error.strerror}): nothing was computed"
@@ -90,11 +94,14 @@ def _short(value: Any) -> str:
 
 
 class Store:
-    """The file of one process, open for appending and locked. What a kill cut off at its end is removed."""
+    """The file of one process, open for appending and locked. What a kill cut off at its end is removed.
 
-    def __init__(self, folder: Path, rank: int = 0) -> None:
-        self.folder, self.rank = folder, rank
-        self.path = folder / f"rows-{rank:05d}.jsonl"
+    label: of the process, in the name of the file
+    """
+
+    def __init__(self, folder: Path, label: str = "00000") -> None:
+        self.folder, self.label = folder, label
+        self.path = folder / f"rows-{label}.jsonl"
         self._lock = FileLock(self.path)
         try:
             repair(self._file, self.path)
@@ -129,7 +136,7 @@ class Store:
 
     def replace(self, contents: dict[str, str]) -> None:
         """Record that these images now have this content: rows of their earlier content no longer count."""
-        path = replaced_file(self.folder, self.rank)
+        path = replaced_file(self.folder, self.label)
         versions = {image: version for image, (version, _) in replacements(self.folder).items()}
         marks = [
             {"image": image, "content": content, "version": versions.get(image, 0) + 1}
@@ -186,46 +193,41 @@ class Done:
     """What a folder already holds: which rows of each image, of which content, and which images were
     unreadable.
 
-    Rows are kept as one bit for each image and row key, so that a run of millions of rows fits into memory.
+    shard: the part of the run that is computed here; files that cannot hold its rows are not read
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, shard: Shard = WHOLE) -> None:
         self.unreadable: dict[str, str] = {}
         self.content: dict[
             str, str
         ] = {}  # image -> content hash of its rows; "" where rows of one image disagree
-        self._bits: dict[RowKey, int] = {}
-        self._rows: dict[str, int] = {}  # image -> bits of its rows
-        self._masks: dict[tuple[RowKey, ...], int] = {}
-        settings = {} if folder is None else read_run(folder)["settings"]
-        for row in () if folder is None else valid_lines(folder, settings):
+        self._rows = KeySet()
+        if folder is not None:
+            self._read(folder, shard)
+
+    def _read(self, folder: Path, shard: Shard) -> None:
+        settings = read_run(folder)["settings"]
+        # without a batch size, other batches may have been dealt out to the shards before
+        wanted = shard.may_hold_own if "batch" in settings else every_file
+        for row in valid_lines(folder, settings, wanted):
             image = row["image"]
             if "unreadable" in row:
                 self.unreadable[image] = row["unreadable"]
                 continue
-            self._rows[image] = self._rows.get(image, 0) | self._bit(row_key(row))
+            self._rows.add(image, row_key(row))
             if "content" in row and self.content.setdefault(image, row["content"]) != row["content"]:
                 self.content[image] = ""
         self.unreadable = {image: reason for image, reason in self.unreadable.items() if reason}
 
-    def _bit(self, key: RowKey) -> int:
-        return 1 << self._bits.setdefault(key, len(self._bits))
-
     def has(self, key: Key) -> bool:
         """Whether this row is there."""
         image, *rest = key
-        return bool(self._rows.get(image, 0) & self._bit((rest[0], rest[1], rest[2])))
+        return self._rows.has(image, (rest[0], rest[1], rest[2]))
 
     def lacks(self, image: str, keys: Iterable[RowKey]) -> bool:
         """Whether any of these rows of an image is missing."""
-        mask = self._mask(tuple(keys))
-        return self._rows.get(image, 0) & mask != mask
-
-    def _mask(self, keys: tuple[RowKey, ...]) -> int:
-        if keys not in self._masks:
-            self._masks[keys] = sum({self._bit(key) for key in keys})
-        return self._masks[keys]
+        return self._rows.lacks(image, keys)
 
     def forget(self, image: str) -> None:
         """The rows of an image no longer count."""
-        self._rows.pop(image, None)
+        self._rows.forget(image)

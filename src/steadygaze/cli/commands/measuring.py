@@ -82,6 +82,7 @@ def verify(
     template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
+    shard: options.Shard = None,
     out: options.Out,
 ) -> None:
     """Measure the faithfulness of attribution methods on your model and data.
@@ -92,6 +93,7 @@ def verify(
     Example: steadygaze verify --model embedded --data photos --methods gae,gaze --out run
     """
     from steadygaze.cli.verify import run
+    from steadygaze.runs.shards.shard import parse_shard
     from steadygaze.runs.verify.plan import DEFAULT_METRICS
     from steadygaze.runs.verify.request import VerifyRequest
 
@@ -120,6 +122,7 @@ def verify(
         device=device,
         command=command_line(),
         diffmask=diffmask,
+        shard=parse_shard(shard),
     )
     raise typer.Exit(run(request))
 
@@ -185,6 +188,7 @@ def stress(
     template: options.Template = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
+    shard: options.Shard = None,
     out: options.Out,
 ) -> None:
     """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
@@ -194,6 +198,7 @@ def stress(
     Example: steadygaze stress --model embedded --data photos --suites corruptions,occlusion --out run
     """
     from steadygaze.cli.stress import run, suite_options
+    from steadygaze.runs.shards.shard import parse_shard
     from steadygaze.runs.stress.request import StressRequest
 
     declared = {
@@ -225,6 +230,7 @@ def stress(
         words=text_classes(text, class_names, template),
         device=device,
         command=command_line(),
+        shard=parse_shard(shard),
     )
     raise typer.Exit(run(request))
 

@@ -146,6 +146,15 @@ NumWorkers = Annotated[
 ]
 
 Out = Annotated[Path, typer.Option(help="Output folder. Repeat the command to resume an interrupted run.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N",
+        help="Compute part I (0 to N-1) of a run that is split over N independent jobs. All may share one "
+        "output folder; repeat the command of a job that died.",
+        show_default=False,
+    ),
+]
 Html = Annotated[Path | None, typer.Option(help="HTML file to write.")]
 ExampleImages = Annotated[
     bool,

@@ -13,6 +13,7 @@ from steadygaze.data.sources import Data
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.shards.shard import parse_shard
 from steadygaze.runs.stress.request import StressRequest, run_stress
 from steadygaze.vit import ViT
 
@@ -31,6 +32,7 @@ def stress(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     out: str | Path | None = None,
+    shard: str | tuple[int, int] | None = None,
     on_progress: OnProgress = ignore_progress,
     **options: Any,
 ) -> Rows:
@@ -50,6 +52,8 @@ def stress(
     mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's
         is assumed, with a warning if the images do not confirm it
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
+    shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
+        share one output folder; the result is this part
     options: of the suites, as `sg.list_suites()` describes them: corruptions ("all15", "all19" or names),
         severities (some of 1..5): of corruptions, attention, segmentation and shift:imagenet-c; epsilons
         (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion; backgrounds (a folder): of
@@ -73,5 +77,6 @@ def stress(
         num_workers=num_workers,
         mean=mean,
         std=std,
+        shard=parse_shard(shard),
     )
     return run_stress(request, on_progress=on_progress)

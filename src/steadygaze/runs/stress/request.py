@@ -153,7 +153,7 @@ def run_stress(
     pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
-    world = world or World()
+    world = (world or World()).of_shard(request.shard)
     ready = prepared or prepare_stress(request, world)
     run = Run(
         request.out,
@@ -168,7 +168,7 @@ def run_stress(
     with run:
         for number, jobs in enumerate(ready.groups()):
             run.execute(jobs, ready.loader, ready.compute, num_workers=ready.num_workers, processes=True)
-            if request.out is not None and world.rank == 0 and number == 0:
+            if request.out is not None and world.rank == request.shard.index == number == 0:
                 store_samples(request.out, ready, jobs)
     return run.rows()
 
@@ -225,7 +225,7 @@ def _prepare_folder(
     names = loaded.class_names
     labels = sorted({image.labels[0] for image in data.images} if labelled and not label_maps else ())
     about = {
-        **about_run(request.command),
+        **about_run(request),
         "given": request.origin(loaded),
         "classes": {} if names is None else {str(label): names[label] for label in labels},
     }
@@ -305,7 +305,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         identity_of(module, loaded),
         data.facts(normalisation, evaluator.classes),
         data.check_normalisation(normalisation, name),
-        about_run(request.command),
+        about_run(request),
         request.num_workers or 0,
         None if loaded is None else loaded.class_names,
     )

@@ -87,10 +87,11 @@ class Settings(_Record):
 
 
 class About(_Record):
-    """`about` of run.json: what does not change the numbers."""
+    """`about` of run.json: what does not change the numbers. shards: their number when the run began."""
 
     command: str = ""
     began: str = ""
+    shards: Annotated[int, Field(ge=1, le=10**6)] = 1
     classes: dict[str, str] = {}
 
 

@@ -12,6 +12,7 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.shards.shard import parse_shard
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, run_verify
 from steadygaze.vit import ViT
@@ -37,6 +38,7 @@ def verify(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     out: str | Path | None = None,
+    shard: str | tuple[int, int] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Rows:
     """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
@@ -62,6 +64,8 @@ def verify(
     mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
         models
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
+    shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
+        share one output folder; the result is this part
     """
     chosen = method if method is not None else methods
     measured = metric if metric is not None else metrics
@@ -82,5 +86,6 @@ def verify(
         target=target,
         mean=mean,
         std=std,
+        shard=parse_shard(shard),
     )
     return run_verify(request, on_progress=on_progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -173,8 +174,10 @@ class MemorySource:
     def jobs(self, keys: tuple[RowKey, ...]) -> Iterator[Sequence[TensorsJob]]:
         batch: TensorBatch | None = self.first
         del self.first  # each batch is freed when the next one is read
-        while batch is not None:
-            yield [TensorsJob(batch.names, keys, tensors=batch)]
+        for number in count():
+            if batch is None:
+                return
+            yield [TensorsJob(batch.names, keys, batch=number, tensors=batch)]
             batch = next(self._batches, None)
 
     def position(self, image: str) -> int:

@@ -115,15 +115,15 @@ def run_verify(
     prepared: PreparedVerify | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
-    world = world or World()
+    world = (world or World()).of_shard(request.shard)
     ready = prepared or prepare_verify(request, world)
     run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
 
     with run, report_searches(on_progress):
         for jobs in ready.source.jobs(ready.plan.keys):
-            run.total = (
-                total_work(jobs, world) if isinstance(ready.source, FolderSource) else ready.source.count
-            )
+            run.total = None if request.shard else ready.source.count
+            if isinstance(ready.source, FolderSource):
+                run.total = total_work(jobs, world)
             run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
     rows = run.rows()
     if request.out is not None and world.rank == 0:
@@ -193,7 +193,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
         _target_function(vit, target, source),
         loaded.identity,
         _settings(plan, loaded.identity, described),
-        {**about_run(request.command), "given": origin},
+        {**about_run(request), "given": origin},
         labelled.without,
     )
 
@@ -241,7 +241,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalisation)}
     settings = _settings(plan, identity, described)
     return PreparedVerify(
-        request, vit, loaded, plan, source, target_of, identity, settings, about_run(request.command)
+        request, vit, loaded, plan, source, target_of, identity, settings, about_run(request)
     )
 
 
