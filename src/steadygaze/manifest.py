@@ -24,6 +24,7 @@ from torch import Tensor
 from steadygaze.files import write_atomic
 from steadygaze.target import NOUNS, PRESENT, Outputs, Task, predictions
 
+MANIFEST = "manifest.json"
 PREDICTIONS = 3  # most probable classes that are listed for each image
 PACKAGES = ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 
@@ -31,6 +32,7 @@ PACKAGES = ("steadygaze", "torch", "torchvision", "timm", "transformers", "numpy
 def write_manifest(
     folder: str | Path,
     *,
+    name: str = MANIFEST,
     methods: Mapping[str, str],
     grid: tuple[int, int],
     images: Sequence[Mapping[str, Any]],
@@ -40,6 +42,7 @@ def write_manifest(
 ) -> Path:
     """Write manifest.json into `folder` and return its path.
 
+    name: of the file
     methods: the explained quantity by method name
     images: one `image_entry` for each image
     before, after: further entries, ahead of `methods` and behind `images`
@@ -53,13 +56,13 @@ def write_manifest(
         **(after or {}),
         "versions": versions(),
     }
-    return write_atomic(Path(folder) / "manifest.json", json.dumps(content, indent=2) + "\n")
+    return write_atomic(Path(folder) / name, json.dumps(content, indent=2) + "\n")
 
 
-def listed_overlays(folder: str | Path) -> set[str]:
+def listed_overlays(folder: str | Path, name: str = MANIFEST) -> set[str]:
     """Names of the overlays that the manifest of `folder` lists; empty without a manifest of this package."""
     try:
-        content = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
+        content = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
         overlays = [image["overlays"] for image in content["images"]]
         names = [name for by_method in overlays for files in by_method.values() for name in files]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -66,7 +66,11 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     for method in request.methods:
         parse_method(method)  # a wrong name is reported before anything is loaded
     methods = with_gates(request.methods, request.diffmask)
-    image_files = find_images(request.images)
+    every_file = find_images(request.images)
+    names = unique_names(every_file)
+    image_files = [
+        file for number, file in enumerate(every_file) if request.shard.owns(number // request.batch_size)
+    ]
     device = request.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,7 +93,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
         raise BadInput(
             f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
         ) from error
-    results = explain_files(request, methods, loaded, vit, image_files, live)
+    results = explain_files(request, methods, loaded, vit, {file: names[file] for file in image_files}, live)
     if results.rows:
         write_results(request, loaded, results)
     print_results(request, loaded, results, console)
@@ -104,11 +108,11 @@ def explain_files(
     methods: Sequence[str | Method],
     loaded: LoadedModel,
     vit: ViT,
-    image_files: list[Path],
+    names: dict[Path, str],
     console: Console,
 ) -> Results:
-    """Explain the images batch by batch and write their overlays."""
-    names, results = unique_names(image_files), Results()
+    """Explain the images batch by batch and write their overlays. names: of the files, in results."""
+    image_files, results = list(names), Results()
     device = next(vit.model.parameters()).device
     interruptions = Interruptions(console, methods, several_classes=request.top > 1)
     # short lists end before a bar is read; in a file or pipe they need no line either
@@ -141,20 +145,19 @@ def explain_files(
 def batches(
     image_files: list[Path], loaded: LoadedModel, size: int, unreadable: list[str]
 ) -> Iterator[tuple[list[Path], Tensor]]:
-    """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to `unreadable`."""
-    readable: list[Path] = []
-    images: list[Tensor] = []
-    for file in image_files:
-        try:
-            images.append(loaded.preprocess(read_image(file)))
-            readable.append(file)
-        except BadImage as error:
-            unreadable.append(str(error))
-        if len(readable) == size:
-            yield readable, torch.stack(images)
-            readable, images = [], []
-    if readable:
-        yield readable, torch.stack(images)
+    """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to `unreadable`.
+
+    A batch is `size` files in a row, without those that cannot be read, so that shards have equal batches.
+    """
+    for start in range(0, len(image_files), size):
+        images: dict[Path, Tensor] = {}
+        for file in image_files[start : start + size]:
+            try:
+                images[file] = loaded.preprocess(read_image(file))
+            except BadImage as error:
+                unreadable.append(str(error))
+        if images:
+            yield list(images), torch.stack(list(images.values()))
 
 
 def explain_batch(

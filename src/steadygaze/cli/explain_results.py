@@ -24,6 +24,7 @@ from steadygaze.manifest import image_entry, listed_overlays, remove_overlays, w
 from steadygaze.questions.regions import Region
 from steadygaze.questions.text import TextClasses
 from steadygaze.runs.messages import plural as counted
+from steadygaze.runs.shards.shard import WHOLE, Shard
 from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
 
 MAX_NAME = 120  # bytes of an image's name in names of files
@@ -55,6 +56,11 @@ class ExplainOptions:
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False
+    shard: Shard = WHOLE
+
+    def file(self, stem: str, ending: str) -> Path:
+        """The path of a file of results: STEM.ENDING, or that of this shard, STEM-IofN.ENDING."""
+        return self.out / f"{'-'.join(filter(None, (stem, self.shard.label)))}.{ending}"
 
 
 @dataclass
@@ -167,12 +173,13 @@ def write_overlays(
 
 def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
     """Write grid.png, scores.npz and manifest.json, and remove overlays of an earlier run."""
-    earlier = listed_overlays(request.out)
-    write_png(request.out / "grid.png", draw_grid(request, loaded, results))
+    manifest = request.file("manifest", "json").name
+    earlier = listed_overlays(request.out, manifest)
+    write_png(request.file("grid", "png"), draw_grid(request, loaded, results))
     arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
     arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
     arrays["names"] = np.array([row["name"] for row in results.rows])
-    write_npz(request.out / "scores.npz", arrays)
+    write_npz(request.file("scores", "npz"), arrays)
     model = {
         "name": loaded.name,
         "source": loaded.source,
@@ -184,6 +191,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
     partial = {"partial": results.partial} if results.partial else {}
     write_manifest(
         request.out,
+        name=manifest,
         methods={method: results.score_of[method] for method in results.scores},
         grid=next(iter(results.grid_maps.values()))[0].grid,
         images=results.rows,
@@ -201,7 +209,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
             "zero_maps": results.empty,
         },
     )
-    results.removed += remove_overlays(request.out, earlier - listed_overlays(request.out))
+    results.removed += remove_overlays(request.out, earlier - listed_overlays(request.out, manifest))
 
 
 def draw_grid(request: ExplainOptions, loaded: LoadedModel, results: Results) -> Image.Image:
@@ -279,7 +287,7 @@ def print_predictions(results: Results, names: Sequence[str] | None, console: Co
         table.add_row(*(escape(text) for text in (row["name"], *texts)))
     console.print(table)
     if len(results.rows) > TABLE_ROWS:
-        console.print(f"and {len(results.rows) - TABLE_ROWS} more in manifest.json")
+        console.print(f"and {len(results.rows) - TABLE_ROWS} more in the manifest")
 
 
 def print_targets(request: ExplainOptions, results: Results, console: Console) -> None:
@@ -305,12 +313,14 @@ def print_files(request: ExplainOptions, results: Results, console: Console) -> 
     """Print what was written where."""
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
     print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
-    for name, content in (
-        ("grid.png", "the methods side by side" + omitted_from_grid(results)),
-        ("scores.npz", "the scores of every patch"),
-        ("manifest.json", "model, preprocessing, targets, versions"),
+    for file, content in (
+        (request.file("grid", "png"), "the methods side by side" + omitted_from_grid(results)),
+        (request.file("scores", "npz"), "the scores of every patch"),
+        (request.file("manifest", "json"), "model, preprocessing, targets, versions"),
     ):
-        print_line(console, f"  {request.out / name}  {content}")
+        print_line(console, f"  {file}  {content}")
+    if request.shard:
+        print_line(console, f"shard {request.shard}: this part of the images only")
     if results.removed:
         print_line(console, f"removed {counted(len(results.removed), 'overlay')} of an earlier run")
 

@@ -57,6 +57,7 @@ def explain(
     region: options.Region = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
+    shard: options.Shard = None,
     out: Annotated[
         Path, typer.Option(help="Output folder. Overlays of an earlier run into it are removed.")
     ] = Path("steadygaze-out"),
@@ -72,6 +73,7 @@ def explain(
     Example: steadygaze explain street.jpg --model ./segformer --region point=120,80 --target road
     """
     from steadygaze.cli.explain import ExplainOptions, run
+    from steadygaze.runs.shards.shard import parse_shard
 
     request = ExplainOptions(
         images=images,
@@ -92,6 +94,7 @@ def explain(
         words=text_classes(text, class_names, template),
         region=parse_region(region),
         device=device,
+        shard=parse_shard(shard),
         out=out,
     )
     raise typer.Exit(run(request))
