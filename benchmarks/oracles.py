@@ -156,7 +156,8 @@ class Frozen(TorchFunctionMode):
             return self.constant(lambda: func(*args, **kwargs), args[0].shape[0])
         if func in MULTIPLY and all(isinstance(a, Tensor) and not isinstance(a, nn.Parameter) for a in args):
             for gate, other in (args, args[::-1]):
-                if id(gate) in self.activated and other.shape == gate.shape:
+                declared = getattr(gate, "activation_", False)  # CB's gate, which is no activation
+                if (declared or id(gate) in self.activated) and other.shape == gate.shape:
                     return other * self.constant(lambda g=gate: g, other.shape[0])
         if func in MAXIMUM:
             return self.maximum(func, *args, **kwargs)

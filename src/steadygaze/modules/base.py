@@ -3,6 +3,13 @@
 An inserted module is a child of its block (`blocks.3.tap`), so that the block's own parameters keep their
 names. Its specification is stored in the state dict as JSON in bytes (`blocks.3.tap._extra_state`). Every
 way of saving a state dict therefore saves it, and a checkpoint records which modules it needs.
+
+`start` is how a new module M begins (docs/equations.md#start):
+
+| start      | initial weights                                                                        |
+| ---------- | -------------------------------------------------------------------------------------- |
+| "paper"    | those of the module's authors                                                          |
+| "identity" | x + g (M(x) − x) with a learned scalar g = 0: the model's outputs are those without it |
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +25,12 @@ from torch import Tensor, nn
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 
 Allocation = str | tuple[int, ...]
+Start = Literal["paper", "identity"]
 ALLOCATIONS = ("all", "shallow", "deep")
 MAX_SPEC = 4096  # bytes of a specification in a checkpoint
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in a specification, with types
-    "TAP": {"kind": str, "branches": int, "temperature": (int, float)},
-    "CB": {"variant": str, "position": str},
+    "TAP": {"kind": str, "branches": int, "temperature": (int, float), "start": str},
+    "CB": {"variant": str, "position": str, "start": str},
 }
 
 
@@ -46,10 +54,20 @@ class Cost:
 
 
 class Inserted(nn.Module):
-    """A module inside a block of a model. `before` and `after` are its hooks on modules of that block."""
+    """A module inside a block of a model. `before` and `after` are its hooks on modules of that block.
+
+    gate: g of a module with start="identity", shape (1,); None without one.
+    """
 
     mixes_tokens = True  # read by `adapt`: patches of such a model cannot be removed
     spec: dict[str, Any]  # options by name, and the kind of module under "module"
+    gate: nn.Parameter | None
+
+    def __init__(self, spec: dict[str, Any], start: Start, *, gated: bool) -> None:
+        super().__init__()
+        # not recorded for "paper": such checkpoints are those of versions without `start`
+        self.spec = spec if start == "paper" else {**spec, "start": start}
+        self.gate = nn.Parameter(torch.zeros(1)) if gated and start == "identity" else None
 
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,6 +127,12 @@ def decode(state: Tensor) -> dict[str, Any]:
 def describe(spec: dict[str, Any]) -> str:
     """A specification as a user would write it: CB(variant='plain', ...)."""
     return f"{spec['module']}({', '.join(f'{k}={v!r}' for k, v in spec.items() if k != 'module')})"
+
+
+def check_start(start: Any) -> None:
+    """`UnknownName` unless it is one of `Start`."""
+    if start not in get_args(Start):
+        raise UnknownName("start", str(start), get_args(Start))
 
 
 def checked_allocation(allocation: Any) -> Allocation:

@@ -10,6 +10,9 @@ Hyeon-Woo et al., "Scratching Visual Transformer's Back with Uniform Attention",
 
 position: "end" of the branch (after its last linear layer, before the residual: the paper's choice), "mid"
 (before its last linear layer) or "front" (before its first). where: "mlp", "msa" (attention) or "both".
+
+start="identity" is Λ = 0 in "scaled" and x + g (CB(x) − x) with a learned scalar g = 0 in the others. The
+initial Λ of the authors is not published: with start="paper" it is `init`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.modules.base import Allocation, Cost, Inserted, checked_allocation
+from steadygaze.modules.base import Allocation, Cost, Inserted, Start, check_start, checked_allocation
 
 Variant = Literal["plain", "scaled", "gate", "hybrid"]
 Position = Literal["end", "mid", "front"]
@@ -30,13 +33,17 @@ Where = Literal["mlp", "msa", "both"]
 
 @dataclass(frozen=True)
 class CB:
-    """Options of context broadcasting. init: initial value of Λ in "scaled"; 0 changes no output."""
+    """Options of context broadcasting. init: initial value of Λ in "scaled"; 0 changes no output.
+
+    start: "paper", or "identity" for a module that changes no output before it is trained.
+    """
 
     variant: Variant = "plain"
     position: Position = "end"
     where: Where = "mlp"
     allocation: Allocation | list[int] | range = "all"
     init: float = 0.0
+    start: Start = "paper"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -48,6 +55,12 @@ class CB:
                 raise UnknownName(name, str(value), get_args(known))
         if not isinstance(self.init, (int, float)) or self.init != self.init:
             raise BadInput(f"init: expected a number, got {self.init!r}")
+        check_start(self.start)
+        if self.start == "identity" and self.variant == "scaled" and self.init != 0:
+            raise BadInput(
+                f"init: expected 0 with start='identity', got {self.init!r}. "
+                "Leave init out, or use start='paper'."
+            )
         object.__setattr__(self, "allocation", checked_allocation(self.allocation))
 
     @property
@@ -82,29 +95,63 @@ def halfway(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return _Halfway.apply(x, axes)
 
 
+class _PartWay(torch.autograd.Function):
+    """x + g ((x + m) / 2 − x) = x + g/2 (m − x), which is symmetric and linear in x like `_Halfway`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, axes: tuple[int, ...]) -> Tensor:
+        ctx.axes = axes
+        ctx.save_for_backward(x, gate)
+        ctx.save_for_forward(x, gate)
+        return torch.lerp(x, x.mean(axes, keepdim=True), 0.5 * gate)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, gate = ctx.saved_tensors
+        to_gate = None
+        if ctx.needs_input_grad[1]:
+            # Σ g (m − x) without a temporary tensor of its size: Σ g m = Σ x mean(g)
+            mean, axes = g.mean(ctx.axes, keepdim=True), ctx.axes
+            total = (mean * x.sum(axes, keepdim=True)).sum() - torch.dot(g.flatten(), x.flatten())
+            to_gate = (0.5 * total).reshape(gate.shape)
+        return _PartWay.apply(g, gate, ctx.axes), to_gate, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_gate: Tensor | None, _: None) -> Tensor:
+        x, gate = ctx.saved_tensors
+        y = torch.zeros_like(x) if t is None else _PartWay.apply(t, gate, ctx.axes)
+        return y if t_gate is None else y + 0.5 * t_gate * (x.mean(ctx.axes, keepdim=True) - x)
+
+
 class ContextBroadcast(Inserted):
     """CB on tokens (B, N, C) or (B, h, w, C); with `channels_first` on (B, C, h, w)."""
 
     def __init__(self, width: int, spec: CB, *, channels_first: bool = False) -> None:
-        super().__init__()
+        options = {"module": "CB", "variant": spec.variant, "position": spec.position}
+        super().__init__(options, spec.start, gated=spec.variant != "scaled")
         self.width, self.variant, self.channels_first = width, spec.variant, channels_first
-        self.spec = {"module": "CB", "variant": spec.variant, "position": spec.position}
         if spec.variant == "scaled":
             self.scale = nn.Parameter(torch.full((width,), float(spec.init)))
 
     def forward(self, x: Tensor) -> Tensor:
         axes = (2, 3) if self.channels_first else tuple(range(1, x.dim() - 1))
         if self.variant == "plain":
-            return halfway(x, axes)
+            return self.broadcast(x, axes)
         if self.variant == "scaled":
             scale = self.scale[:, None, None] if self.channels_first else self.scale
             return x + scale * x.mean(axes, keepdim=True)
-        gate = (x[:, :1] + 1 if self.variant == "gate" else x[:, :1]).expand_as(x)
+        factor = x[:, :1] if self.gate is None else self.gate.to(x.dtype) * x[:, :1]
+        factor = (factor + 1 if self.variant == "gate" else factor).expand_as(x)
         # for the seam: this factor of the product is the gate
-        gate.activation_ = True  # type: ignore[attr-defined]
-        return x * gate if self.variant == "gate" else x * gate + halfway(x, axes)
+        factor.activation_ = True  # type: ignore[attr-defined]
+        return x * factor if self.variant == "gate" else x * factor + self.broadcast(x, axes)
+
+    def broadcast(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """(x + m) / 2; with a gate, g of the way to it."""
+        return halfway(x, axes) if self.gate is None else _PartWay.apply(x, self.gate.to(x.dtype), axes)
 
     def cost(self, tokens: int) -> Cost:
         mean, each = tokens * self.width, {"plain": 2, "scaled": 1, "gate": 1, "hybrid": 4}[self.variant]
+        each += 0 if self.gate is None else {"plain": 1, "gate": 0, "hybrid": 1}[self.variant]
         operations = each * mean + (0 if self.variant == "gate" else mean)
         return Cost(sum(p.numel() for p in self.parameters()), 0, operations)

@@ -14,6 +14,9 @@ Guo, Stutz & Schiele, "Robustifying Token Attention for Vision Transformers", IC
 Only patches are pooled; class, register and distillation tokens pass unchanged. The residual and the MLP
 use the unpooled tokens.
 
+start="identity" is x + g (T(x) − x) with a learned scalar g = 0. With branches that is another P: branch 0
+gets 1 − g (1 − P_0), the others g P_k. The gradient of P's weights is 0 until the first step has changed g.
+
 T is a sparse matrix over tokens. Up to DENSE tokens it is built as a dense matrix and multiplied, which
 takes a third of the time of separate pooling operations on CPU and GPU; above, the pools are depthwise
 convolutions. The first convolution of P is computed as one matrix product for its nine taps and a shifted
@@ -32,7 +35,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.modules.base import Allocation, Cost, Inserted, checked_allocation
+from steadygaze.modules.base import Allocation, Cost, Inserted, Start, check_start, checked_allocation
 
 Kind = Literal["dilated", "kernels", "average3", "average5", "depthwise", "convolution"]
 WITH_BRANCHES = ("dilated", "kernels")
@@ -42,12 +45,16 @@ DENSE = 512  # number of tokens up to which T is a dense matrix
 
 @dataclass(frozen=True)
 class TAP:
-    """Options of token-aware average pooling. temperature: divides the branch scores before the softmax."""
+    """Options of token-aware average pooling. temperature: divides the branch scores before the softmax.
+
+    start: "paper", or "identity" for a module that changes no output before it is trained.
+    """
 
     branches: int = 4
     allocation: Allocation | list[int] | range = "all"
     kind: Kind = "dilated"
     temperature: float = 1.0
+    start: Start = "paper"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -60,6 +67,7 @@ class TAP:
             )
         if not isinstance(self.temperature, (int, float)) or not 0 < self.temperature < float("inf"):
             raise BadInput(f"temperature: expected a number above 0, got {self.temperature!r}")
+        check_start(self.start)
         object.__setattr__(self, "allocation", checked_allocation(self.allocation))
 
 
@@ -67,12 +75,13 @@ class TokenPool(Inserted):
     """T on tokens (B, prefix + h·w, D), patches in raster order, or on a map (B, h, w, D)."""
 
     def __init__(self, width: int, spec: TAP, *, grid: tuple[int, int], prefix: int = 0) -> None:
-        super().__init__()
+        options = {"module": "TAP", "kind": spec.kind}
+        if spec.kind in WITH_BRANCHES:
+            options |= {"branches": spec.branches, "temperature": float(spec.temperature)}
+        super().__init__(options, spec.start, gated=True)
         self.width, self.kind, self.grid, self.prefix = width, spec.kind, (int(grid[0]), int(grid[1])), prefix
         self.branches, self.temperature = spec.branches, float(spec.temperature)
-        self.spec = {"module": "TAP", "kind": spec.kind}
         if spec.kind in WITH_BRANCHES:
-            self.spec |= {"branches": spec.branches, "temperature": self.temperature}
             self.predict = nn.Sequential(
                 nn.Conv2d(width, spec.branches, 3, padding=1, bias=False),
                 nn.BatchNorm2d(spec.branches),
@@ -121,13 +130,13 @@ class TokenPool(Inserted):
                 return self.matrix(weights, grid, prefix) @ x
         patches = x[:, prefix:].unflatten(1, grid).permute(0, 3, 1, 2)
         if self.kind in WITH_BRANCHES:
-            z = weights[:, :1] * patches
+            z = _share(weights, 0) * patches
             for k in range(1, self.branches):
-                z = z + weights[:, k : k + 1] * self.branch(patches, k)
-        elif self.kind.startswith("average"):
-            z = F.avg_pool2d(patches, int(self.kind[-1]), 1, int(self.kind[-1]) // 2)  # counts the padding
+                z = z + _share(weights, k) * self.branch(patches, k)
         else:
-            z = self.mix(patches)
+            size = int(self.kind[-1]) if self.kind.startswith("average") else 0
+            z = F.avg_pool2d(patches, size, 1, size // 2) if size else self.mix(patches)  # counts the padding
+            z = z if self.gate is None else patches + self.gate.to(z.dtype) * (z - patches)
         z = z.permute(0, 2, 3, 1).flatten(1, 2)
         return z if prefix == 0 else torch.cat([x[:, :prefix], z], dim=1)
 
@@ -140,14 +149,23 @@ class TokenPool(Inserted):
     def weights(
         self, x: Float[Tensor, "b n d"], grid: tuple[int, int], prefix: int
     ) -> Float[Tensor, "#b k h w"]:
-        """P: the weight of each branch at each patch; weights sum to 1 over the branches."""
+        """P: the weight of each branch at each patch; weights sum to 1 over the branches.
+
+        With a gate: (1 − g) e_0 + g P.
+        """
         first, norm, last = self.predict.children()
         assert isinstance(first, nn.Conv2d)
         # (9K, D): `fold` scatters and adds what a convolution would gather
         taps = first.weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)
         scores = F.fold(F.linear(x, taps)[:, prefix:].transpose(1, 2), grid, 3, padding=1)
         scores = last(norm(scores))
-        return (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
+        weights = (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
+        if self.gate is None:
+            return weights
+        own = F.one_hot(weights.new_zeros(1, dtype=torch.long), self.branches).to(weights.dtype)[
+            ..., None, None
+        ]
+        return own + self.gate.to(weights.dtype) * (weights - own)
 
     def matrix(
         self, weights: Float[Tensor, "#b k h w"], grid: tuple[int, int], prefix: int
@@ -172,14 +190,24 @@ class TokenPool(Inserted):
     def cost(self, tokens: int) -> Cost:
         parameters = sum(p.numel() for p in self.parameters())
         patches, d, k = tokens - self.prefix, self.width, self.branches
+        gated = 0 if self.gate is None else 3 * patches * (k if self.kind in WITH_BRANCHES else d)
         if self.kind in WITH_BRANCHES:
             sizes = [9 if self.kind == "dilated" else (2 * i + 1) ** 2 for i in range(1, k)]
             convolutions = 9 * (d * k + k * k) * patches
-            return Cost(parameters, convolutions, 2 * convolutions + (sum(sizes) + 2 * k - 1) * d * patches)
+            return Cost(
+                parameters, convolutions, 2 * convolutions + (sum(sizes) + 2 * k - 1) * d * patches + gated
+            )
         if self.kind.startswith("average"):
-            return Cost(parameters, 0, int(self.kind[-1]) ** 2 * d * patches)
+            return Cost(parameters, 0, int(self.kind[-1]) ** 2 * d * patches + gated)
         convolutions = 9 * d * (d if self.kind == "convolution" else 1) * patches
-        return Cost(parameters, convolutions, 2 * convolutions)
+        return Cost(parameters, convolutions, 2 * convolutions + gated)
+
+
+def _share(weights: Float[Tensor, "b k h w"], k: int) -> Float[Tensor, "b 1 h w"]:
+    """The weight of branch k at each patch; for the seam, it is the gate of a product."""
+    share = weights[:, k : k + 1]
+    share.activation_ = True  # type: ignore[attr-defined]
+    return share
 
 
 @lru_cache(maxsize=32)

@@ -40,6 +40,7 @@ from steadygaze.training.run_files import (
     make_folder,
     prepare_folder,
     read_log,
+    read_module_start,
     save_state,
     save_weights,
 )
@@ -97,7 +98,13 @@ class TrainingRun(TrainingSetup):
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        super().__init__(recipe, device, on_progress, trust_remote_code=trust_remote_code)
+        super().__init__(
+            recipe,
+            device,
+            on_progress,
+            trust_remote_code=trust_remote_code,
+            module_start=read_module_start(out),
+        )
         self.out = out
         self.step = self.resumed = 0
         self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
@@ -146,7 +153,8 @@ class TrainingRun(TrainingSetup):
         if is_main:
             make_folder(self.out)
             self.lock = lock_folder(self.out)
-            prepare_folder(self.out, recipe.settings, {"command": recipe.command, "versions": versions()})
+            about = {"command": recipe.command, "versions": versions()}
+            prepare_folder(self.out, recipe.settings, about, self.built.module_start)
         self.accelerator.wait_for_everyone()
         self._resume()
         if not is_main:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ from torch import nn
 from steadygaze.data.folders import ClassLookup
 from steadygaze.data.label_maps import SegmentationImages, find_label_maps
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import BadInput
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import read_weights
 from steadygaze.loading.load import load_model
 from steadygaze.loading.new_models import check_new_model
 from steadygaze.loading.run_folder import read_description
 from steadygaze.loading.timm_models import is_timm_name
+from steadygaze.modules.base import Start
 from steadygaze.training.images.selection import class_folders
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Recipe
+from steadygaze.training.recipe_modules import insert_modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +34,14 @@ class RecipeModel:
     """The model of a recipe, before training.
 
     description: what recreates the model: name, arguments, modules, classes, preprocessing
+    module_start: `start` of new modules for which the recipe does not set it
     """
 
     model: nn.Module
     classes: ClassLookup
     preprocess: Preprocess
     description: dict[str, Any]
+    module_start: Start
 
     @property
     def num_classes(self) -> int:
@@ -52,22 +56,30 @@ class RecipeModel:
 @dataclass(frozen=True, eq=False)
 class _InitialModel:
     """class_names: that the weights bring; origin: the part of the description that says where the model is
-    from."""
+    from; trained: whether it has the weights of a checkpoint or pretrained ones."""
 
     model: nn.Module
     preprocess: Preprocess
     class_names: tuple[str, ...] | None
     origin: dict[str, Any]
+    trained: bool
 
 
-def build_recipe_model(recipe: Recipe, *, trust_remote_code: bool = False) -> RecipeModel:
-    """Create or load the model; new weights depend on the recipe's seed alone."""
+def build_recipe_model(
+    recipe: Recipe, *, trust_remote_code: bool = False, module_start: Start | None = None
+) -> RecipeModel:
+    """Create or load the model; new weights depend on the recipe's seed alone.
+
+    module_start: of a run that is resumed. None: "identity" in trained weights, "paper" in new ones
+    """
     data = recipe.data
     maps = find_label_maps(data.train, data.masks, "train") if recipe.task == "segmentation" else None
     folders = class_folders(data.train) if maps is None else None
     with seeded(recipe.seed, 2):
         initial = _initial_model(recipe, folders, trust_remote_code=trust_remote_code)
-        backbone = _insert_modules(_backbone(initial.model, recipe), recipe)
+        start, reason = _default_start(initial.trained, module_start)
+        backbone = _backbone(initial.model, recipe)
+        backbone, module_options = insert_modules(backbone, recipe.modules, start, reason)
         model = backbone if maps is None else _segmenter(initial.model, backbone, maps)
     num_classes = _num_classes(backbone, initial.preprocess.size)
     names = next((n for n in (initial.class_names, folders) if n is not None and len(n) == num_classes), None)
@@ -90,7 +102,7 @@ def build_recipe_model(recipe: Recipe, *, trust_remote_code: bool = False) -> Re
         "classes": new_names,
         **initial.origin,
         "num_classes": num_classes,
-        "modules": recipe.modules.model_dump(),
+        "modules": module_options,
         "mean": preprocess.mean,
         "std": preprocess.std,
         "size": preprocess.size,
@@ -100,7 +112,16 @@ def build_recipe_model(recipe: Recipe, *, trust_remote_code: bool = False) -> Re
     if maps is not None:
         map_names = None if maps.names is None else list(maps.names)
         description |= {"segments": maps.classes, "classes": map_names}
-    return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description)
+    return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description, start)
+
+
+def _default_start(trained: bool, of_resumed_run: Start | None) -> tuple[Start, str]:
+    """(how a module begins whose `start` the recipe leaves open, why)."""
+    if of_resumed_run is not None:
+        return of_resumed_run, "that of the run in this folder"
+    if trained:
+        return "identity", "the model starts from trained weights"
+    return "paper", "the model starts from new weights"
 
 
 def _initial_model(
@@ -129,7 +150,7 @@ def _loaded_model(recipe: Recipe, *, trust_remote_code: bool) -> _InitialModel:
         origin = {key: earlier_run[key] for key in keys if key in earlier_run}
     else:
         origin = {"model": o.name, "arguments": {}, "library": loaded.source}
-    return _InitialModel(loaded.model, loaded.preprocess, loaded.class_names, origin)
+    return _InitialModel(loaded.model, loaded.preprocess, loaded.class_names, origin, trained=True)
 
 
 def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialModel:
@@ -156,12 +177,12 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
         raise BadInput(f"model.{error}") from error
     if o.arguments:
         _check_runs(built.model, built.preprocess.size, o.arguments)
-    return _InitialModel(
-        built.model, built.preprocess, built.class_names, {"model": o.name, "arguments": o.arguments}
-    )
+    origin = {"model": o.name, "arguments": o.arguments}
+    trained = weights is not None or o.pretrained or not is_timm_name(o.name)
+    return _InitialModel(built.model, built.preprocess, built.class_names, origin, trained)
 
 
-# -- segmenters and modules ------------------------------------------------------------------------
+# -- segmenters ----------------------------------------------------------------------------------
 
 
 def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -192,59 +213,6 @@ def _segmenter(model: nn.Module, backbone: nn.Module, maps: SegmentationImages) 
         )
     model.backbone = backbone
     return model
-
-
-def _insert_modules(model: nn.Module, recipe: Recipe) -> nn.Module:
-    from steadygaze import modules
-
-    specs: dict[str, Any] = {}
-    if recipe.modules.tap is not None:
-        specs["tap"] = _module_spec("tap", modules.TAP, recipe.modules.tap)
-    if recipe.modules.cb is not None:
-        specs["cb"] = _module_spec("cb", modules.CB, recipe.modules.cb)
-    if not specs:
-        return model
-    classes = {"tap": modules.TokenPool, "cb": modules.ContextBroadcast}
-    inserted = modules.inserted(model).values()
-    present = {name for name in specs if any(isinstance(module, classes[name]) for module in inserted)}
-    for name in present:  # the initial weights brought it
-        plain = modules.remove(model)
-        requested = _module_texts(modules.insert(plain, **{name: specs[name]}), name)
-        existing = _module_texts(model, name)
-        if requested != existing:
-            raise BadInput(
-                f"modules.{name}: the weights contain it already, with other options: expected "
-                f"{sorted(existing.items())}, got {sorted(requested.items())}. "
-                f"Leave modules.{name} out to keep theirs."
-            )
-    new = {name: spec for name, spec in specs.items() if name not in present}
-    return modules.insert(model, **new) if new else model
-
-
-def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
-    """TAP or CB with the recipe's options."""
-    known = [f.name for f in fields(spec)]
-    for key in options:
-        if key not in known:
-            raise UnknownName(f"option of modules.{name}", key, known)
-    try:
-        return spec(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-        )
-    except TypeError as error:
-        raise BadInput(f"modules.{name}: {error}") from error
-
-
-def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
-    """Where a model has TAP or CB, and with which options."""
-    from steadygaze import modules
-    from steadygaze.modules.base import describe
-
-    return {
-        path: describe(module.spec)
-        for path, module in modules.inserted(model).items()
-        if path.rpartition(".")[2].startswith(name)
-    }
 
 
 # -- what the model accepts and returns ------------------------------------------------------------

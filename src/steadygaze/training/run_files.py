@@ -1,13 +1,13 @@
 """The files of a training run. A run may be killed at any moment: files are replaced atomically, and read
 without running code.
 
-| file              | content                                                                |
-| ----------------- | ---------------------------------------------------------------------- |
-| train.json        | the recipe's settings, the command and the versions of libraries       |
-| log.csv           | one row for every `log_every` steps and every test                     |
-| state.pt          | the last checkpoint: weights, optimiser, step, averages                |
-| model.safetensors | the resulting weights, for `load_model`                                |
-| tensorboard/      | the curves of log.csv                                                  |
+| file              | content                                                                        |
+| ----------------- | ------------------------------------------------------------------------------ |
+| train.json        | the recipe's settings, `start` of new modules, the command, library versions   |
+| log.csv           | one row for every `log_every` steps and every test                             |
+| state.pt          | the last checkpoint: weights, optimiser, step, averages                        |
+| model.safetensors | the resulting weights, for `load_model`                                        |
+| tensorboard/      | the curves of log.csv                                                          |
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.files import write_atomic
+from steadygaze.modules.base import Start
 from steadygaze.training.recipe_files import make_recipe
 
 STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "train.json"
@@ -87,7 +88,9 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def prepare_folder(
+    folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any], module_start: Start
+) -> None:
     """Begin a run in a folder that this process has locked, or check that the run in it has the same
     settings."""
     for leftover in folder.glob(".*.part"):  # of a write that was killed
@@ -95,7 +98,7 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str
             leftover.unlink()
     path, now = folder / SETTINGS, json.loads(json.dumps(settings))
     if not path.exists():
-        content = {"settings": settings, "about": about}
+        content = {"settings": settings, "module_start": module_start, "about": about}
         write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return
     try:
@@ -111,6 +114,19 @@ def prepare_folder(folder: Path, settings: Mapping[str, Any], about: Mapping[str
             f"{folder} holds a run of another recipe: {'; '.join(changed[:6])}. "
             "Use the same recipe to resume it, or another output folder."
         )
+
+
+def read_module_start(folder: Path) -> Start | None:
+    """How the new modules of the run in this folder began; None if there is no run yet.
+
+    Runs of versions that did not write it began as in the papers.
+    """
+    try:
+        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # `prepare_folder` reports what is wrong with it
+        return None
+    recorded = content.get("module_start") if isinstance(content, dict) else None
+    return "identity" if recorded == "identity" else "paper"
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from steadygaze.errors import BadInput
+from steadygaze.modules.base import Start
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.images.dataset import TrainingImages
 from steadygaze.training.images.preparation import prepare_images
@@ -20,6 +21,7 @@ class TrainingSetup:
     """What a recipe describes, ready to be trained.
 
     notes: what the user should know before the first step
+    module_start: as for `build_recipe_model`
     parallel_objective, parallel_optimiser: as accelerate wraps them for several processes
     """
 
@@ -30,11 +32,14 @@ class TrainingSetup:
         on_progress: OnProgress = ignore_progress,
         *,
         trust_remote_code: bool = False,
+        module_start: Start | None = None,
     ) -> None:
         self.trust_remote_code = trust_remote_code
         self.recipe, self.on_progress = recipe, on_progress
         self.accelerator = make_accelerator(recipe, device)
-        self.built = build_recipe_model(recipe, trust_remote_code=trust_remote_code)
+        self.built = build_recipe_model(
+            recipe, trust_remote_code=trust_remote_code, module_start=module_start
+        )
         self.images, self.notes = self._prepare_images("train")
         self.test_images: TrainingImages | None = None
         if recipe.data.test:
