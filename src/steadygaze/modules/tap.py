@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,7 @@ class TokenPool(Inserted):
     """T on tokens (B, prefix + h·w, D), patches in raster order, or on a map (B, h, w, D)."""
 
     def __init__(self, width: int, spec: TAP, *, grid: tuple[int, int], prefix: int = 0) -> None:
-        options = {"module": "TAP", "kind": spec.kind}
+        options: dict[str, Any] = {"module": "TAP", "kind": spec.kind}
         if spec.kind in WITH_BRANCHES:
             options |= {"branches": spec.branches, "temperature": float(spec.temperature)}
         super().__init__(options, spec.start, gated=True)
