@@ -302,11 +302,11 @@ def test_broken_and_empty_maps() -> None:
 
 def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything runs: nothing is ever computed in bf16 here."""
-    from steadygaze import explainer
+    from steadygaze.vit import clean_forward
 
     model = tiny()
     sg.adapt(model)
-    monkeypatch.setattr(explainer, "_cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(clean_forward, "_cpu_has_bfloat16", lambda: False)
     model.bfloat16()
     refuse(sg.BadInput, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
 

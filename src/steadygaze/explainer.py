@@ -34,6 +34,7 @@ from steadygaze.target import (
 )
 from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward, frozen
 from steadygaze.vit import ViT, adapt
+from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
 from steadygaze.vit.image_range import range_note
 
@@ -139,31 +140,48 @@ def explain(
     given = _given_methods(method, methods)
     requested = _parse_methods(given)
     chosen = list({m.name: m for m in requested.values()}.values())
+    clean = CleanForward.of(vit, images)
+    if note := range_note(model, clean.images):
+        warn(note, ImagesOutOfRange, stacklevel=2)
+    results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, words=True)
+    if isinstance(given, (str, Method)):
+        return results[chosen[0].name]
+    return {name: results[m.name] for name, m in requested.items()}
+
+
+def explain_batch(
+    clean: CleanForward,
+    target: Any,
+    methods: list[Method],
+    score: str | None,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    words: bool = False,
+) -> dict[str, Attribution]:
+    """`explain` for images that others embed too; attributions by name of the method.
+
+    clean: the images; its tokens and logits are used, so that they are computed once
+    words: whether attributions of a question have scores of its words
+    """
+    vit = clean.vit
     if score is not None:
         check_score(score, vit.plan.outputs)
     if score is not None and callable(target):
         raise BadInput(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
     if vit.plan.outputs == "features" and not callable(target):
         raise BadInput(
-            f"target: this {vit.plan.kind} has no classifier, so there is no class to explain. Use a model "
-            f"with one, or a callable target: features (B, D) -> (B,), such as their similarity to a text "
-            f"embedding."
+            f"target: this {vit.plan.kind} has no classifier, so no class to explain. Use a model with "
+            "one, or a callable target: features (B, D) -> (B,), such as the similarity to a text embedding."
         )
-    for m in chosen:
-        reason = unavailable(m, vit)
-        if reason:
+    for m in methods:
+        if reason := unavailable(m, vit):
             raise MethodUnavailable(f"{m.name}: {reason}")
     with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
-        prepared = _check_images(vit, images)
-        if note := range_note(model, prepared):
-            warn(note, ImagesOutOfRange, stacklevel=2)
-        batch = _Batch(vit, prepared, target, score, on_progress, allow_partial)
-        results = batch.explain(chosen)
-        if isinstance(vit.model, VisualQuestion):
+        batch = _Batch(clean, target, score, on_progress, allow_partial)
+        results = batch.explain(methods)
+        if words and isinstance(vit.model, VisualQuestion):
             results = {name: batch.with_words(result) for name, result in results.items()}
-    if isinstance(given, (str, Method)):
-        return results[chosen[0].name]
-    return {name: results[m.name] for name, m in requested.items()}
+    return results
 
 
 def _given_methods(method: Any, methods: Any) -> Any:
@@ -210,43 +228,23 @@ def rules_of(method: Method) -> Rules:
     return PLAIN if freeze is None else frozen(freeze, method.option("slope") or "origin")
 
 
-def _check_images(vit: ViT, images: Any) -> Tensor:
-    """A copy of the images in the model's precision; raises BadInput if the model cannot run on them."""
-    images = vit.check(images)
-    parameter = next(vit.model.parameters())
-    if images.device != parameter.device:
-        raise BadInput(
-            f"the images are on {images.device}, the model on {parameter.device}. "
-            f"Use images.to({str(parameter.device)!r})."
-        )
-    if parameter.dtype == torch.bfloat16 and parameter.device.type == "cpu" and not _cpu_has_bfloat16():
-        raise BadInput(
-            "the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes per image. "
-            "Use model.float()."
-        )
-    return images.detach().clone().to(parameter.dtype)
-
-
-def _cpu_has_bfloat16() -> bool:
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(probe and probe())
-
-
 @dataclass(frozen=True)
 class _Batch:
     """One call of `explain`: images and the quantity to explain."""
 
-    vit: ViT
-    images: Tensor
+    clean: CleanForward
     target: Any
     score: str | None
     on_progress: OnProgress
     allow_partial: bool
 
+    @property
+    def vit(self) -> ViT:
+        return self.clean.vit
+
     def explain(self, methods: list[Method]) -> dict[str, Attribution]:
         """Attributions of all methods by name, from as few passes as possible."""
-        with torch.no_grad():
-            tokens = self.vit.embed(self.images)
+        tokens = self.clean.tokens
         logits: Tensor | None = None
         hidden: tuple[Tensor, ...] = ()
         reads_hidden = any(m.base.reads_hidden for m in methods)
@@ -259,10 +257,11 @@ class _Batch:
             for column in self.columns(logits):
                 self.add_maps(maps, run, one_pass.methods, column)
             del run  # one graph in memory at a time
-        if logits is None:
+        if logits is None and reads_hidden:
             run = forward(self.vit, tokens, grad=False)
-            logits, hidden = run.logits, run.hidden if reads_hidden else ()
+            logits, hidden = run.logits, run.hidden
             del run
+        logits = self.clean.logits if logits is None else logits
         for m in methods:
             if m.base.kind == "model":
                 queries = [self.query(m, tokens, column, hidden) for column in self.columns(logits)]
@@ -274,12 +273,13 @@ class _Batch:
 
     def with_words(self, result: Attribution) -> Attribution:
         """The result for a question, with the scores of its words by the same method."""
-        words = self.vit.model.words(self.images.shape[-2:])  # type: ignore[operator]
+        words = self.vit.model.words(self.clean.images.shape[-2:])  # type: ignore[operator]
         view, m = adapt(words), parse_method(result.method)
         if unavailable(m, view):
             return result
         target = self.target if result.target is None else result.target
-        scores = replace(self, vit=view, target=target).explain([m])[m.name].scores
+        clean = CleanForward(view, self.clean.images)
+        scores = replace(self, clean=clean, target=target).explain([m])[m.name].scores
         names, merged = words.merged(scores[..., 0, :])
         return replace(result, words=names, word_scores=merged)
 
@@ -288,7 +288,7 @@ class _Batch:
     ) -> Query:
         return Query(
             self.vit,
-            self.images,
+            self.clean.images,
             tokens,
             target,
             score=self.score_of(m),
@@ -397,4 +397,4 @@ def _check_map(m: Method, scores: Tensor) -> None:
     if empty.any():
         which = empty.nonzero()[:, 0].unique().tolist()
         message = f"{m.name}: the map is zero everywhere for image(s) {which}: there is no evidence in it."
-        warn(message, DegenerateMap, stacklevel=5)
+        warn(message, DegenerateMap, stacklevel=6)

@@ -83,15 +83,13 @@ def test_verify_is_explain_and_evaluate(model):
 
 
 def test_scores_and_aliases_share_maps(model, monkeypatch):
-    seen = []
+    seen, real = [], maps.explain_batch
 
-    def spy(model, images, target, methods, score, allow_partial):
+    def spy(clean, target, methods, score, **options):
         seen.append([m.name for m in methods])
-        return sg.explain(
-            model, images, target=target, methods=methods, score=score, allow_partial=allow_partial
-        )
+        return real(clean, target, methods, score, **options)
 
-    monkeypatch.setattr(maps, "explain", spy)
+    monkeypatch.setattr(maps, "explain_batch", spy)
     methods = ["gae", "genatt", "rollout", "ixg"]
     frame = sg.verify(model, batches(1), methods=methods, score=["logit", "log_odds"]).to_pandas()
     assert seen == [["gae", "rollout", "ixg"], ["gae", "ixg"]], "an alias or an attention map was made twice"
@@ -99,6 +97,19 @@ def test_scores_and_aliases_share_maps(model, monkeypatch):
     same = frame.pivot_table(index=["image", "metric"], columns=["method", "score"], values="value")
     assert (same["gae", "logit"] == same["genatt", "logit"]).all()
     assert (same["rollout", "logit"] == same["rollout", "log_odds"]).all()
+
+
+def test_images_are_embedded_once_for_all_maps_and_metrics(model):
+    embedded = []
+    model.patch_embed.register_forward_hook(lambda module, given, output: embedded.append(len(output)))
+    try:
+        vit = sg.adapt(model)  # runs the model once, to check the view
+        embedded.clear()
+        methods = ["gae", "ixg", "gaze", "occlusion:budget=3"]
+        sg.verify(vit, batches(2), methods=methods, score=["logit", "log_odds"], target="predicted")
+    finally:
+        model.patch_embed._forward_hooks.clear()
+    assert embedded == [3, 3], "one batch was embedded more than once"
 
 
 def test_all_is_what_the_model_serves(model):
@@ -168,19 +179,19 @@ def test_bad_names(model):
 
 
 def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch):
-    real = maps.explain
+    real = maps.explain_batch
 
-    def some_broken(vit, images, target, methods, score, allow_partial):
-        many = real(vit, images, target=target, methods=methods, score=score, allow_partial=allow_partial)
+    def some_broken(clean, target, methods, score, **options):
+        many = real(clean, target, methods, score, **options)
         for name, attribution in many.items():
-            hit = images[:, 0, 0, 0] > 0.5
+            hit = clean.images[:, 0, 0, 0] > 0.5
             if name == "ixg" and hit.any():
                 raise sg.BrokenMap("NaN")
             if name == "rollout":
                 attribution.scores[hit] = 0
         return many
 
-    monkeypatch.setattr(maps, "explain", some_broken)
+    monkeypatch.setattr(maps, "explain_batch", some_broken)
     given = list(batches(2, 4))
     rows = sg.verify(model, given, methods=["ixg", "rollout", "gae"])
     hit = {

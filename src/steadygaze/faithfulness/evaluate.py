@@ -41,6 +41,7 @@ def evaluate(
     ratios: Sequence[float] = RATIOS,
     fill: str = "zero",
     explain: Explain | None = None,
+    forward: CachedForward | None = None,
 ) -> Evaluation:
     """Measure M maps of the B images of `batch`.
 
@@ -49,6 +50,7 @@ def evaluate(
     fill: "zero" (black), "mean", "blur" or "noise", for positive_perturbation and negative_perturbation
     explain: (model, images, target) -> maps (M, B, gh, gw), the M methods in the same order; needed by sanity
         metrics
+    forward: the model's run on the images of `batch`, if it is known already
 
     Random numbers depend on `seed` and the image's name only. The model is left as it was.
     """
@@ -57,7 +59,7 @@ def evaluate(
     check_outputs(chosen.values(), view.plan.outputs)
     _check_needs(chosen.values(), batch, explain)
     with torch.no_grad(), evaluation_mode(view.model):
-        forward = CachedForward(view, batch.images)
+        forward = CachedForward(view, batch.images) if forward is None else forward
         _check_maps(forward, maps)
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
         _check_target(target, batch, forward if any(m.uses_model for m in chosen.values()) else None)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from steadygaze.errors import BadInput
 from steadygaze.target import PRESENT, predictions
 from steadygaze.vit import ViT
+from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.subsets import chunk_of
 from steadygaze.vit.view import evaluation_mode
 
@@ -75,22 +76,9 @@ class Batch:
         )
 
 
-@dataclass(frozen=True)
-class CachedForward:
+@dataclass(frozen=True, eq=False)
+class CachedForward(CleanForward):
     """The model's output on unmodified images, computed once and shared by all maps and metrics."""
-
-    vit: ViT
-    images: Float[Tensor, "b c h w"]
-
-    @cached_property
-    def tokens(self) -> Float[Tensor, "b n d"]:
-        """Embedded images."""
-        return self.vit.embed(self.images)
-
-    @cached_property
-    def logits(self) -> Float[Tensor, "b classes"]:
-        """Logits of the unmodified images."""
-        return self.vit.logits(self.tokens)
 
     @cached_property
     def probabilities(self) -> Float[Tensor, "b classes"]:
@@ -113,11 +101,6 @@ class CachedForward:
             return logits.argmax(1) == target
         present = self.predictions(logits).gather(1, target[:, None])[:, 0] > PRESENT
         return present == (self.probabilities[image, target] > PRESENT)
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of a map."""
-        return self.vit.layout(self.tokens).grid
 
     @property
     def chunk(self) -> int:

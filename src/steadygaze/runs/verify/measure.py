@@ -10,25 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.faithfulness.evaluate import evaluate
+from steadygaze.faithfulness.inputs import CachedForward
 from steadygaze.faithfulness.metric import METRICS, Batch, Values
 from steadygaze.runs.maps import BROKEN, maps_of
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.verify.plan import Plan
 from steadygaze.target import task_of_outputs
-from steadygaze.vit import ViT, adapt
+from steadygaze.vit import adapt
+from steadygaze.vit.clean_forward import CleanForward
 
 Flags = dict[tuple[int, int], str]  # (map, image) -> zero or broken
-TargetOf = Callable[[Batch], Tensor]  # the class that is explained for each image, (B,)
+TargetOf = Callable[[Batch, CachedForward], Tensor]  # the class that is explained for each image, (B,)
 
 
 def compute_rows(
-    vit: ViT, batch: Batch, plan: Plan, target: Tensor, identity: dict[str, Any]
+    forward: CachedForward, batch: Batch, plan: Plan, target: Tensor, identity: dict[str, Any]
 ) -> Iterator[Row]:
-    """Every row of a batch, by image, column and metric."""
-    maps, flags = plan_maps(vit, batch.images, target, plan)
+    """Every row of a batch, by image, column and metric; all maps and metrics share `forward`."""
+    vit = forward.vit
+    maps, flags = plan_maps(forward, target, plan)
 
     def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return plan_maps(adapt(model, task_of_outputs(vit.plan.outputs)), images, classes, plan)[0]
+        view = adapt(model, task_of_outputs(vit.plan.outputs))
+        return plan_maps(CleanForward.of(view, images), classes, plan)[0]
 
     evaluation = evaluate(
         vit,
@@ -40,6 +44,7 @@ def compute_rows(
         ratios=plan.ratios,
         fill=plan.fill,
         explain=explain_again,
+        forward=forward,
     )
     numbers = {name: _Numbers(name, values, plan) for name, values in evaluation.values.items()}
     for b, image in enumerate(batch.names):
@@ -83,12 +88,12 @@ class _Numbers:
         return None if self._details is None else [json_number(x) for x in self._details[m, b]]
 
 
-def plan_maps(model: nn.Module | ViT, images: Tensor, target: Tensor, plan: Plan) -> tuple[Tensor, Flags]:
+def plan_maps(clean: CleanForward, target: Tensor, plan: Plan) -> tuple[Tensor, Flags]:
     """The maps of the plan, (M, B, gh, gw), and which of them are zero or broken (those are zero here)."""
     all_maps: list[Tensor] = []
     flags: Flags = {}
     for score, methods in plan.calls:
-        for maps, flagged in maps_of(model, images, target, methods, score):
+        for maps, flagged in maps_of(clean, target, methods, score):
             flags |= {(len(all_maps), b): flag for b, flag in flagged.items()}
             all_maps.append(maps)
     return torch.stack(all_maps), flags

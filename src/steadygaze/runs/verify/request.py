@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from steadygaze.data.folders import Classes, Unlabelled
 from steadygaze.data.masks import find
 from steadygaze.data.sources import InMemoryData
 from steadygaze.errors import BadInput, ImagesOutOfRange
-from steadygaze.faithfulness.inputs import Batch
+from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT, Method
@@ -38,13 +38,12 @@ from steadygaze.runs.request import (
 )
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
-from steadygaze.runs.verify.measure import compute_rows
+from steadygaze.runs.verify.measure import TargetOf, compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
 from steadygaze.target import Outputs
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.image_range import range_note
-from steadygaze.vit.view import evaluation_mode
 
 Target = int | str | Sequence[int] | Tensor | None
 BY_NAME = ("label", "predicted")
@@ -85,7 +84,7 @@ class PreparedVerify:
     loaded: LoadedModel | None
     plan: Plan
     source: ImageSource
-    target_of: Callable[[Batch], Tensor]
+    target_of: TargetOf
     identity: dict[str, str]
     settings: dict[str, Any]
     about: dict[str, Any]
@@ -98,7 +97,8 @@ class PreparedVerify:
     def compute(self, job: Job, batch: Batch) -> Iterator[Row]:
         """The rows of one batch."""
         batch = batch.to(self.device)
-        return compute_rows(self.vit, batch, self.plan, self.target_of(batch), self.identity)
+        forward = CachedForward.of(self.vit, batch.images)
+        return compute_rows(forward, batch, self.plan, self.target_of(batch, forward), self.identity)
 
 
 def prepare_verify(request: VerifyRequest, world: World | None = None) -> PreparedVerify:
@@ -190,7 +190,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
         loaded,
         plan,
         source,
-        _target_function(vit, target, source),
+        _target_function(target, source),
         loaded.identity,
         _settings(plan, loaded.identity, described),
         {**about_run(request), "given": origin},
@@ -224,7 +224,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         labels_used=target == "label" or vit.plan.outputs == "classes",
     )
     source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
-    target_of = _target_function(vit, target, source)
+    target_of = _target_function(target, source)
     identity = identity_of(vit.model, loaded)
     first = source.first
     if note := range_note(loaded or vit, vit.check(first.images)):
@@ -305,17 +305,17 @@ def _target_text(target: str | int | Tensor) -> str:
     return str(target)
 
 
-def _target_function(vit: ViT, target: str | int | Tensor, source: ImageSource) -> Callable[[Batch], Tensor]:
+def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetOf:
     """From a batch to the classes that are explained, (B,)."""
     if target == "label":
-        return lambda batch: batch.labels
+        return lambda batch, forward: batch.labels
     if target == "predicted":
-        return lambda batch: _predicted(vit, batch.images)
+        return lambda batch, forward: forward.logits.argmax(-1)
     if isinstance(target, int):
-        return lambda batch: torch.full_like(batch.labels, target)
+        return lambda batch, forward: torch.full_like(batch.labels, target)
     assert isinstance(target, Tensor)
 
-    def given(batch: Batch) -> Tensor:
+    def given(batch: Batch, forward: CachedForward) -> Tensor:
         positions = [source.position(name) for name in batch.names]
         if max(positions) >= len(target):
             raise BadInput(
@@ -325,8 +325,3 @@ def _target_function(vit: ViT, target: str | int | Tensor, source: ImageSource) 
         return target[positions].to(batch.labels.device)
 
     return given
-
-
-def _predicted(vit: ViT, images: Tensor) -> Tensor:
-    with torch.no_grad(), evaluation_mode(vit.model):
-        return vit(images).argmax(-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
-from steadygaze.faithfulness.inputs import Batch
+from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
@@ -136,12 +136,13 @@ def _sample(
     values: list[float],
 ) -> MapSample:
     batch = batch.to(prepared.device)
-    target = prepared.target_of(batch)
+    forward = CachedForward.of(prepared.vit, batch.images)
+    target = prepared.target_of(batch, forward)
     image = thumbnail(_shown(batch))
     files = [save_image(out, f"image{number}", image)]
     with torch.no_grad():
         outputs = prepared.vit.plan.outputs
-        numbers = predictions(outputs, prepared.vit(batch.images)[0])
+        numbers = predictions(outputs, forward.logits[0])
     for k, column in enumerate(columns):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateMap)

@@ -25,6 +25,7 @@ from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.stress.quantities import share
 from steadygaze.runs.stress.setting import Setting
 from steadygaze.runs.stress.suite import Condition, Option, Suite, register_suite
+from steadygaze.vit.clean_forward import CleanForward
 
 if TYPE_CHECKING:
     from steadygaze.runs.stress.card import Card
@@ -84,7 +85,8 @@ class Occlusion(Suite):
             notes = []
         else:
             predicted = evaluator.logits(images).argmax(1)
-            maps, flags = maps_of(vit, images, predicted, [parse_method(self.values["salient"])], None)[0]
+            clean = CleanForward.of(vit, images)
+            maps, flags = maps_of(clean, predicted, [parse_method(self.values["salient"])], None)[0]
             curve = salient_drop(vit, images, labels, maps, shares=SHARES)
             notes = [f"by {self.values['salient']}"]
         if curve.means != "removal":

@@ -1,0 +1,69 @@
+"""The model's run on unmodified images, computed once for everything that needs it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.errors import BadInput
+from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.view import ViT
+
+
+@dataclass(frozen=True, eq=False)
+class CleanForward:
+    """A batch of images, their tokens and logits, without gradients; each is computed when it is first read.
+
+    The attribution methods and the metrics of a batch share one of these.
+    """
+
+    vit: ViT
+    images: Float[Tensor, "b c h w"]
+
+    @classmethod
+    def of(cls, vit: ViT, images: Any) -> Self:
+        """Of a copy of the images in the model's precision; BadInput if the model cannot run on them."""
+        with without_autocast(vit.model):
+            return cls(vit, _checked(vit, images))
+
+    @cached_property
+    def tokens(self) -> Float[Tensor, "b n d"]:
+        """Embedded images."""
+        with torch.no_grad(), without_autocast(self.vit.model), evaluation_mode(self.vit.model):
+            return self.vit.embed(self.images)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "b classes"]:
+        """Logits of the unmodified images."""
+        with torch.no_grad(), without_autocast(self.vit.model), evaluation_mode(self.vit.model):
+            return self.vit.logits(self.tokens)
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of a map."""
+        return self.vit.layout(self.tokens).grid
+
+
+def _checked(vit: ViT, images: Any) -> Tensor:
+    """A copy of the images in the model's precision; raises BadInput if the model cannot run on them."""
+    images = vit.check(images)
+    parameter = next(vit.model.parameters())
+    if images.device != parameter.device:
+        raise BadInput(
+            f"the images are on {images.device}, the model on {parameter.device}. "
+            f"Use images.to({str(parameter.device)!r})."
+        )
+    if parameter.dtype == torch.bfloat16 and parameter.device.type == "cpu" and not _cpu_has_bfloat16():
+        raise BadInput(
+            "the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes per image. "
+            "Use model.float()."
+        )
+    return images.detach().clone().to(parameter.dtype)
+
+
+def _cpu_has_bfloat16() -> bool:
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe and probe())
