@@ -22,7 +22,7 @@ LEVELS = (
     ("errors", "types"),
     ("registry", "progress", "files", "seeding", "quantity"),
     ("target", "drawing"),
-    ("manifest",),
+    ("manifest", "maps"),
     ("heatmap", "data"),
     ("models",),
     ("vit",),

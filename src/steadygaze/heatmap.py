@@ -25,6 +25,7 @@ from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
 from steadygaze.files import write_npz, write_png
 from steadygaze.manifest import image_entry, write_manifest
+from steadygaze.maps import MapName, MapWriter
 from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
@@ -261,6 +262,16 @@ class Attribution:
         written = [folder / file for files in overlays.values() for file in files]
         return [*written, folder / "scores.npz", manifest]
 
+    def save_maps(self, folder: str | Path, names: Sequence[str] | None = None) -> Path:
+        """Store the maps in float16, as `verify(maps=folder)` reads them (docs/maps.md); returns the file.
+
+        names: the key of each image; "0", "1", ... by default
+        """
+        names = [str(number) for number in range(len(self))] if names is None else list(names)
+        if len(names) != len(self):
+            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+        return store_maps(folder, names, {self.method: self})
+
     def _shown(self) -> list[tuple[str, Image.Image]]:
         """Title and image of the maps that a notebook shows."""
         shown = []
@@ -301,6 +312,17 @@ def resized(
         {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
     )
     return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
+
+
+def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[str, Attribution]) -> Path:
+    """Store maps of the same images and targets in one file of `folder`."""
+    first = next(iter(attributions.values()))
+    several = first.scores.shape[1] if first.scores.ndim == 4 else 1
+    return MapWriter(folder).write(
+        [name for name in names for _ in range(several)],
+        {MapName(one.method, one.score): one.scores.flatten(0, -3) for one in attributions.values()},
+        None if first.target is None else first.target.flatten().tolist(),
+    )
 
 
 def comparison_grid(

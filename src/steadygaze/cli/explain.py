@@ -26,6 +26,7 @@ from steadygaze.cli.running import print_line, progress_bar
 from steadygaze.data.images import find_images, read_image
 from steadygaze.errors import BadImage, BadInput, BrokenMap
 from steadygaze.explainer import explain
+from steadygaze.heatmap import store_maps
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
@@ -213,6 +214,16 @@ def explain_batch(
             )
         return
     attributions = {name: attribution.to("cpu") for name, attribution in explained.items()}
+    if request.maps is not None:
+        store_maps(request.maps, [map_key(file, request.images) for file in image_files], attributions)
     results.partial += [f"{', '.join(names)}: {message}" for message in interruptions.take()]
     originals = [loaded.to_image(image) for image in images]
     add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
+
+
+def map_key(file: Path, given: Sequence[Path]) -> str:
+    """The key of an image: its path below the folder that was given, as in rows of `verify`; or its name."""
+    for path in given:
+        if path.is_dir() and file.is_relative_to(path):
+            return file.relative_to(path).as_posix()
+    return file.name

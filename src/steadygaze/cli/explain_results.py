@@ -56,6 +56,7 @@ class ExplainOptions:
     device: str = "auto"
     diffmask: Path | None = None
     patches: bool = False
+    maps: Path | None = None
     shard: Shard = WHOLE
 
     def file(self, stem: str, ending: str) -> Path:
@@ -313,6 +314,8 @@ def print_files(request: ExplainOptions, results: Results, console: Console) -> 
     """Print what was written where."""
     overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
     print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
+    if request.maps is not None:
+        print_line(console, f"  {request.maps}  the maps in float16, for steadygaze verify --maps")
     for file, content in (
         (request.file("grid", "png"), "the methods side by side" + omitted_from_grid(results)),
         (request.file("scores", "npz"), "the scores of every patch"),

@@ -66,7 +66,7 @@ def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
 
 def search_cost(prepared: PreparedVerify) -> str:
     """What the searches of a run cost, if that is more than a minute; one forward pass is timed."""
-    costs = {column.method.name: forward_passes(column.method) for column in prepared.plan.maps}
+    costs = {method.name: forward_passes(method) for method, _ in prepared.plan.computed}
     searches = [method.name for method in prepared.plan.searches]
     passes = sum(costs[name] for name in searches)
     others = sum(costs.values()) - passes

@@ -23,10 +23,11 @@ def maps_of(
     here).
     """
     made = _maps_and_broken(clean, target, list(methods), score)
-    return [(maps, _flags(maps, broken)) for maps, broken in made]
+    return [(maps, flags_of(maps, broken)) for maps, broken in made]
 
 
-def _flags(maps: Tensor, broken: list[int]) -> dict[int, str]:
+def flags_of(maps: Tensor, broken: list[int]) -> dict[int, str]:
+    """Image index -> flag, of maps (B, gh, gw) some of which are broken."""
     zero = (maps.flatten(1) == 0).all(1).nonzero()[:, 0].tolist()
     return dict.fromkeys(zero, ZERO) | dict.fromkeys(broken, BROKEN)
 

@@ -44,6 +44,13 @@ def explain(
         bool, typer.Option("--patches", help="Also write overlays without interpolation between patches.")
     ] = False,
     diffmask: options.DiffMask = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also store the maps in this folder, in float16, for `verify --maps`. Keys are paths below "
+            "the given folders, or names of files."
+        ),
+    ] = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
     image_size: options.ImageSize = None,
@@ -86,6 +93,7 @@ def explain(
         signed=signed,
         patches=patches,
         diffmask=diffmask,
+        maps=maps,
         batch_size=batch_size,
         num_classes=num_classes,
         model_options=model_options(None, image_size, mean, std, model_kwargs),

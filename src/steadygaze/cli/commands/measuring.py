@@ -65,6 +65,16 @@ def verify(
         ),
     ] = "zero",
     diffmask: options.DiffMask = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of maps to measure, made by this or another program (docs/maps.md). Without "
+            "--methods, only these are measured."
+        ),
+    ] = None,
+    keep_maps: Annotated[
+        bool, typer.Option("--keep-maps", help="Store the maps of the methods in float16, in OUT/maps.")
+    ] = False,
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
@@ -95,7 +105,7 @@ def verify(
     from steadygaze.cli.verify import run
     from steadygaze.runs.shards.shard import parse_shard
     from steadygaze.runs.verify.plan import DEFAULT_METRICS
-    from steadygaze.runs.verify.request import VerifyRequest
+    from steadygaze.runs.verify.request import VerifyRequest, maps_folder
 
     request = VerifyRequest(
         model=model,
@@ -103,7 +113,7 @@ def verify(
         out=out,
         checkpoint=checkpoint,
         masks=masks,
-        methods=split_methods(methods or [DEFAULT]),
+        methods=split_methods(methods or ([DEFAULT] if maps is None else [])),
         metrics=split_names(metrics) or DEFAULT_METRICS,
         scores=split_names(score) or None,
         limit=limit,
@@ -123,6 +133,8 @@ def verify(
         command=command_line(),
         diffmask=diffmask,
         shard=parse_shard(shard),
+        maps=maps,
+        keep_maps=maps_folder(keep_maps, out),
     )
     raise typer.Exit(run(request))
 

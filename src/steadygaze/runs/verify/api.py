@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,14 +15,14 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards.shard import parse_shard
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
-from steadygaze.runs.verify.request import VerifyRequest, run_verify
+from steadygaze.runs.verify.request import VerifyRequest, maps_folder, run_verify
 from steadygaze.vit import ViT
 
 
 def verify(
     model: nn.Module | ViT | LoadedModel | str,
     data: Data,
-    methods: str | Method | Sequence[str | Method] = (DEFAULT,),
+    methods: str | Method | Sequence[str | Method] | None = None,
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     target: int | str | Sequence[int] | Tensor | None = None,
     score: str | Sequence[str] | None = None,
@@ -37,6 +38,8 @@ def verify(
     num_workers: int = 0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    maps: str | Path | Mapping[str, Any] | None = None,
+    keep_maps: bool | str | Path = False,
     out: str | Path | None = None,
     shard: str | tuple[int, int] | None = None,
     on_progress: OnProgress = ignore_progress,
@@ -50,7 +53,7 @@ def verify(
         H, W) with 255 object, 128 border, 0 background, or booleans. Images in memory are called "0", "1",
         ... in order
     methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
-        searches
+        searches. By default the method of `explain`, or none if `maps` are given
     metrics, metric: names of `sg.list_metrics()`
     target: the class that is explained and scored: None is the label, "predicted", one class, or one for each
         image
@@ -63,11 +66,19 @@ def verify(
     batch_size: for a folder or a `Dataset`    num_workers: for a folder, threads that read images ahead
     mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
         models
+    maps: maps to measure that were made before, by this package or by another: a folder of map files
+        (docs/maps.md), or a dict from the name of a method to an array (N, rows, columns), or to a dict from
+        the name of an image to an array (rows, columns). A map has one score for each patch, or for each
+        pixel of the model's input (then the mean over each patch is measured). In rows, the method NAME is
+        called maps:NAME
+    keep_maps: store the maps of `methods` in float16, in this folder; True is the folder `maps` in `out`
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
         share one output folder; the result is this part
     """
     chosen = method if method is not None else methods
+    if chosen is None:
+        chosen = () if maps is not None else DEFAULT
     measured = metric if metric is not None else metrics
     request = VerifyRequest(
         model=model,
@@ -87,5 +98,7 @@ def verify(
         mean=mean,
         std=std,
         shard=parse_shard(shard),
+        maps=maps,
+        keep_maps=maps_folder(keep_maps, out),
     )
     return run_verify(request, on_progress=on_progress)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import CachedForward
 from steadygaze.faithfulness.metric import METRICS, Batch, Values
-from steadygaze.runs.maps import BROKEN, maps_of
+from steadygaze.maps import MapName, MapWriter
+from steadygaze.runs.maps import BROKEN, flags_of, maps_of
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.verify.plan import Plan
 from steadygaze.target import task_of_outputs
@@ -24,15 +26,25 @@ TargetOf = Callable[[Batch, CachedForward], Tensor]  # the class that is explain
 
 
 def compute_rows(
-    forward: CachedForward, batch: Batch, plan: Plan, target: Tensor, identity: dict[str, Any]
+    forward: CachedForward,
+    batch: Batch,
+    plan: Plan,
+    target: Tensor,
+    identity: dict[str, Any],
+    keep: MapWriter | None = None,
 ) -> Iterator[Row]:
-    """Every row of a batch, by image, column and metric; all maps and metrics share `forward`."""
+    """Every row of a batch, by image, column and metric; all maps and metrics share `forward`.
+
+    keep: stores the maps, before their rows are returned
+    """
     vit = forward.vit
-    maps, flags = plan_maps(forward, target, plan)
+    maps, flags = plan_maps(forward, target, plan, batch.names)
+    if keep is not None:
+        keep_maps(keep, batch, maps, flags, target, plan)
 
     def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         view = adapt(model, task_of_outputs(vit.plan.outputs))
-        return plan_maps(CleanForward.of(view, images), classes, plan)[0]
+        return plan_maps(CleanForward.of(view, images), classes, plan, batch.names)[0]
 
     evaluation = evaluate(
         vit,
@@ -88,12 +100,37 @@ class _Numbers:
         return None if self._details is None else [json_number(x) for x in self._details[m, b]]
 
 
-def plan_maps(clean: CleanForward, target: Tensor, plan: Plan) -> tuple[Tensor, Flags]:
-    """The maps of the plan, (M, B, gh, gw), and which of them are zero or broken (those are zero here)."""
-    all_maps: list[Tensor] = []
-    flags: Flags = {}
+def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> tuple[Tensor, Flags]:
+    """The maps of the plan, (M, B, gh, gw), and which of them are zero or broken (those are zero here).
+
+    names: keys of the images, for maps that are read
+    """
+    found: list[tuple[Tensor, dict[int, str]]] = []
     for score, methods in plan.calls:
-        for maps, flagged in maps_of(clean, target, methods, score):
-            flags |= {(len(all_maps), b): flag for b, flag in flagged.items()}
-            all_maps.append(maps)
-    return torch.stack(all_maps), flags
+        found += maps_of(clean, target, methods, score)
+    height, width = clean.images.shape[-2:]
+    for method in plan.stored:
+        maps, broken = method.batch(names, target.tolist(), clean.grid, (height, width))
+        found.append((maps.to(clean.images.device), flags_of(maps, broken)))
+    flags = {(m, b): flag for m, (_, flagged) in enumerate(found) for b, flag in flagged.items()}
+    widest = functools.reduce(torch.promote_types, (maps.dtype for maps, _ in found))
+    return torch.stack([maps.to(widest) for maps, _ in found]), flags
+
+
+def keep_maps(
+    writer: MapWriter, batch: Batch, maps: Tensor, flags: Flags, target: Tensor, plan: Plan
+) -> None:
+    """Store the maps of a batch that were computed, not read."""
+    names = [MapName(method.name, score) for method, score in plan.computed]
+    if not names:
+        return
+    broken = {
+        name: [b for b in range(len(batch.names)) if flags.get((m, b)) == BROKEN]
+        for m, name in enumerate(names)
+    }
+    writer.write(
+        batch.names,
+        dict(zip(names, maps, strict=False)),
+        target.tolist(),
+        {name: positions for name, positions in broken.items() if positions},
+    )

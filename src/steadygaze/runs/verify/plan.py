@@ -14,6 +14,7 @@ from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
 from steadygaze.faithfulness.removal import checked_ratios
+from steadygaze.maps import MapSource, StoredMethod
 from steadygaze.method_names import make_method
 from steadygaze.method_registry import AGGREGATORS, Method, base_methods
 from steadygaze.methods import list_methods, parse_method
@@ -28,9 +29,9 @@ DEFAULT_VALUE_METRICS = ("insertion_value", "deletion_value")  # of regression m
 
 @dataclass(frozen=True)
 class Column:
-    """One line of the ranking: a method and the score it explains."""
+    """One line of the ranking: a method, or the maps that it made before, and the score it explains."""
 
-    method: Method
+    method: Method | StoredMethod
     score: str
 
     @property
@@ -39,6 +40,8 @@ class Column:
         it.
         """
         m = self.method
+        if isinstance(m, StoredMethod):
+            return m.name, self.score
         return m.base.name, m.aggregator, m.options, rules_of(m), self.score if m.class_specific else None
 
     def key(self, metric: str) -> RowKey:
@@ -75,12 +78,24 @@ class Plan:
         return tuple(index[column.identity] for column in self.columns)
 
     @cached_property
+    def stored(self) -> tuple[StoredMethod, ...]:
+        """The last ones of `maps`: those that are read, not computed."""
+        return tuple(c.method for c in self.maps if isinstance(c.method, StoredMethod))
+
+    @cached_property
+    def computed(self) -> tuple[tuple[Method, str], ...]:
+        """The others of `maps`, with their scores."""
+        return tuple((c.method, c.score) for c in self.maps if isinstance(c.method, Method))
+
+    @cached_property
     def calls(self) -> tuple[tuple[str | None, tuple[Method, ...]], ...]:
-        """(score, methods) for each call of `explain`; together, in this order, they give `maps`."""
+        """(score, methods) for each call of `explain`; together, in this order, they give `computed`."""
+        if not self.computed:
+            return ()
         if self.own_scores:
-            return ((None, tuple(column.method for column in self.maps)),)
-        scores = dict.fromkeys(column.score for column in self.maps)
-        return tuple((score, tuple(c.method for c in self.maps if c.score == score)) for score in scores)
+            return ((None, tuple(method for method, _ in self.computed)),)
+        scores = dict.fromkeys(score for _, score in self.computed)
+        return tuple((score, tuple(m for m, own in self.computed if own == score)) for score in scores)
 
     @cached_property
     def keys(self) -> tuple[RowKey, ...]:
@@ -90,7 +105,7 @@ class Plan:
     @property
     def searches(self) -> list[Method]:
         """The methods that search."""
-        return [column.method for column in self.maps if column.method.base.family == SEARCHES]
+        return [method for method, _ in self.computed if method.base.family == SEARCHES]
 
     @property
     def painting(self) -> list[str]:
@@ -112,9 +127,13 @@ def make_plan(
     seed: int,
     start_layers: Sequence[int] | None = None,
     fill: str = "zero",
+    maps: MapSource | None = None,
 ) -> Plan:
-    """Check every name, and that every method supports the model, before anything is computed."""
-    chosen = choose(vit, methods)
+    """Check every name, and that every method supports the model, before anything is computed.
+
+    maps: maps that are measured besides those of `methods`
+    """
+    chosen = choose(vit, methods) if methods or maps is None else []
     if start_layers is not None:
         chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
     outputs = vit.plan.outputs
@@ -128,10 +147,19 @@ def make_plan(
     if not names:
         raise BadInput("metrics: expected at least one, got none")
     check_outputs(map(metric, names), outputs)
+    stored = () if maps is None else tuple(Column(StoredMethod(n, maps), n.score) for n in maps.names)
+    repeating = [name for name in names if METRICS[name].needs_explain]
+    if stored and repeating:
+        raise BadInput(
+            f"{', '.join(repeating)}: the methods are run again on other weights or classes, which is not "
+            "possible for maps that are given. Leave these metrics out, or measure methods by name.",
+            option="metrics",
+        )
     if scores:
         columns = tuple(Column(m, s) for s in dict.fromkeys(scores) for m in chosen)
     else:
         columns = tuple(Column(m, default_score(m.score, outputs)) for m in chosen)
+    columns = (*columns, *stored)
     return Plan(columns, names, checked_ratios(ratios or RATIOS), seed, fill, own_scores=not scores)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from steadygaze.errors import BadInput, ImagesOutOfRange
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
+from steadygaze.maps import MapWriter, open_maps
+from steadygaze.maps.reader import missing_message
+from steadygaze.maps.sources import Given
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.methods.search import report_searches
@@ -37,7 +41,7 @@ from steadygaze.runs.request import (
     task_setting,
 )
 from steadygaze.runs.rows import Row, Rows
-from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
+from steadygaze.runs.verify.images import FilesJob, FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import TargetOf, compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
@@ -58,6 +62,8 @@ class VerifyRequest(Request):
     start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
     mean, std: the normalisation of images in memory
     diffmask: trained gates, for the method diffmask
+    maps: maps to measure besides those of `methods`: a folder, or arrays by method
+    keep_maps: a folder for the maps that are computed
     """
 
     methods: Sequence[str | Method] = (DEFAULT,)
@@ -70,6 +76,8 @@ class VerifyRequest(Request):
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     diffmask: Path | None = None
+    maps: Given | None = None
+    keep_maps: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,13 @@ class PreparedVerify:
         """The rows of one batch."""
         batch = batch.to(self.device)
         forward = CachedForward.of(self.vit, batch.images)
-        return compute_rows(forward, batch, self.plan, self.target_of(batch, forward), self.identity)
+        target = self.target_of(batch, forward)
+        return compute_rows(forward, batch, self.plan, target, self.identity, self._writer)
+
+    @cached_property
+    def _writer(self) -> MapWriter | None:
+        folder = self.request.keep_maps
+        return None if folder is None else MapWriter(folder, self.identity)
 
 
 def prepare_verify(request: VerifyRequest, world: World | None = None) -> PreparedVerify:
@@ -141,6 +155,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         request.seed,
         parse_start_layers(request.start_layers, vit),
         request.fill,
+        None if request.maps is None else open_maps(request.maps),
     )
 
 
@@ -166,6 +181,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
             "target='predicted'"
         )
     source = FolderSource(labelled, loaded, request.batch_size)
+    check_complete(plan, source)
     described = {
         **request.settings(loaded),
         "pictures": len(labelled.items),
@@ -258,9 +274,29 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
         "metrics": list(plan.metrics),
         "ratios": list(plan.ratios),
         "seed": plan.seed,
+        **({"maps": plan.stored[0].source.digest} if plan.stored else {}),
         **({} if plan.fill == "zero" else {"fill": plan.fill}),
         "versions": {"steadygaze": __version__, **versions()},
     }
+
+
+def maps_folder(keep: bool | str | Path, out: str | Path | None) -> Path | None:
+    """The folder for maps that are kept."""
+    if isinstance(keep, bool):
+        if keep and out is None:
+            raise BadInput("keep_maps: expected a folder, or True with out=, got True without out=")
+        return Path(out) / "maps" if keep and out is not None else None
+    return Path(keep)
+
+
+def check_complete(plan: Plan, source: FolderSource) -> None:
+    """BadInput if an image has no map; those that cannot be read need none."""
+    images = [item.name for item in source.labelled.items]
+    for method in plan.stored:
+        missing = [image for image in images if not method.source.has(method.maps, image)]
+        if any(source.readable(FilesJob((image,), ()), image) for image in missing):
+            unknown = method.source.images - set(images)
+            raise BadInput(missing_message(method.maps, missing, len(images), unknown))
 
 
 # -- the class that is explained

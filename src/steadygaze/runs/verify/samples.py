@@ -17,8 +17,10 @@ from torch import Tensor
 
 from steadygaze.drawing import to_pil_image
 from steadygaze.errors import DegenerateMap, SteadygazeError
-from steadygaze.explainer import explain
+from steadygaze.explainer import explain_batch
 from steadygaze.faithfulness.inputs import Batch, CachedForward
+from steadygaze.heatmap import Attribution
+from steadygaze.maps import StoredMethod
 from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
@@ -103,13 +105,14 @@ def leading_columns(section: Section, columns: Sequence[Column]) -> list[Column]
     ranked = [by_line[line] for line in section.lines if line in by_line]
     if not ranked:
         return []
-    first = ranked[0].method
-    others = [
-        c
-        for c in ranked[1:]
-        if (c.method.base.name, c.method.aggregator) != (first.base.name, first.aggregator)
-    ]
+    others = [column for column in ranked[1:] if _family(column) != _family(ranked[0])]
     return [ranked[0], *(others or ranked[1:])[:1]]
+
+
+def _family(column: Column) -> tuple[str | None, ...]:
+    """Equal for the same method with other options or another score."""
+    m = column.method
+    return (m.name,) if isinstance(m, StoredMethod) else (m.base.name, m.aggregator)
 
 
 def extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list[str]]:
@@ -144,14 +147,22 @@ def _sample(
         outputs = prepared.vit.plan.outputs
         numbers = predictions(outputs, forward.logits[0])
     for k, column in enumerate(columns):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateMap)
-            attribution = explain(
-                prepared.vit, batch.images, target=target, method=column.method, score=column.score
-            )
+        attribution = _attribution(column, forward, target, batch.names)
         files.append(save_image(out, f"image{number}-map{k}", attribution.overlay(image)))
     class_names = None if prepared.loaded is None else prepared.loaded.class_names
     return MapSample(batch.names[0], _title(outputs, numbers, int(target[0]), class_names), values, files)
+
+
+def _attribution(column: Column, forward: CachedForward, target: Tensor, names: Sequence[str]) -> Attribution:
+    m = column.method
+    if isinstance(m, StoredMethod):
+        height, width = forward.images.shape[-2:]
+        scores, _ = m.batch(names, target.tolist(), forward.grid, (height, width))
+        outputs = forward.vit.plan.outputs
+        return Attribution(scores, target, forward.logits, m.name, column.score, outputs=outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateMap)
+        return explain_batch(forward, target, [m], column.score)[m.name]
 
 
 def _shown(batch: Batch) -> Image.Image:

@@ -1,0 +1,278 @@
+"""Reading a folder of maps, which may come from a stranger: nothing in it is executed, and every size is
+checked before memory is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.errors import BadInput
+from steadygaze.maps.names import SCALE, SUFFIX, MapName, restored
+
+MIB = 2**20
+MAX_OPEN = 16  # files that stay open
+MAX_HEADER = 64 * MIB  # names, shapes and keys of one file
+FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+HELP = "docs/maps.md describes the format."
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """What one file holds, without the maps themselves.
+
+    names: the methods; scaled: those whose values are multiplied by a factor for each map
+    targets: the explained class of each image; None if the file does not state it
+    broken: positions of maps that were not finite, by name
+    """
+
+    path: Path
+    images: tuple[str, ...]
+    names: frozenset[MapName]
+    scaled: frozenset[MapName]
+    targets: tuple[int, ...] | None
+    broken: dict[MapName, frozenset[int]]
+
+    @classmethod
+    def read(cls, path: Path) -> MapFile:
+        """Check a file and read its header."""
+        _check_header_size(path)
+        file = _open(path)
+        metadata: dict[str, str] = file.metadata() or {}
+        images = _images(path, metadata)
+        names: set[MapName] = set()
+        scaled: set[MapName] = set()
+        tensors = list(file.keys())
+        for text in tensors:
+            part = file.get_slice(text)
+            shape, dtype = tuple(part.get_shape()), part.get_dtype()
+            if text.endswith(SCALE):
+                _check_scale(path, text, shape, dtype, tensors, len(images))
+                scaled.add(MapName.parse(text.removesuffix(SCALE)))
+            else:
+                _check_tensor(path, text, shape, dtype, len(images))
+                names.add(MapName.parse(text))
+        if not names:
+            raise BadInput(f"{path}: expected at least one tensor of maps, got none. {HELP}")
+        targets = _optional_list(path, metadata, "targets", len(images))
+        broken = _broken(path, metadata, names, len(images))
+        return cls(path, images, frozenset(names), frozenset(scaled), targets, broken)
+
+    def digest(self) -> str:
+        """The SHA-256 of the file."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class MapFolder:
+    """The maps of a folder, or of the folder `maps` in a run folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            kind = "a file" if self.folder.exists() else "no such folder"
+            raise BadInput(f"maps: expected a folder of {SUFFIX} files, got {folder}: {kind}. {HELP}")
+        paths = sorted(self.folder.glob(f"*{SUFFIX}")) or sorted(self.folder.glob(f"maps/*{SUFFIX}"))
+        if not paths:
+            raise BadInput(f"maps: expected {SUFFIX} files in {folder}, got none. {HELP}")
+        self.files = [MapFile.read(path) for path in paths]
+        self._open: dict[Path, Any] = {}  # the files that were read last
+        self._places: dict[str, list[tuple[int, int]]] = {}  # image -> files and positions
+        for number, file in enumerate(self.files):
+            for position, image in enumerate(file.images):
+                self._places.setdefault(image, []).append((number, position))
+
+    @cached_property
+    def names(self) -> tuple[MapName, ...]:
+        """The methods, in order of their names."""
+        return tuple(sorted({name for file in self.files for name in file.names}))
+
+    @property
+    def images(self) -> set[str]:
+        """Every key."""
+        return set(self._places)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for folders with the same files, whatever they are called."""
+        return hashlib.sha256("\n".join(sorted(f.digest() for f in self.files)).encode()).hexdigest()[:16]
+
+    def has(self, name: MapName, image: str) -> bool:
+        """Whether there is a map of this method for the image."""
+        return any(name in self.files[number].names for number, _ in self._places.get(image, ()))
+
+    def find(self, name: MapName, image: str, target: int) -> tuple[MapFile, int]:
+        """The file and position of a map; an error if there is none, or if there are different ones."""
+        places = [
+            (self.files[number], position)
+            for number, position in self._places.get(image, ())
+            if name in self.files[number].names
+        ]
+        if not places:
+            raise BadInput(missing_message(name, [image], 1, set()))
+        fitting = [(file, at) for file, at in places if file.targets is None or file.targets[at] == target]
+        if not fitting:
+            explained = sorted({file.targets[at] for file, at in places if file.targets is not None})
+            raise BadInput(
+                f"maps: the map {name} of {image!r} explains class {', '.join(map(str, explained))}, but the "
+                f"run measures class {target}. Use target='predicted' for maps of the predicted class, or "
+                "make the maps for the label."
+            )
+        self._check_equal(name, image, fitting)
+        return fitting[0]
+
+    def _check_equal(self, name: MapName, image: str, places: list[tuple[MapFile, int]]) -> None:
+        """A map that is stored twice must have the same values."""
+        (first, at), *others = places
+        for file, position in others:
+            one, other = self._map_at(first, name, at), self._map_at(file, name, position)
+            if one.shape != other.shape or not torch.equal(one, other):
+                raise BadInput(
+                    f"maps: expected one map {name} of {image!r}, got two that differ, in {first.path} and "
+                    f"{file.path}. Delete one of the files."
+                )
+
+    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
+        """A map, whether it is broken, and where it is stored (for errors)."""
+        file, position = self.find(name, image, target)
+        return self._map_at(file, name, position), position in file.broken.get(name, ()), str(file.path)
+
+    def _map_at(self, file: MapFile, name: MapName, position: int) -> Float[Tensor, "h w"]:
+        """One map in float32 or wider."""
+        if file.path not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[file.path] = _open(file.path)
+        tensors, one = self._open[file.path], slice(position, position + 1)
+        scale = tensors.get_slice(f"{name}{SCALE}")[one] if name in file.scaled else None
+        if scale is not None and not torch.isfinite(scale).all():
+            raise BadInput(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
+        return restored(tensors.get_slice(str(name))[one], scale)[0]
+
+
+def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
+    """What to do if images have no map; unknown: keys of maps that are no image of the data."""
+    strange = f" {len(unknown)} keys are no image of the data: {_shown(sorted(unknown))}." if unknown else ""
+    return (
+        f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
+        f"{_shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
+        "or 0, 1, ... for images in memory. Add the missing maps, or use fewer images."
+    )
+
+
+def _shown(keys: list[str]) -> str:
+    return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
+
+
+def _check_header_size(path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(f"{path}: expected a file, got a folder or a special file")
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER:
+        raise BadInput(
+            f"{path}: expected a {SUFFIX} file with a header of at most {MAX_HEADER // MIB} MiB, got {size} "
+            f"bytes. If it is a map file, split it. {HELP}"
+        )
+
+
+def _open(path: Path) -> Any:
+    """`safe_open`, with its errors as `BadInput`."""
+    from safetensors import safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:  # safetensors raises its own kinds
+        raise BadInput(
+            f"{path}: expected a {SUFFIX} file, got one that cannot be read ({str(error)[:200]}). It is "
+            "damaged or incomplete: write it again."
+        ) from error
+
+
+def _metadata(path: Path, metadata: dict[str, str], key: str, expected: str) -> Any:
+    try:
+        return json.loads(metadata[key])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{path}: metadata {key!r}: expected {expected} as JSON, got {metadata[key][:80]!r}. {HELP}"
+        ) from error
+
+
+def _images(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
+    expected = "a list of image keys"
+    if "images" not in metadata:
+        raise BadInput(
+            f"{path}: expected metadata 'images', {expected} as JSON, got none. Write it with "
+            f"save_file(tensors, path, metadata={{'images': json.dumps(keys)}}). {HELP}"
+        )
+    images = _metadata(path, metadata, "images", expected)
+    if not isinstance(images, list) or not images or not all(isinstance(key, str) for key in images):
+        raise BadInput(f"{path}: metadata 'images': expected {expected}, all texts, got {str(images)[:80]}")
+    return tuple(images)
+
+
+def _optional_list(path: Path, metadata: dict[str, str], key: str, count: int) -> tuple[int, ...] | None:
+    if key not in metadata:
+        return None
+    values = _metadata(path, metadata, key, "a list of classes")
+    good = isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
+    if not good:
+        raise BadInput(
+            f"{path}: metadata {key!r}: expected {count} class indices, one for each image, got "
+            f"{str(values)[:80]}"
+        )
+    return tuple(values)
+
+
+def _broken(
+    path: Path, metadata: dict[str, str], names: set[MapName], count: int
+) -> dict[MapName, frozenset[int]]:
+    if "broken" not in metadata:
+        return {}
+    values = _metadata(path, metadata, "broken", "lists of positions by tensor")
+
+    def positions(entries: Iterator[tuple[str, Any]]) -> Iterator[tuple[MapName, frozenset[int]]]:
+        for text, places in entries:
+            name = MapName.parse(text)
+            if name not in names or not isinstance(places, list):
+                raise ValueError
+            if not all(type(place) is int and 0 <= place < count for place in places):
+                raise ValueError
+            yield name, frozenset(places)
+
+    try:
+        return dict(positions(iter(values.items())))
+    except (ValueError, AttributeError) as error:
+        raise BadInput(
+            f"{path}: metadata 'broken': expected positions below {count} by tensor, got {str(values)[:80]}"
+        ) from error
+
+
+def _check_tensor(path: Path, name: str, shape: tuple[int, ...], dtype: str, count: int) -> None:
+    if len(shape) != 3 or shape[0] != count or 0 in shape:
+        hint = " Sum over the channels first." if len(shape) == 4 else ""
+        raise BadInput(
+            f"{path}: {name}: expected shape ({count}, rows, columns), one map for each of {count} keys in "
+            f"metadata 'images', got {shape}.{hint} {HELP}"
+        )
+    if dtype not in FLOATS:
+        raise BadInput(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
+
+
+def _check_scale(
+    path: Path, name: str, shape: tuple[int, ...], dtype: str, names: list[str], count: int
+) -> None:
+    if name.removesuffix(SCALE) not in names or shape != (count,) or dtype not in ("F32", "F64"):
+        raise BadInput(
+            f"{path}: {name}: expected {count} factors in float32, of a tensor "
+            f"{name.removesuffix(SCALE)!r} in the same file, got {dtype} {shape}"
+        )
