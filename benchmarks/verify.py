@@ -1,6 +1,7 @@
 """Speed and memory of token removal, in forward passes.
 
     python -m benchmarks.verify [--model NAME] [--rounds N] [--threads N]
+    python -m benchmarks.verify --processes 2 [--images N]      # see benchmarks/processes.py
 
 Unit: one forward pass of the model without gradients on the same images, timed just before and after. Weights
 and maps are random: they do not change the cost. Measured: insertion and deletion, accuracy and AOPC, at nine
@@ -23,6 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import steadygaze as sg
+from benchmarks import processes
 from benchmarks.measure import ratios
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.removal import NAMES, RATIOS
@@ -112,9 +114,14 @@ def main() -> None:
     parser.add_argument(
         "--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes"
     )
+    parser.add_argument("--processes", type=int, help="time a run on this many processes against one instead")
+    parser.add_argument("--images", type=int, default=32, help="images of --processes")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     console = Console(width=140)
+    if options.processes:
+        processes.main(options.model, options.images, options.processes, options.rounds, console)
+        return
+    torch.set_num_threads(options.threads)
 
     model, batch, maps = problem(options.model, 1, 1)
     unit = partial(forward, model, batch.images)

@@ -238,6 +238,23 @@ def test_a_folder_with_missing_maps_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_maps_that_were_not_kept_are_reported(model, tmp_path):
+    asked = {"methods": "gae", "metrics": RANKS[3], "out": tmp_path / "run"}
+    sg.verify(model, batches(), **asked)
+    with pytest.warns(UserWarning, match="has no maps of 6 images"):
+        sg.verify(model, batches(), **asked, keep_maps=True)
+
+
+def test_reports_do_not_mix_given_maps_of_one_name(model, tmp_path):
+    for seed in (1, 2):
+        maps = {"mine": maps_of_six(*GRID, seed=seed)}
+        sg.verify(model, batches(), maps=maps, metrics=RANKS[3], out=tmp_path / f"{seed}")
+    with pytest.raises(sg.BadInput, match="other settings: maps was"):
+        sg.verify(model, batches(), maps=maps, metrics=RANKS[3], out=tmp_path / "1")
+    sections = Rows.read(tmp_path / "1", tmp_path / "2").table(repeats=10).sections
+    assert len(sections) == 2 and all("maps" in section.variant for section in sections)
+
+
 def test_names_state_a_score_only_if_it_is_one():
     assert MapName.parse("me@home") == MapName("me@home")
     assert str(MapName.parse("a@b@prob")) == "a@b@prob"

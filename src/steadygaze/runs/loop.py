@@ -197,6 +197,11 @@ class Run:
         finally:
             self._close()
 
+    @property
+    def resumed(self) -> int:
+        """Units of progress that an earlier run into the same folder had done."""
+        return self._resumed
+
     def rows(self) -> Rows:
         """Everything that was computed, by this and by earlier runs into the same folder; of a shard, the
         rows of its images.

@@ -104,8 +104,9 @@ def verify(
     """
     from steadygaze.cli.verify import run
     from steadygaze.runs.shards.shard import parse_shard
+    from steadygaze.runs.verify.given_maps import maps_folder
     from steadygaze.runs.verify.plan import DEFAULT_METRICS
-    from steadygaze.runs.verify.request import VerifyRequest, maps_folder
+    from steadygaze.runs.verify.request import VerifyRequest
 
     request = VerifyRequest(
         model=model,

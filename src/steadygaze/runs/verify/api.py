@@ -14,8 +14,9 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards.shard import parse_shard
+from steadygaze.runs.verify.given_maps import maps_folder
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
-from steadygaze.runs.verify.request import VerifyRequest, maps_folder, run_verify
+from steadygaze.runs.verify.request import VerifyRequest, run_verify
 from steadygaze.vit import ViT
 
 

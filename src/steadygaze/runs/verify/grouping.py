@@ -36,6 +36,8 @@ def _comparable(rows: Rows, one: int, two: int, contents: Callable[[int], Conten
     a, b = (rows.runs[number]["settings"] for number in (one, two))
     if any(a.get(key) != b.get(key) for key in ("model", "weights", "data", *SAME)):
         return False
+    if a.get("maps") and b.get("maps") and a["maps"] != b["maps"]:
+        return False  # given maps: other ones may have the same name
     from_folders = "pictures" in a and "pictures" in b  # names of images in memory are mere numbers
     if not from_folders:
         return a.get("pictures_hash") == b.get("pictures_hash")
@@ -68,6 +70,8 @@ def distinction(rows: Rows, group: Sequence[int], groups: Sequence[Sequence[int]
     others = [rows.runs[other[0]]["settings"] for other in groups if other is not group]
     others = [s for s in others if all(s.get(key) == own.get(key) for key in ("model", "data"))]
     changed = [key for key in ("weights", *SAME) if any(s.get(key) != own.get(key) for s in others)]
+    if own.get("maps") and any(s.get("maps", own["maps"]) != own["maps"] for s in others):
+        changed.append("maps")
     if others and not changed:
         return f"images of {rows.folders[group[0]].name}"
     return ", ".join(f"{key} {_value_text(own.get(key))}" for key in changed)

@@ -23,7 +23,6 @@ from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
 from steadygaze.maps import MapWriter, open_maps
-from steadygaze.maps.reader import missing_message
 from steadygaze.maps.sources import Given
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods.diffmask import with_gates
@@ -41,7 +40,8 @@ from steadygaze.runs.request import (
     task_setting,
 )
 from steadygaze.runs.rows import Row, Rows
-from steadygaze.runs.verify.images import FilesJob, FolderSource, ImageSource, MemorySource
+from steadygaze.runs.verify.given_maps import check_complete, warn_of_missing_maps
+from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
 from steadygaze.runs.verify.measure import TargetOf, compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
@@ -140,6 +140,8 @@ def run_verify(
                 run.total = total_work(jobs, world)
             run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
     rows = run.rows()
+    if request.keep_maps is not None and run.resumed and world.rank == 0:
+        warn_of_missing_maps(request.keep_maps, rows)
     if request.out is not None and world.rank == 0:
         store_samples(request.out, ready, rows)
     return rows
@@ -278,25 +280,6 @@ def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -
         **({} if plan.fill == "zero" else {"fill": plan.fill}),
         "versions": {"steadygaze": __version__, **versions()},
     }
-
-
-def maps_folder(keep: bool | str | Path, out: str | Path | None) -> Path | None:
-    """The folder for maps that are kept."""
-    if isinstance(keep, bool):
-        if keep and out is None:
-            raise BadInput("keep_maps: expected a folder, or True with out=, got True without out=")
-        return Path(out) / "maps" if keep and out is not None else None
-    return Path(keep)
-
-
-def check_complete(plan: Plan, source: FolderSource) -> None:
-    """BadInput if an image has no map; those that cannot be read need none."""
-    images = [item.name for item in source.labelled.items]
-    for method in plan.stored:
-        missing = [image for image in images if not method.source.has(method.maps, image)]
-        if any(source.readable(FilesJob((image,), ()), image) for image in missing):
-            unknown = method.source.images - set(images)
-            raise BadInput(missing_message(method.maps, missing, len(images), unknown))
 
 
 # -- the class that is explained
