@@ -163,6 +163,9 @@ def test_maps_of_explain_are_measured(tmp_path):
     words = ["explain", data, "--model", "embedded", "--methods", "gae", "--out", tmp_path / "out"]
     done = CliRunner().invoke(app, list(map(str, [*words, "--maps", tmp_path / "maps", "--top", 2])))
     assert done.exit_code == 0, (done.output, done.exception)
+    words = ["explain", data / "cat" / "0.png", data / "truck" / "0.png", "--model", "embedded"]
+    same = CliRunner().invoke(app, list(map(str, [*words, "--maps", tmp_path / "same"])))
+    assert same.exit_code == 2 and "different keys" in same.output and not (tmp_path / "same").exists()
     loaded = sg.load_model("embedded")
     rows = values(sg.verify(loaded, data, maps=tmp_path / "maps", metrics=RANKS[3], target="predicted"))
     direct = values(sg.verify(loaded, data, methods="gae", metrics=RANKS[3], target="predicted"))

@@ -69,6 +69,8 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     methods = with_gates(request.methods, request.diffmask)
     every_file = find_images(request.images)
     names = unique_names(every_file)
+    if request.maps is not None:
+        check_map_keys(every_file, request.images)
     image_files = [
         file for number, file in enumerate(every_file) if request.shard.owns(number // request.batch_size)
     ]
@@ -219,6 +221,18 @@ def explain_batch(
     results.partial += [f"{', '.join(names)}: {message}" for message in interruptions.take()]
     originals = [loaded.to_image(image) for image in images]
     add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
+
+
+def check_map_keys(image_files: Sequence[Path], given: Sequence[Path]) -> None:
+    """BadInput if two images would be stored under one key."""
+    by_key: dict[str, Path] = {}
+    for file in image_files:
+        first = by_key.setdefault(map_key(file, given), file)
+        if first != file:
+            raise BadInput(
+                f"--maps: expected images with different keys, got {map_key(file, given)!r} for both {first} "
+                f"and {file}. Give a folder that contains both: keys are paths below it."
+            )
 
 
 def map_key(file: Path, given: Sequence[Path]) -> str:
