@@ -115,7 +115,7 @@ def main() -> None:
         "--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes"
     )
     parser.add_argument("--processes", type=int, help="time a run on this many processes against one instead")
-    parser.add_argument("--images", type=int, default=32, help="images of --processes")
+    parser.add_argument("--images", type=int, default=64, help="images of --processes")
     options = parser.parse_args()
     console = Console(width=140)
     if options.processes:
