@@ -8,9 +8,11 @@ over seeds is given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,8 @@ from steadygaze.robustness.by_class import (
     over_seeds,
     turned,
 )
-from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.columnar.columns import Columns, Groups
+from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.card import Card, Key
 from steadygaze.runs.stress.quantities import TOP1, Accuracy
 from steadygaze.runs.stress.setting import CLEAN, Setting
@@ -212,10 +215,12 @@ def _joined(folders: Sequence[str | Path]) -> str:
 
 
 def _images(rows: Rows) -> list[set[str]]:
+    columns = rows.columns()
+    groups = Groups.of([(columns.run, len(rows.runs)), (columns.codes["image"], len(columns.names["image"]))])
     found: list[set[str]] = [set() for _ in rows.runs]
-    for number, row in rows.everything():
-        if "unreadable" not in row:
-            found[number].add(row["image"])
+    images = columns.text("image", groups.first)
+    for number, image in zip(columns.run[groups.first], images, strict=True):
+        found[number].add(image)
     if not all(found):
         raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Let steadygaze stress run first.")
     return found
@@ -226,17 +231,18 @@ def _content_notes(sides: Sequence[Rows], common: set[str]) -> list[str]:
     0.1, which have no content, leave that open."""
     contents: dict[str, str] = {}
     unknown: set[str] = set()
-    for _, row in (pair for side in sides for pair in side.everything()):
-        image, content = row["image"], row.get("content", "")
-        if "unreadable" in row or image not in common:
-            continue
-        if not content:
-            unknown.add(image)
-        elif contents.setdefault(image, content) != content:
-            raise BadInput(
-                f"{image} is not the same image in all runs: its content differs. Measure both models on the "
-                "same files."
-            )
+    for columns in (side.columns() for side in sides):
+        first = columns.groups(["image", "content"]).first
+        for image, content in zip(columns.text("image", first), columns.text("content", first), strict=True):
+            if image not in common:
+                continue
+            if not content:
+                unknown.add(image)
+            elif contents.setdefault(image, content) != content:
+                raise BadInput(
+                    f"{image} is not the same image in all runs: its content differs. Measure both models on "
+                    "the same files."
+                )
     if not unknown:
         return []
     return [
@@ -250,9 +256,8 @@ def _paired(
 ) -> tuple[list[list[Card]], list[str]]:
     """The cards of both sides, restricted to what every run has measured of every image, and notes on what is
     left out."""
-    cards = [
-        Card.of(side, repeats=repeats, seed=seed, take=lambda row: row["image"] in common) for side in sides
-    ]
+    take = partial(_counted, common=common)
+    cards = [Card.of(side, repeats=repeats, seed=seed, take=take) for side in sides]
     every = [card for side in cards for card in side]
     shared = set.intersection(*(set(card.keys) for card in every))
     lost = {key: set().union(*(card.without(key) for card in every)) for key in shared}
@@ -275,11 +280,35 @@ def _paired(
     if not lost and all(set(card.keys) == shared for card in every):
         return cards, notes
 
-    def both(row: Row) -> bool:
-        key = row["setting"], row["metric"]
-        return row["image"] in common and key in shared and row["image"] not in lost.get(key, ())
+    take = partial(_counted, common=common, shared=shared, lost=lost)
+    return [Card.of(side, repeats=repeats, seed=seed, take=take) for side in sides], notes
 
-    return [Card.of(side, repeats=repeats, seed=seed, take=both) for side in sides], notes
+
+def _counted(
+    rows: Columns,
+    common: set[str],
+    shared: set[Key] | None = None,
+    lost: Mapping[Key, set[str]] = MappingProxyType({}),
+) -> np.ndarray:
+    """Which rows count: of common images, of shared settings and metrics (None: of all), unless they are
+    lost."""
+    images = rows.codes["image"]
+    mask = _among(rows.names["image"], common)[images]
+    if shared is None:
+        return mask
+    groups = rows.groups(["setting", "metric"])
+    keys = zip(rows.text("setting", groups.first), rows.text("metric", groups.first), strict=True)
+    for number, key in enumerate(keys):
+        own = groups.rows(number)
+        if key not in shared:
+            mask[own] = False
+        elif key in lost:
+            mask[own] &= ~_among(rows.names["image"], lost[key])[images[own]]
+    return mask
+
+
+def _among(names: Iterable[Any], chosen: set[str]) -> np.ndarray:
+    return np.array([name in chosen for name in names], dtype=bool)
 
 
 def _seed_notes(sides: Sequence[Rows]) -> list[str]:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steadygaze.errors import BadInput
-from steadygaze.runs.shards.keys import KeySet
+from steadygaze.runs.shards.keys import FirstRows, KeySet
 from steadygaze.runs.shards.keys import RowKey as RowKey
 from steadygaze.runs.shards.shard import WHOLE, Shard, shard_of_file
 from steadygaze.runs.untrusted.json_files import inside, parse_json, raw_lines, read_bounded
@@ -36,6 +37,7 @@ from steadygaze.runs.untrusted.schema import check_replacement, check_row, check
 if TYPE_CHECKING:
     import pandas as pd
 
+    from steadygaze.runs.columnar.columns import Columns, Vocabularies
     from steadygaze.runs.stress.card import Card
     from steadygaze.runs.verify.summary import Table
 
@@ -105,22 +107,25 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read ({error})") from error
 
 
-def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
-    """The lines of one row file; an unfinished last line is left out, any other broken line is an error.
+def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]) -> Row:
+    """One line of a row file; BadInput with its number if it is none.
 
     check: raises ValueError for a line that is none of this file
     """
+    try:
+        row = parse_json(line)
+        check(row)
+    except ValueError as error:
+        raise BadInput(
+            f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
+        ) from error
+    return dict(row)
+
+
+def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
+    """The lines of one row file; an unfinished last line is left out, any other broken line is an error."""
     for number, line in enumerate(raw_lines(path), 1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            row = parse_json(line)
-            check(row)
-        except ValueError as error:
-            raise BadInput(
-                f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
-            ) from error
-        yield row
+        yield read_line(path, number, line, check)
 
 
 def replaced_file(folder: Path, label: str) -> Path:
@@ -160,8 +165,8 @@ def valid_lines(
 
 
 class Rows:
-    """The rows of one run or of several. Iterating gives dicts; rows of folders are read anew each time, not
-    kept.
+    """The rows of one run or of several. Iterating gives dicts, read anew each time; tables and cards are
+    computed from `columns()`.
 
     folders: of each run, the first if its shards were written into several
     parts: all folders of each run
@@ -179,6 +184,7 @@ class Rows:
         self.parts = parts or [[folder] for folder in self.folders]
         self._rows = rows or []
         self._shard, self._images = WHOLE, frozenset[str]()
+        self._read: tuple[Any, Columns] | None = None  # which files were read, and their columns
 
     @classmethod
     def read(cls, *folders: str | Path) -> Rows:
@@ -220,12 +226,10 @@ class Rows:
     def _lines(self, number: int) -> Iterator[Row]:
         """The lines of a run, each row once."""
         settings, paths = self.runs[number].get("settings", {}), self.parts[number]
-        wanted = self._shard.may_hold_own if self._shard else every_file
-        lines = (row for path in paths for row in valid_lines(path, settings, wanted))
+        lines = (row for path in paths for row in valid_lines(path, settings, self._wanted))
         if self._shard:
             lines = (row for row in lines if row["image"] in self._images)
-        counts = {shard_of_file(path).count for folder in paths for path in row_files(folder)}
-        if len(paths) == 1 and len(counts) <= 1:  # every image has one writer
+        if not self._may_repeat(number):
             yield from lines
             return
         known = KeySet()
@@ -233,11 +237,55 @@ class Rows:
             if "unreadable" in row or known.add(row["image"], row_key(row)):
                 yield row
 
+    def _wanted(self, path: Path) -> bool:
+        """Whether a file may hold rows of the shard that these rows are of."""
+        return not self._shard or self._shard.may_hold_own(path)
+
+    def _may_repeat(self, number: int) -> bool:
+        """Whether an image of a run may have had two writers."""
+        paths = self.parts[number]
+        counts = {shard_of_file(path).count for folder in paths for path in row_files(folder)}
+        return len(paths) > 1 or len(counts) > 1
+
     def __iter__(self) -> Iterator[Row]:
         return (row for _, row in self.everything() if "unreadable" not in row)
 
+    def blocks(self) -> Iterator[Columns]:
+        """The rows as columns, some ten thousand at a time; all blocks share their vocabularies."""
+        from steadygaze.runs.columnar.columns import Columns, vocabularies
+
+        names = vocabularies()
+        if self._rows:
+            yield Columns.of(((0, row) for row in self._rows), names)
+        for number in range(len(self.parts)):
+            yield from self._blocks(number, names)
+
+    def _blocks(self, number: int, names: Vocabularies) -> Iterator[Columns]:
+        """The rows of a run as columns, each row once."""
+        from steadygaze.runs.columnar.blocks import run_blocks
+
+        settings = self.runs[number].get("settings", {})
+        known = FirstRows() if self._may_repeat(number) else None
+        for folder in self.parts[number]:
+            for block in run_blocks(folder, settings, names, number, wanted=self._wanted):
+                own = block.of_images(self._images) if self._shard else block
+                yield own if known is None else known.of(own)
+
+    def columns(self) -> Columns:
+        """All rows as columns. They are kept until the files of the run change."""
+        from steadygaze.runs.columnar.columns import Columns, vocabularies
+
+        files = [len(self._rows), *(_state(folder) for folders in self.parts for folder in folders)]
+        if self._read is None or self._read[0] != files:
+            self._read = None
+            blocks = self.blocks()
+            first = next(blocks, None)
+            names = vocabularies() if first is None else first.names
+            self._read = files, Columns.joined(chain([first] if first else [], blocks), names)
+        return self._read[1]
+
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.columns())
 
     def __repr__(self) -> str:
         return f"Rows({len(self)} rows of {len(self.runs)} run{'s' if len(self.runs) > 1 else ''})"
@@ -250,43 +298,50 @@ class Rows:
     @property
     def unreadable(self) -> dict[str, str]:
         """Images that could not be used -> the reason."""
-        reasons: dict[str, str] = {}
-        for _, row in self.everything():
-            if "unreadable" in row:
-                reasons[row["image"]] = row["unreadable"]
+        reasons = {image: reason for _, image, reason in self.columns().unreadable}
         return {image: reason for image, reason in reasons.items() if reason}
 
     @property
     def flagged(self) -> dict[tuple[str, str], int]:
         """(method or setting, flag) -> number of maps that were empty or broken."""
-        maps: set[tuple[str, str, str, str]] = set()
-        for row in self:
-            if row.get("flag"):
-                name, score, _ = row_key(row)
-                maps.add((name, row["flag"], score, row["image"]))
+        columns = self.columns()
+        rows = np.flatnonzero(columns.filled("flag"))
+        maps = columns.groups(["method", "setting", "flag", "score", "image"], rows)
+        first = rows[maps.first]
+        methods, settings, flags = (columns.text(name, first) for name in ("method", "setting", "flag"))
         counts: dict[tuple[str, str], int] = {}
-        for name, flag, _, _ in sorted(maps):
-            counts[name, flag] = counts.get((name, flag), 0) + 1
-        return counts
+        for method, setting, flag in zip(methods, settings, flags, strict=True):
+            counts[method or setting, flag] = counts.get((method or setting, flag), 0) + 1
+        return dict(sorted(counts.items()))
 
     def to_pandas(self) -> pd.DataFrame:
         """One line a row: model, weights, method and score (or setting), metric, image, value, detail, note,
-        flag, seed,
-        content, versions."""
+        flag, seed, content, versions."""
         import pandas as pd
 
+        columns = self.columns()
+        data: dict[str, Any] = {}
+        for name in self.column_names:
+            if name == "value":
+                data[name] = columns.value
+            elif name == "detail":
+                data[name] = pd.Series(list(columns.detail_lists()), dtype=object)
+            else:
+                data[name] = columns.text(name).tolist()
+        data["versions"] = np.array(self.versions, dtype=object)[columns.run].tolist()
+        return pd.DataFrame(data).fillna({"note": "", "flag": "", "content": ""})
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns of `to_pandas` and `to_parquet`, versions left out."""
         absent = {frozenset({STRESS}): ("method", "score"), frozenset({"verify"}): ("setting",)}
         left_out = absent.get(frozenset(self.kinds), ())
-        columns = tuple(name for name in ("setting", *COLUMNS) if name not in left_out)
-        versions = [_versions_text(run["settings"]["versions"]) for run in self.runs]
-        data = [
-            [row.get(name) for name in columns] + [versions[number]]
-            for number, row in self.everything()
-            if "unreadable" not in row
-        ]
-        frame = pd.DataFrame(data, columns=[*columns, "versions"])
-        frame["value"] = frame["value"].astype(float)
-        return frame.fillna({"note": "", "flag": "", "content": ""})
+        return tuple(name for name in ("setting", *COLUMNS) if name not in left_out)
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions of the libraries of each run."""
+        return [_versions_text(run["settings"]["versions"]) for run in self.runs]
 
     def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
         """The ranking: one value with its 95 % interval for each method, score and metric."""
@@ -308,6 +363,12 @@ class Rows:
 def _shards_of_one_run(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     sharded = all(run["about"].get("shards", 1) > 1 for run in (one, two))
     return bool(sharded and one["settings"] == two["settings"])
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """Which row files there are, how long they are and when they were written."""
+    paths = [*row_files(folder), *_files(folder, "replaced-*.jsonl")]
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
 def _versions_text(versions: dict[str, str]) -> str:

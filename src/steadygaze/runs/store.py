@@ -14,8 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.files import FileLock, write_atomic, write_new
+from steadygaze.runs.columnar.blocks import run_blocks
+from steadygaze.runs.columnar.columns import ABSENT, Columns, vocabularies
 from steadygaze.runs.rows import (
     Key as Key,
 )
@@ -27,8 +31,6 @@ from steadygaze.runs.rows import (
     replaced_file,
     replacements,
     row_files,
-    row_key,
-    valid_lines,
 )
 from steadygaze.runs.rows import (
     key_of as key_of,
@@ -209,15 +211,16 @@ class Done:
         settings = read_run(folder)["settings"]
         # without a batch size, other batches may have been dealt out to the shards before
         wanted = shard.may_hold_own if "batch" in settings else every_file
-        for row in valid_lines(folder, settings, wanted):
-            image = row["image"]
-            if "unreadable" in row:
-                self.unreadable[image] = row["unreadable"]
-                continue
-            self._rows.add(image, row_key(row))
-            if "content" in row and self.content.setdefault(image, row["content"]) != row["content"]:
+        names = vocabularies()
+        rows = Columns.joined(run_blocks(folder, settings, names, wanted=wanted, details=False), names)
+        reasons = {image: reason for _, image, reason in rows.unreadable}
+        self.unreadable = {image: reason for image, reason in reasons.items() if reason}
+        self._rows.add_columns(rows)
+        known = np.flatnonzero(rows.codes["content"] != ABSENT)
+        first = known[rows.groups(["image", "content"], known).first]
+        for image, content in zip(rows.text("image", first), rows.text("content", first), strict=True):
+            if self.content.setdefault(image, content) != content:
                 self.content[image] = ""
-        self.unreadable = {image: reason for image, reason in self.unreadable.items() if reason}
 
     def has(self, key: Key) -> bool:
         """Whether this row is there."""

@@ -9,8 +9,7 @@ how often each image was taken: one matrix product gives the resampled means of 
 from __future__ import annotations
 
 import warnings
-from array import array as packed
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,9 +19,10 @@ from jaxtyping import Float
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Combine, pooled
 from steadygaze.quantity import mean as plain_mean
+from steadygaze.runs.columnar.columns import Columns, Groups
 
 LEVEL = 0.95
-CELLS = 8_000_000  # entries of the draws that are held at once
+CELLS = 2_000_000  # entries of the draws that are held at once
 
 Column = TypeVar("Column", bound=Hashable)
 
@@ -42,85 +42,85 @@ class ImageTable(Generic[Column]):
     """Values, and the numbers behind them, by image and column. A column is any key, such as (setting,
     metric).
 
-    >>> table = ImageTable[str]()
-    >>> table.add("top1", "b.png", 1.0), table.add("top1", "a.png", 0.0), table.add("top5", "b.png", 1.0)
-    (None, None, None)
+    rows: where the values are           keys: the columns, one for each of `groups`
+    groups: which rows are of which column           positions: the rows of `groups` in `rows`
+
+    >>> from steadygaze.runs.columnar.columns import Columns
+    >>> lines = [("top1", "b.png", 1), ("top1", "a.png", 0), ("top5", "b.png", 1)]
+    >>> rows = Columns.of((0, {"metric": m, "image": i, "value": v}) for m, i, v in lines)
+    >>> table = ImageTable(rows, np.arange(3), rows.groups(["metric"]), ["top1", "top5"])
     >>> table.names, table.array("top5").tolist()
     (['a.png', 'b.png'], [nan, 1.0])
     """
 
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {}  # image -> position in order of arrival
-        self._images: dict[Column, packed[int]] = {}
-        self._values: dict[Column, packed[float]] = {}
-        self._details: dict[Column, dict[int, np.ndarray]] = {}
-        self._names: list[str] | None = None
+    def __init__(self, rows: Columns, positions: np.ndarray, groups: Groups, keys: Sequence[Column]) -> None:
+        self._rows, self._positions, self._groups = rows, positions, groups
+        self._number = {key: number for number, key in enumerate(keys)}
+        images = rows.codes["image"]
+        self._known = np.bincount(images[positions], minlength=len(rows.names["image"])) > 0
+        texts = rows.values_of("image")
+        self.names: list[str] = sorted(texts[np.flatnonzero(self._known)])
+        """All images in order of name: results do not depend on the order in which rows came."""
+        self._rank = np.full(len(self._known), -1, dtype=np.int64)
+        codes = rows.names["image"]
+        self._rank[[codes[name] for name in self.names]] = np.arange(len(self.names))
+        for key in keys:
+            self._check_details(key)
 
-    def add(
-        self, column: Column, image: str, value: float | None, detail: Sequence[float | None] | None = None
-    ) -> None:
-        """Add one row; None is an undefined value."""
-        position = self._index.setdefault(image, len(self._index))
-        self._images.setdefault(column, packed("q")).append(position)
-        self._values.setdefault(column, packed("d")).append(float("nan") if value is None else value)
-        if detail:
-            numbers = np.array([np.nan if x is None else x for x in detail], dtype=np.float32)
-            details = self._details.setdefault(column, {})
-            first = next(iter(details.values()), numbers)
-            if len(first) != len(numbers):
-                raise BadInput(
-                    f"{image}: expected {len(first)} numbers behind the value of {column}, as for others, "
-                    f"got {len(numbers)}. The rows are of runs with different settings."
-                )
-            details[position] = numbers
-        self._names = None
+    def _check_details(self, column: Column) -> None:
+        rows = self.rows(column)
+        lengths = self._rows.lengths[rows]
+        lengths, rows = lengths[lengths > 0], rows[lengths > 0]
+        other = np.flatnonzero(lengths != lengths[0]) if len(lengths) else lengths
+        if len(other):
+            raise BadInput(
+                f"{self._rows.text('image', rows[other[:1]])[0]}: expected {lengths[0]} numbers behind the "
+                f"value of {column}, as for others, got {lengths[other[0]]}. The rows are of runs with "
+                "different settings."
+            )
+
+    def rows(self, column: Column) -> np.ndarray:
+        """The rows of a column."""
+        return self._positions[self._groups.rows(self._number[column])]
 
     def __contains__(self, column: Column) -> bool:
-        return column in self._values
+        return column in self._number
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.names)
 
     @property
     def columns(self) -> list[Column]:
         """The columns in order of arrival."""
-        return list(self._values)
+        return list(self._number)
 
-    @property
-    def names(self) -> list[str]:
-        """All images in order of name: results do not depend on the order in which rows came."""
-        if self._names is None:
-            self._names = sorted(self._index)
-        return self._names
-
-    def names_of(self, columns: Iterable[Column]) -> list[str]:
-        """The images that have a row in any of these columns, in order of name."""
-        positions = {position for column in columns for position in self._images[column]}
-        return [name for name in self.names if self._index[name] in positions]
+    def ranks(self, rows: np.ndarray) -> np.ndarray:
+        """The rank of the image of each row in `names`."""
+        return self._rank[self._rows.codes["image"][rows]]
 
     def count(self, column: Column) -> int:
         """The number of images of a column, undefined values included."""
-        return len(set(self._images[column]))
+        return len(np.unique(self.ranks(self.rows(column))))
 
-    def array(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray:
-        """The values of these images (default: all, in order of name), NaN where there is none."""
-        out = np.full(len(self._index), np.nan)
-        out[np.frombuffer(self._images[column], dtype=np.int64)] = self._values[column]
-        return out[self._positions(names)]
+    def array(self, column: Column) -> np.ndarray:
+        """The value of each image in order of name, NaN where there is none."""
+        rows = self.rows(column)
+        out = np.full(len(self), np.nan)
+        out[self.ranks(rows)] = self._rows.value[rows]
+        return out
 
-    def detail(self, column: Column, names: Sequence[str] | None = None) -> np.ndarray | None:
+    def detail(self, column: Column) -> np.ndarray | None:
         """(images, numbers) behind the values, NaN where there are none; None if the column has no
         details.
         """
-        details = self._details.get(column)
-        if not details:
+        rows = self.rows(column) if column in self else np.empty(0, dtype=np.int64)
+        rows = rows[self._rows.lengths[rows] > 0]
+        if not len(rows):
             return None
-        out = np.full((len(self._index), len(next(iter(details.values())))), np.nan)
-        out[list(details)] = np.stack(list(details.values()))
-        return out[self._positions(names)]
-
-    def _positions(self, names: Sequence[str] | None) -> np.ndarray:
-        return np.array([self._index[name] for name in (self.names if names is None else names)], dtype=int)
+        numbers = self._rows.details(rows).astype(np.float32).reshape(len(rows), -1)
+        out = np.full((len(self), numbers.shape[1]), np.nan)
+        out[self.ranks(rows)] = numbers
+        return out
 
 
 def draws(images: int, repeats: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:
@@ -164,10 +164,12 @@ def bootstrap(
 def _means(values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
+    patterns, pattern_of = np.unique(known, axis=0, return_inverse=True)  # most columns have the same images
+    patterns = patterns.astype(np.float64)
 
     def function(taken: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):
-            return (taken @ filled.T) / (taken @ known.T.astype(np.float64))
+            return (taken @ filled.T) / (taken @ patterns.T)[:, pattern_of.ravel()]
 
     return function
 
@@ -232,3 +234,25 @@ def difference(
     )
     low, high = interval(samples[:, 0] - samples[:, 1])
     return float(point[0] - point[1]), float(low), float(high)
+
+
+def mean_differences(
+    values: Float[np.ndarray, "k n"], base: Float[np.ndarray, "n"], *, repeats: int = 2000, seed: int = 0
+) -> list[tuple[float, float, float]]:
+    """`difference` of the mean of each column to that of one other; columns with the same images share their
+    draws.
+    """
+    known = ~np.isnan(values + base)
+    out = [(float("nan"),) * 3] * len(values)
+    patterns, pattern_of = np.unique(known, axis=0, return_inverse=True)
+    for number, both in enumerate(patterns):
+        if not both.any():
+            continue
+        columns = np.flatnonzero(pattern_of.ravel() == number)
+        point, samples = bootstrap(
+            np.concatenate([values[columns], base[None]])[:, both], repeats=repeats, seed=seed
+        )
+        low, high = interval(samples[:, :-1] - samples[:, -1:])
+        for k, column in enumerate(columns):
+            out[column] = float(point[k] - point[-1]), float(low[k]), float(high[k])
+    return out

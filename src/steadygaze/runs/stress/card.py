@@ -4,18 +4,17 @@ everything else bootstrap over images, the same draws for every number."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
+from steadygaze.runs.columnar.columns import Columns
 from steadygaze.runs.stress import first_version
 from steadygaze.runs.stress.predictions import Predictions
 from steadygaze.runs.stress.quantities import TOP1
@@ -26,76 +25,57 @@ from steadygaze.runs.table import bootstrap
 if TYPE_CHECKING:
     import pandas as pd
 
-    from steadygaze.runs.rows import Row, Rows
+    from steadygaze.runs.rows import Rows
 
 Key = tuple[str, str]  # label of the setting, name of the metric
 
 
-@dataclass
-class _Column:
-    """One metric of one setting: the value of each image by its index, and sums of the details behind
-    them."""
-
-    keep_details: bool = False
-    indices: array[int] = field(default_factory=lambda: array("l"))
-    values: array[float] = field(default_factory=lambda: array("d"))
-    sums: np.ndarray | None = None  # (3, D): sums, sums of squares, counts
-    notes: dict[str, None] = field(default_factory=dict)
-    details: list[array[int]] = field(default_factory=list)
-
-    @property
-    def note(self) -> str:
-        """What all rows say; where they are of several groups (the styles of ImageNet-R), which."""
-        return f"{len(self.notes)} groups: {some(self.notes)}" if len(self.notes) > 1 else "".join(self.notes)
-
-    def add(self, index: int, row: Row) -> None:
-        self.indices.append(index)
-        self.values.append(float("nan") if row["value"] is None else row["value"])
-        if row.get("note"):
-            self.notes[row["note"]] = None
-        if self.keep_details:
-            self.details.append(array("q", row.get("detail") or ()))
-        elif row.get("detail") and row["metric"] != TOP1.name:
-            self._sum(row["detail"])
-
-    def _sum(self, given: Sequence[float | None]) -> None:
-        detail = np.array([np.nan if x is None else x for x in given], dtype=np.float64)
-        known = ~np.isnan(detail)
-        filled = np.where(known, detail, 0)
-        if self.sums is None:
-            self.sums = np.zeros((3, len(detail)))
-        if self.sums.shape[1] != len(detail):
-            raise BadInput(
-                f"rows of a metric have {self.sums.shape[1]} and {len(detail)} numbers behind their values: "
-                "they are of runs with different settings"
-            )
-        self.sums = self.sums + np.stack([filled, filled**2, known])
-
-
 class Card:
-    """The numbers of one stress run."""
+    """The numbers of one stress run.
+
+    rows: where its rows are, and possibly those of others            positions: which ones are its own
+    """
 
     def __init__(
-        self, run: dict[str, Any], *, repeats: int = 2000, seed: int = 0, folder: Path | None = None
+        self,
+        run: dict[str, Any],
+        rows: Columns,
+        positions: np.ndarray,
+        *,
+        repeats: int = 2000,
+        seed: int = 0,
+        folder: Path | None = None,
+        unreadable: dict[str, bool] | None = None,
     ) -> None:
         self.run, self.repeats, self.seed, self.folder = run, repeats, seed, folder
         facts = run["settings"]
         self.model, self.weights, self.data = facts["model"], facts["weights"], facts.get("data", "")
         self.settings: dict[str, Setting] = {s.label: s for s in first_version.settings_of_run(facts)}
         self.quantities: dict[str, Quantity] = first_version.quantities_of_run(facts)
-        self.unreadable: dict[str, bool] = {}  # False: it could not be read before, and can be now
-        self.answers: dict[str, tuple[int, int]] = {}  # label and predicted class of each clean image
+        self.unreadable = unreadable or {}  # False: it could not be read before, and can be now
         self._planned = list(self.settings)
-        self._indices: dict[str, int] = {}
-        self._columns: dict[Key, _Column] = {}
         self._suites: list[Suite] = [Predictions(), *(suite() for suite in SUITES.values())]
-        self._kept = frozenset().union(*(suite.kept_details for suite in self._suites))
+        self._uneven = frozenset().union(*(suite.uneven_details for suite in self._suites))
+        self._all, self._positions = rows, positions
+        self._groups = rows.groups(["setting", "metric"], positions)
+        first = positions[self._groups.first]
+        keys = zip(rows.text("setting", first), rows.text("metric", first), strict=True)
+        self._numbers: dict[Key, int] = {key: number for number, key in enumerate(keys)}
+        for label, metric in self._numbers:
+            if label not in self.settings:
+                self.settings[label] = first_version.setting_of_label(label, facts)
+            self._check_details(label, metric)
 
     @classmethod
     def of(
-        cls, rows: Rows, *, repeats: int = 2000, seed: int = 0, take: Callable[[Row], bool] = lambda row: True
+        cls,
+        rows: Rows,
+        *,
+        repeats: int = 2000,
+        seed: int = 0,
+        take: Callable[[Columns], np.ndarray] | None = None,
     ) -> list[Card]:
-        """A card of each run; take: which rows count."""
+        """A card of each run; take: a mask of the rows that count."""
         from steadygaze.runs.rows import STRESS
 
         if rows.kinds != {STRESS}:
@@ -103,29 +83,60 @@ class Card:
                 "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
             )
         folders: Sequence[Path | None] = rows.folders or [None] * len(rows.runs)
-        cards = [
-            cls(run, repeats=repeats, seed=seed, folder=folder)
-            for run, folder in zip(rows.runs, folders, strict=True)
+        columns = rows.columns()
+        taken = np.ones(len(columns), dtype=bool) if take is None else take(columns)
+        unreadable: list[dict[str, bool]] = [{} for _ in rows.runs]
+        for number, image, reason in columns.unreadable:
+            unreadable[number][image] = bool(reason)
+        return [
+            cls(
+                run,
+                columns,
+                np.flatnonzero(taken & (columns.run == number)),
+                repeats=repeats,
+                seed=seed,
+                folder=folder,
+                unreadable=unreadable[number],
+            )
+            for number, (run, folder) in enumerate(zip(rows.runs, folders, strict=True))
         ]
-        for number, row in rows.everything():
-            if "unreadable" in row:
-                cards[number].unreadable[row["image"]] = bool(row["unreadable"])
-            elif take(row):
-                cards[number].add(row)
-        return cards
 
-    def add(self, row: Row) -> None:
-        """Take in one row."""
-        index = self._indices.setdefault(row["image"], len(self._indices))
-        label, metric = row["setting"], row["metric"]
-        if label not in self.settings:
-            self.settings[label] = first_version.setting_of_label(label, self.run["settings"])
-        key = label, metric
-        if key not in self._columns:
-            self._columns[key] = _Column(metric in self._kept)
-        self._columns[key].add(index, row)
-        if metric == TOP1.name and row.get("detail") and (label == CLEAN.label or self.population(label)):
-            self.answers[row["image"]] = tuple(row["detail"])
+    def _rows(self, key: Key) -> np.ndarray:
+        """The rows of a setting and metric."""
+        return self._positions[self._groups.rows(self._numbers[key])]
+
+    def _images_of(self, keys: Iterable[Key]) -> np.ndarray:
+        """Of every image of the columns, whether it has a row of these."""
+        images = np.zeros(len(self._all.names["image"]), dtype=bool)
+        for key in keys:
+            images[self._all.codes["image"][self._rows(key)]] = True
+        return images
+
+    def _check_details(self, label: str, metric: str) -> None:
+        if metric == TOP1.name or metric in self._uneven:
+            return
+        lengths = np.unique(self._all.lengths[self._rows((label, metric))])
+        lengths = lengths[lengths > 0]
+        if len(lengths) > 1:
+            raise BadInput(
+                f"rows of a metric have {lengths[0]} and {lengths[1]} numbers behind their values: "
+                "they are of runs with different settings"
+            )
+
+    @cached_property
+    def answers(self) -> dict[str, tuple[int, int]]:
+        """Label and predicted class of each clean image, and of each image of other sets."""
+        answers: dict[str, tuple[int, int]] = {}
+        for label, metric in self._numbers:
+            if metric == TOP1.name and (label == CLEAN.label or self.population(label)):
+                rows = self._rows((label, metric))
+                rows = rows[self._all.lengths[rows] > 0]
+                if (self._all.lengths[rows] != 2).any():
+                    raise BadInput(f"{label}: expected two numbers behind top1, label and predicted class")
+                pairs = self._all.details(rows).astype(np.int64).reshape(-1, 2).tolist()
+                images = self._all.text("image", rows)
+                answers.update((image, (pair[0], pair[1])) for image, pair in zip(images, pairs, strict=True))
+        return answers
 
     # -- what was measured -------------------------------------------------------------------------
 
@@ -142,13 +153,15 @@ class Card:
     @property
     def images(self) -> list[str]:
         """The names of all images, sorted."""
-        return sorted(self._indices)
+        return self._sorted(self._images_of(self._numbers))
+
+    def _sorted(self, images: np.ndarray) -> list[str]:
+        return sorted(self._all.values_of("image")[np.flatnonzero(images)])
 
     @cached_property
     def image_count(self) -> int:
         """Number of images of the data of the run."""
-        own = [column for (label, _), column in self._columns.items() if not self.population(label)]
-        return len({index for column in own for index in column.indices})
+        return len(self.names_of(""))
 
     def names_of(self, population: str) -> list[str]:
         """The images of a population, sorted."""
@@ -156,11 +169,10 @@ class Card:
 
     @cached_property
     def _names(self) -> dict[str, list[str]]:
-        indices: dict[str, set[int]] = {}
-        for (label, _), column in self._columns.items():
-            indices.setdefault(self.population(label), set()).update(column.indices)
-        names = list(self._indices)
-        return {population: sorted(names[i] for i in own) for population, own in indices.items()}
+        keys: dict[str, list[Key]] = {}
+        for key in self._numbers:
+            keys.setdefault(self.population(key[0]), []).append(key)
+        return {population: self._sorted(self._images_of(own)) for population, own in keys.items()}
 
     def without(self, key: Key) -> set[str]:
         """The images of a setting's population that have no such number."""
@@ -169,24 +181,24 @@ class Card:
 
     def values(self, label: str, metric: str) -> np.ndarray:
         """The value of each image of the setting's population, in order of name, NaN where there is none."""
-        order, column = self._orders[self.population(label)], self._columns[label, metric]
-        ranks = order[np.asarray(column.indices)]
-        return _by_rank(ranks, column.values, int(order.max() + 1), f"{label}, {metric}")
+        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
+        ranks, count = order[self._all.codes["image"][rows]], int(order.max() + 1)
+        return _by_rank(ranks, self._all.value[rows], count, f"{label}, {metric}")
 
-    def details(self, label: str, metric: str) -> tuple[np.ndarray, list[array[int]], int]:
-        """Of a metric whose details are kept: the rank by name of each image, its detail, and the number of
-        images."""
-        order, column = self._orders[self.population(label)], self._columns[label, metric]
-        return order[np.asarray(column.indices)], column.details, int(order.max() + 1)
+    def details(self, label: str, metric: str) -> Details:
+        """The details of a metric, image by image."""
+        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
+        ranks = order[self._all.codes["image"][rows]]
+        return Details(ranks, self._all.lengths[rows], self._all.details(rows), int(order.max() + 1))
 
     @cached_property
     def _orders(self) -> dict[str, np.ndarray]:
         """Of each population, the rank by name of every image; -1 for images of others."""
+        codes = self._all.names["image"]
         orders = {}
-        for population in dict.fromkeys(self.population(label) for label, _ in self._columns):
-            order = np.full(len(self._indices), -1)
-            for rank, name in enumerate(self.names_of(population)):
-                order[self._indices[name]] = rank
+        for population, names in self._names.items():
+            order = np.full(len(codes), -1)
+            order[[codes[name] for name in names]] = np.arange(len(names))
             orders[population] = order
         return orders
 
@@ -194,8 +206,8 @@ class Card:
     def done(self) -> dict[str, int]:
         """How many images have been through each setting, those with broken predictions too."""
         done: dict[str, int] = {}
-        for (label, _), column in self._columns.items():
-            count = len(set(column.indices))
+        for label, metric in self._numbers:
+            count = int(self._images_of([(label, metric)]).sum())
             done[label] = min(done.get(label, count), count)
         return done
 
@@ -203,7 +215,7 @@ class Card:
     def keys(self) -> list[Key]:
         """What was measured, in the order of the run."""
         order = {label: i for i, label in enumerate(self._planned)}
-        return sorted(self._columns, key=lambda key: order.get(key[0], len(order)))
+        return sorted(self._numbers, key=lambda key: order.get(key[0], len(order)))
 
     def measured_settings(
         self, suite: str | None = None, metric: str = "", source: str = ""
@@ -221,10 +233,16 @@ class Card:
     def curve(self, label: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is
         none."""
-        column = self._columns.get((label, metric))
-        if column is None or column.sums is None:
+        if (label, metric) not in self._numbers or metric == TOP1.name or metric in self._uneven:
             return None
-        sums, squares, counts = column.sums
+        rows = self._rows((label, metric))
+        rows = rows[self._all.lengths[rows] > 0]
+        if not len(rows):
+            return None
+        numbers = self._all.details(rows).reshape(len(rows), -1)
+        known = ~np.isnan(numbers)
+        filled = np.where(known, numbers, 0)
+        sums, squares, counts = filled.sum(0), (filled**2).sum(0), known.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = sums / counts
             variance = np.maximum(squares / counts - mean**2, 0)
@@ -243,12 +261,23 @@ class Card:
             for k, (label, metric) in enumerate(keys):
                 count = int((~np.isnan(values[k])).sum())
                 all_samples = np.concatenate([point[k : k + 1], samples[:, k]])
-                note = self._columns[label, metric].note
+                note = self._note((label, metric))
                 score = Score(self.settings[label], self.quantity(metric), all_samples, count, note)
                 measured[label, metric] = with_wilson(Number.of(score), values[k])
             for suite in self._suites:
                 measured |= _by_key(suite.numbers(self, population))
         return measured
+
+    def _note(self, key: Key) -> str:
+        """What all rows say; where they are of several groups (the styles of ImageNet-R), which."""
+        rows = self._rows(key)
+        rows = rows[self._noted[rows]]
+        notes = self._all.text("note", rows[self._all.groups(["note"], rows).first]).tolist()
+        return f"{len(notes)} groups: {some(notes)}" if len(notes) > 1 else "".join(notes)
+
+    @cached_property
+    def _noted(self) -> np.ndarray:
+        return self._all.filled("note")
 
     @cached_property
     def scores(self) -> dict[Key, Number]:
@@ -328,12 +357,24 @@ class Card:
         return pd.DataFrame(list(self.records()))
 
 
-def _by_rank(ranks: np.ndarray, values: Sequence[float], count: int, name: str) -> np.ndarray:
+class Details(NamedTuple):
+    """The numbers behind the values of a metric.
+
+    ranks: the rank by name of each row's image       lengths: how many numbers each row has
+    numbers: of all rows, one after the other         images: the number of images
+    """
+
+    ranks: np.ndarray
+    lengths: np.ndarray
+    numbers: np.ndarray
+    images: int
+
+
+def _by_rank(ranks: np.ndarray, values: np.ndarray, count: int, name: str) -> np.ndarray:
     """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
-    given = np.asarray(values, dtype=np.float64)
     out = np.full(count, np.nan)
-    out[ranks] = given
-    conflicts = int((~np.isclose(out[ranks], given, rtol=0, atol=0, equal_nan=True)).sum())
+    out[ranks] = values
+    conflicts = int(((out[ranks] != values) & ~(np.isnan(out[ranks]) & np.isnan(values))).sum())
     if conflicts:
         raise BadInput(
             f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "

@@ -3,10 +3,11 @@ table and chart of every setting that is part of no series."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
 from steadygaze.robustness.calibration import BINS
 from steadygaze.runs.figures import Bar, BarChart, Figure, Table
@@ -40,15 +41,18 @@ class Predictions(Suite):
 
     def numbers(self, card: Card, population: str) -> Iterator[Score]:
         """The expected calibration error of every setting with predictions."""
+        measured = []
         for setting in card.measured_settings(metric=TOP1.name):
             if setting.population != population or CONFIDENCE not in card.metrics_of([setting.label]):
                 continue
             correct = card.values(setting.label, TOP1.name)
             confidence = card.values(setting.label, CONFIDENCE.name)
+            if (~np.isnan(correct + confidence)).any():
+                measured.append((setting, correct, confidence))
+        samples = resampled_ece([pair for _, *pair in measured], card.repeats, card.seed)
+        for (setting, correct, confidence), own in zip(measured, samples, strict=True):
             count = int((~np.isnan(correct + confidence)).sum())
-            if count:
-                samples = resampled_ece(correct, confidence, card.repeats, card.seed)
-                yield Score(setting, ECE, samples, count, f"{BINS} bins")
+            yield Score(setting, ECE, own, count, f"{BINS} bins")
 
     def tables(self, card: Card) -> Iterator[Table]:
         """Clean, shifts, attacks, ...: every setting with predictions that is part of no series."""
@@ -85,15 +89,31 @@ def bar(number: Number, name: str, group: int = 0) -> Bar:
     return Bar(name, 100 * number.value, 100 * number.low, 100 * number.high, group)
 
 
-def resampled_ece(correct: np.ndarray, confidence: np.ndarray, repeats: int, seed: int) -> np.ndarray:
-    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`."""
-    known = ~np.isnan(correct + confidence)
+def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: int) -> list[np.ndarray]:
+    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`, for each setting.
+
+    settings: correct and confidence (n,) of the same images
+    """
+    if not settings:
+        return []
+    known = [~np.isnan(correct + confidence) for correct, confidence in settings]
+    samples = []
+    for (correct, confidence), own in zip(settings, known, strict=True):
+        gaps = _gaps(correct, confidence, own)
+        samples.append([np.abs(gaps.sum(0)).sum(keepdims=True) / own.sum()])
+    for counts in draws(len(known[0]), repeats, seed):
+        totals = counts @ np.stack(known, 1).astype(np.float64)
+        for k, (correct, confidence) in enumerate(settings):
+            gaps = _gaps(correct, confidence, known[k])  # made again: those of all settings take much memory
+            with np.errstate(invalid="ignore", divide="ignore"):
+                samples[k].append(np.abs(counts @ gaps).sum(1) / totals[:, k])
+    return [np.concatenate(pieces) for pieces in samples]
+
+
+def _gaps(correct: np.ndarray, confidence: np.ndarray, known: np.ndarray) -> Float[np.ndarray, "n bins"]:
+    """Correct minus confidence of each image, in the column of its bin."""
     edges = np.linspace(0, 1, BINS + 1)
     bins = np.clip(np.searchsorted(edges, np.where(known, confidence, 0)) - 1, 0, BINS - 1)
     gaps = np.zeros((len(correct), BINS))
     gaps[np.arange(len(correct)), bins] = np.where(known, correct - confidence, 0)
-    samples = [np.abs(gaps.sum(0)).sum(keepdims=True) / known.sum()]
-    for counts in draws(len(correct), repeats, seed):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            samples.append(np.abs(counts @ gaps).sum(1) / (counts @ known.astype(np.float64)))
-    return np.concatenate(samples)
+    return gaps

@@ -196,7 +196,7 @@ class Suite:
     quantities: the metrics and scores it knows by name
     tiles: (setting label, metric name) -> words; numbers that stand large at the top of a report
     compared: facts that must be equal in two runs that are compared
-    kept_details: metrics whose detail is needed image by image (of others, a card keeps sums alone)
+    uneven_details: metrics whose details differ in length from image to image, and so are no curves
     """
 
     name: ClassVar[str] = ""
@@ -212,7 +212,7 @@ class Suite:
     quantities: ClassVar[tuple[Quantity, ...]] = ()
     tiles: ClassVar[Mapping[tuple[str, str], str]] = MappingProxyType({})
     compared: ClassVar[tuple[str, ...]] = ()
-    kept_details: ClassVar[frozenset[str]] = frozenset()
+    uneven_details: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arguments: Sequence[str] = (), **options: Any) -> None:
         """arguments: what stood after the colon, once for each time the suite was named; options: checked

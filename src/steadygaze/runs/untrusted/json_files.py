@@ -17,6 +17,7 @@ from steadygaze.errors import BadInput, SteadygazeError
 MIB = 2**20
 MAX_FILE = 64 * MIB  # run.json, samples.json, a sample image
 MAX_LINE = 16 * MIB  # one row
+BLOCK = 8 * MIB  # rows that are read at a time
 MAX_DEPTH = 32  # lists and tables inside one another
 MAX_UNPACKED = 1024 * MIB  # rows of one .jsonl.gz
 MAX_RATIO = 100  # of unpacked to packed size; rows reach about 30
@@ -83,29 +84,45 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a row file with their ends, plain or compressed; the last may be unfinished."""
+def raw_blocks(path: Path) -> Iterator[bytes]:
+    """The lines of a row file, plain or compressed, many at a time; a last line without its end is left
+    out.
+    """
     packed = path.suffix == ".gz"
     limit = MAX_UNPACKED
     if packed:
         limit = min(limit, max(MIB, MAX_RATIO * path.stat().st_size))
-    total = 0
+    total, rest = 0, b""
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            while line := file.readline(MAX_LINE + 1):
-                total += len(line)
-                if len(line) > MAX_LINE:
+            while data := file.read(BLOCK):
+                total += len(data)
+                data = rest + data
+                end = data.rfind(b"\n") + 1
+                block, rest = data[:end], data[end:]
+                if _longest_line(block) > MAX_LINE or len(rest) > MAX_LINE:
                     raise BadInput(
                         f"{path}: expected rows of at most {MAX_LINE // MIB} MiB, got a longer one"
                     )
-                if packed and total > limit:
+                if packed and block and total > limit:
                     raise BadInput(
                         f"{path}: unpacks to more than {limit // MIB} MiB, which no run writes. If it is "
                         "yours, unpack it with gunzip."
                     )
-                yield line
+                if block:
+                    yield block
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read ({error}): it is damaged or incomplete") from error
+
+
+def _longest_line(block: bytes) -> int:
+    return max(map(len, block.split(b"\n"))) if len(block) > MAX_LINE else 0
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a row file, one by one, without their ends."""
+    for block in raw_blocks(path):
+        yield from block.split(b"\n")[:-1]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
 
@@ -55,11 +57,11 @@ def _same_images(one: Contents, two: Contents, same_list: bool) -> bool:
 
 
 def _contents(rows: Rows, number: int) -> Contents:
-    return {
-        row["image"]: row.get("content", "")
-        for run, row in rows.everything()
-        if run == number and "unreadable" not in row
-    }
+    columns = rows.columns()
+    own = np.flatnonzero(columns.run == number)[::-1]
+    last = own[columns.groups(["image"], own).first]
+    contents = (content or "" for content in columns.text("content", last))
+    return dict(zip(columns.text("image", last), contents, strict=True))
 
 
 def distinction(rows: Rows, group: Sequence[int], groups: Sequence[Sequence[int]]) -> str:

@@ -14,16 +14,18 @@ from steadygaze.errors import BadInput
 from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity
 from steadygaze.quantity import mean as plain_mean
+from steadygaze.runs.columnar.columns import Columns, Groups
 from steadygaze.runs.messages import markdown_text, plural, small_sample_note
-from steadygaze.runs.table import Cell, ImageTable, bootstrap, difference, interval
+from steadygaze.runs.table import Cell, ImageTable, bootstrap, difference, interval, mean_differences
 from steadygaze.runs.verify.grouping import distinction, group_runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from steadygaze.runs.rows import Row, Rows
+    from steadygaze.runs.rows import Rows
 
 Line = tuple[str, str]  # method, score
+IDENTITY = ("model", "weights")  # what tells the rows of one model from those of another
 OVERALL = Quantity(
     "removal_mean",
     "%",
@@ -57,22 +59,20 @@ class Section:
         run: int = 0,
         variant: str = "",
         ratios: Iterable[float] = (),
+        rows: Columns,
+        positions: np.ndarray,
     ) -> None:
         self.model, self.weights, self.data = model, weights, data
         self.repeats, self.seed = repeats, seed
         self.run, self.variant, self.ratios = run, variant, list(ratios)
-        self.table = ImageTable[tuple[str, Line]]()  # columns are (metric, (method, score))
-        self.notes: dict[str, str] = {}  # metric -> how it was measured
-        self.flags: dict[Line, set[str]] = {}  # line -> images whose map is zero or broken
-
-    def add(self, row: Row) -> None:
-        """Add one row."""
-        line = row["method"], row["score"]
-        self.table.add((row["metric"], line), row["image"], row["value"], row.get("detail"))
-        if row.get("note"):
-            self.notes[row["metric"]] = row["note"]
-        if row.get("flag"):
-            self.flags.setdefault(line, set()).add(row["image"])
+        groups = rows.groups(["metric", "method", "score"], positions)
+        first = positions[groups.first]
+        metrics, methods, scores = (rows.text(name, first) for name in ("metric", "method", "score"))
+        lines = zip(methods, scores, strict=True)
+        keys = list(zip(metrics, lines, strict=True))
+        self.table: ImageTable[tuple[str, Line]] = ImageTable(rows, positions, groups, keys)
+        self.notes = _last_notes(rows, positions)  # metric -> how it was measured
+        self.flags = _flagged_images(rows, positions)  # line -> images whose map is zero or broken
 
     @property
     def title(self) -> str:
@@ -129,25 +129,36 @@ class Section:
     @cached_property
     def cells(self) -> dict[tuple[str, Line], Cell]:
         """The number of each metric and line, with its interval."""
-        cells = {}
-        for metric in self.shown:
-            lines = self.lines_of(metric)
-            if not lines:
-                continue
-            values = np.stack([self.array(metric, line) for line in lines])
-            point, samples = bootstrap(
-                values,
-                self._details(metric, lines),
-                combine=quantity(metric).combine,
-                repeats=self.repeats,
-                seed=self.seed,
+        columns = [(metric, line) for metric in self.shown for line in self.lines_of(metric)]
+        means = [key for key in columns if quantity(key[0]).combine is plain_mean]
+        cells = self._cells(means)  # all at once: they share their draws
+        for metric in dict.fromkeys(
+            metric for metric, _ in columns if quantity(metric).combine is not plain_mean
+        ):
+            cells |= self._cells([key for key in columns if key[0] == metric])
+        return {key: cells[key] for key in columns}
+
+    def _cells(self, keys: list[tuple[str, Line]]) -> dict[tuple[str, Line], Cell]:
+        """The cells of columns that are combined in the same way."""
+        if not keys:
+            return {}
+        metric = keys[0][0]
+        values = np.stack([self.array(*key) for key in keys])
+        point, samples = bootstrap(
+            values,
+            self._details(metric, [line for _, line in keys]),
+            combine=quantity(metric).combine,
+            repeats=self.repeats,
+            seed=self.seed,
+        )
+        low, high = interval(samples)
+        images = (~np.isnan(values)).sum(1)
+        return {
+            key: Cell(
+                float(point[k]), float(low[k]), float(high[k]), int(images[k]), self.notes.get(key[0], "")
             )
-            low, high = interval(samples)
-            for k, line in enumerate(lines):
-                images = int((~np.isnan(values[k])).sum())
-                note = self.notes.get(metric, "")
-                cells[metric, line] = Cell(float(point[k]), float(low[k]), float(high[k]), images, note)
-        return cells
+            for k, key in enumerate(keys)
+        }
 
     def _details(self, metric: str, lines: list[Line]) -> np.ndarray | None:
         if quantity(metric).combine is plain_mean:
@@ -187,20 +198,25 @@ class Section:
         base = self.line(baseline) if isinstance(baseline, str) else baseline
         if (metric, base) not in self.cells:
             return {}
-        cells = {}
-        for line in self.lines_of(metric):
-            if line == base:
-                continue
-            values = np.stack([self.array(metric, line), self.array(metric, base)])
-            value, low, high = difference(
-                values,
-                self._details(metric, [line, base]),
-                combine=quantity(metric).combine,
-                repeats=self.repeats,
-                seed=self.seed,
-            )
-            cells[line] = Cell(value, low, high, int((~np.isnan(values).any(0)).sum()))
-        return cells
+        lines = [line for line in self.lines_of(metric) if line != base]
+        if not lines:
+            return {}
+        values, reference = np.stack([self.array(metric, line) for line in lines]), self.array(metric, base)
+        if quantity(metric).combine is plain_mean:
+            gaps = mean_differences(values, reference, repeats=self.repeats, seed=self.seed)
+        else:
+            gaps = [
+                difference(
+                    np.stack([own, reference]),
+                    self._details(metric, [line, base]),
+                    combine=quantity(metric).combine,
+                    repeats=self.repeats,
+                    seed=self.seed,
+                )
+                for own, line in zip(values, lines, strict=True)
+            ]
+        images = (~np.isnan(values + reference)).sum(1)
+        return {line: Cell(*gaps[k], int(images[k])) for k, line in enumerate(lines)}
 
     def line(self, name: str) -> Line:
         """The line of a name: a method, or method/score where it has several."""
@@ -209,6 +225,21 @@ class Section:
                 return line
         methods = ", ".join(dict.fromkeys(method for method, _ in self.lines))
         raise BadInput(f"no method {name!r} among the rows: {methods}")
+
+
+def _last_notes(rows: Columns, positions: np.ndarray) -> dict[str, str]:
+    noted = positions[rows.filled("note")[positions]][::-1]
+    last = noted[rows.groups(["metric"], noted).first]
+    return dict(zip(rows.text("metric", last), rows.text("note", last), strict=True))
+
+
+def _flagged_images(rows: Columns, positions: np.ndarray) -> dict[Line, set[str]]:
+    flagged = positions[rows.filled("flag")[positions]]
+    images: dict[Line, set[str]] = {}
+    names = (rows.text(name, flagged) for name in ("method", "score", "image"))
+    for method, score, image in zip(*names, strict=True):
+        images.setdefault((method, score), set()).add(image)
+    return images
 
 
 def masked_models(sections: Iterable[Section]) -> list[str]:
@@ -225,28 +256,36 @@ class Table:
     @classmethod
     def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0) -> Table:
         """Group runs that were measured with the same settings, and summarise each group."""
-        sections: dict[tuple[int, str, str], Section] = {}
-        groups = group_runs(rows)
-        group_of = {run: group for group in groups for run in group}
-        for run, row in rows.everything():
-            if "unreadable" in row:
-                continue
-            first = group_of[run][0]
-            key = first, row["model"], row["weights"]
-            if key not in sections:
-                settings = rows.runs[first]["settings"]
-                sections[key] = Section(
-                    row["model"],
-                    row["weights"],
+        columns = rows.columns()
+        if not len(columns):
+            return cls([])
+        runs = group_runs(rows)
+        group_of = {run: number for number, group in enumerate(runs) for run in group}
+        group = np.array([group_of[run] for run in range(len(rows.runs))])[columns.run]
+        named = [(columns.codes[name], len(columns.names[name])) for name in IDENTITY]
+        groups = Groups.of([(group, len(runs)), *named])
+        sections = []
+        for number, first in enumerate(groups.first):
+            own = runs[group[first]]
+            model, weights = (columns.text(name, groups.first[number : number + 1])[0] for name in IDENTITY)
+            if model is None or weights is None:
+                raise BadInput(f"run {own[0]}: expected rows that name their model and weights, got others")
+            settings = rows.runs[own[0]]["settings"]
+            sections.append(
+                Section(
+                    model,
+                    weights,
                     settings.get("data", ""),
                     repeats=repeats,
                     seed=seed,
-                    run=first,
-                    variant=distinction(rows, group_of[run], groups),
+                    run=own[0],
+                    variant=distinction(rows, own, runs),
                     ratios=settings.get("ratios", ()),
+                    rows=columns,
+                    positions=groups.rows(number),
                 )
-            sections[key].add(row)
-        return cls(list(sections.values()))
+            )
+        return cls(sections)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One dict for each number; `variant` is set where another section has the same model and data."""

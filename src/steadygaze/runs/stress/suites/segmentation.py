@@ -16,7 +16,7 @@ divide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from colorsys import hsv_to_rgb
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.confusion import iou_of
+from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.segmentation import (
     CITYSCAPES_C,
@@ -57,7 +58,7 @@ from steadygaze.runs.stress.suites.corruptions import (
 from steadygaze.runs.table import draws
 
 if TYPE_CHECKING:
-    from steadygaze.runs.stress.card import Card
+    from steadygaze.runs.stress.card import Card, Details
     from steadygaze.runs.stress.images import ImageView
     from steadygaze.runs.stress.suite import Views
 
@@ -100,7 +101,7 @@ class Segmentation(Suite):
         ("corruptions", "retention"): "retention",
         ("corruptions", "mean_miou_cityscapes_c"): "mean mIoU, Cityscapes-C protocol",
     }
-    kept_details = frozenset({MIOU.name})
+    uneven_details = frozenset({MIOU.name})
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         yield Condition(self.name, (CLEAN,), (MIOU,), unchanged=True)
@@ -138,10 +139,10 @@ class Segmentation(Suite):
             if setting.population != population:
                 continue
             names = card.run["settings"]["segments"]
-            ranks, details, images = card.details(setting.label, MIOU.name)
-            counts = unpacked(details, ranks, images, len(names))
+            details = card.details(setting.label, MIOU.name)
+            counts = unpacked(details, len(names))
             mean, accuracy, by_class = set_numbers(resampled(counts, card.repeats, card.seed))
-            readable = sum(map(bool, details))
+            readable = int((details.lengths > 0).sum())
             yield Score(setting, MIOU, mean, readable)
             yield Score(setting, PIXEL_ACCURACY, accuracy, readable)
             if setting == CLEAN:
@@ -199,14 +200,14 @@ def packed(counts: Int[Tensor, "3 c"]) -> np.ndarray:
     return torch.stack([present, *counts[:, present]], 1).flatten().cpu().numpy()
 
 
-def unpacked(
-    details: Sequence[Sequence[int]], ranks: Iterable[int], images: int, classes: int
-) -> Float[np.ndarray, "n 3 c"]:
+def unpacked(details: Details, classes: int) -> Float[np.ndarray, "n 3 c"]:
     """The counts of every image at its rank; zero where there is none."""
-    counts = np.zeros((images, 3, classes))
-    for rank, detail in zip(ranks, details, strict=True):
-        each = np.asarray(detail, dtype=np.int64).reshape(-1, 4)
-        counts[rank, :, each[:, 0]] = each[:, 1:]
+    if (details.lengths % 4).any() or (details.numbers % 1).any():
+        raise BadInput("expected groups of four whole numbers behind the mIoU of an image, got others")
+    each = details.numbers.astype(np.int64).reshape(-1, 4)
+    ranks = np.repeat(details.ranks, details.lengths // 4)
+    counts = np.zeros((details.images, 3, classes))
+    counts[ranks, :, each[:, 0]] = each[:, 1:]
     return counts
 
 
