@@ -1,4 +1,4 @@
-"""`steadygaze report`: run folders in, one HTML file and two tables out."""
+"""`steadygaze report` and `steadygaze export`: run folders in, files out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from steadygaze.cli.running import progress_bar
 from steadygaze.report.html import write_report
+from steadygaze.runs.columnar.export import export_rows
+from steadygaze.runs.rows import Rows
 
 
 def run(
@@ -14,6 +17,19 @@ def run(
 ) -> int:
     """Write the report; returns the exit code."""
     console = console or Console()
-    for path in write_report(runs, out, baseline=baseline, images=images):
+    with progress_bar(Console(stderr=True)) as on_progress:
+        written = write_report(runs, out, baseline=baseline, images=images, on_progress=on_progress)
+    for path in written:
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def export_runs(
+    runs: list[Path], to: Path, partition: str | None = None, console: Console | None = None
+) -> int:
+    """Write the rows of runs for other tools; returns the exit code."""
+    console = console or Console()
+    with progress_bar(Console(stderr=True)) as on_progress:
+        path = export_rows(Rows.read(*runs), to, partition, on_progress)
+    console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     return 0

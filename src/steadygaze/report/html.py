@@ -20,6 +20,7 @@ from steadygaze.errors import BadInput, RowsNotWritten, SteadygazeError
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.files import write_atomic
 from steadygaze.method_names import join_name, parse_method
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.report import svg
 from steadygaze.report.gallery import gallery
 from steadygaze.report.page import Figure, how, legend
@@ -38,6 +39,7 @@ def write_report(
     baseline: str | None = None,
     images: bool = True,
     repeats: int = 2000,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[Path]:
     """Write the report of these runs; returns the files: report.html, table.csv, table.md.
 
@@ -46,6 +48,7 @@ def write_report(
     with damaged_files(*folders):
         rows = Rows.read(*folders)
         check_complete(rows.runs, rows.folders)
+        rows.columns(on_progress)
         if STRESS in rows.kinds:
             from steadygaze.report.stress import write_stress
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steadygaze.errors import BadInput
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.shards.keys import FirstRows, KeySet
 from steadygaze.runs.shards.keys import RowKey as RowKey
 from steadygaze.runs.shards.shard import WHOLE, Shard, shard_of_file
@@ -271,14 +272,14 @@ class Rows:
                 own = block.of_images(self._images) if self._shard else block
                 yield own if known is None else known.of(own)
 
-    def columns(self) -> Columns:
+    def columns(self, on_progress: OnProgress = ignore_progress) -> Columns:
         """All rows as columns. They are kept until the files of the run change."""
-        from steadygaze.runs.columnar.columns import Columns, vocabularies
+        from steadygaze.runs.columnar.columns import Columns, counted, vocabularies
 
         files = [len(self._rows), *(_state(folder) for folders in self.parts for folder in folders)]
         if self._read is None or self._read[0] != files:
             self._read = None
-            blocks = self.blocks()
+            blocks = counted(self.blocks(), on_progress)
             first = next(blocks, None)
             names = vocabularies() if first is None else first.names
             self._read = files, Columns.joined(chain([first] if first else [], blocks), names)
@@ -317,9 +318,12 @@ class Rows:
     def to_pandas(self) -> pd.DataFrame:
         """One line a row: model, weights, method and score (or setting), metric, image, value, detail, note,
         flag, seed, content, versions."""
+        return self.frame(self.columns())
+
+    def frame(self, columns: Columns) -> pd.DataFrame:
+        """Some of the rows as `to_pandas` gives them."""
         import pandas as pd
 
-        columns = self.columns()
         data: dict[str, Any] = {}
         for name in self.column_names:
             if name == "value":
@@ -342,6 +346,24 @@ class Rows:
     def versions(self) -> list[str]:
         """The versions of the libraries of each run."""
         return [_versions_text(run["settings"]["versions"]) for run in self.runs]
+
+    def to_parquet(
+        self,
+        path: str | Path,
+        partition: str | None = None,
+        *,
+        on_progress: OnProgress = ignore_progress,
+    ) -> Path:
+        """Write the rows as a Parquet file; needs `pip install "steadygaze[data]"`.
+
+        partition: method, setting or metric; `path` is then a folder with a file for each of its values
+        """
+        from steadygaze.runs.columnar.export import export_rows
+
+        file = Path(path)
+        if partition is None and file.suffix != ".parquet":
+            raise BadInput(f"expected a file that ends in .parquet, got {file.name}")
+        return export_rows(self, file, partition, on_progress)
 
     def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
         """The ranking: one value with its 95 % interval for each method, score and metric."""

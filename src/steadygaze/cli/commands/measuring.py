@@ -267,6 +267,26 @@ def report(
     raise typer.Exit(run(runs, out, baseline, images))
 
 
+def export(
+    *,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders written by `steadygaze verify` or `steadygaze stress`.")
+    ],
+    to: Annotated[
+        Path,
+        typer.Option(help="File to write: .parquet, .csv or .jsonl.gz. With --partition, a new folder."),
+    ],
+    partition: Annotated[
+        str | None,
+        typer.Option(help="method, setting or metric: write a folder with a Parquet file for each value."),
+    ] = None,
+) -> None:
+    """Write the rows of runs as one table for pandas, DuckDB, Spark and the like; see docs/rows.md."""
+    from steadygaze.cli.report import export_runs
+
+    raise typer.Exit(export_runs(runs, to, partition))
+
+
 def compare_models(
     *,
     before: Annotated[

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from steadygaze.progress import OnProgress, Progress
+
 TEXTS = ("model", "weights", "method", "score", "setting", "metric", "image", "note", "flag", "content")
 CODED = (*TEXTS, "seed")
 ABSENT = -1  # the code of a value that a row does not have
@@ -170,6 +172,16 @@ class Columns:
         chosen: Any = slice(None) if rows is None else rows
         parts = [(self.codes[name][chosen], len(self.names[name])) for name in columns]
         return Groups.of(parts)
+
+
+def counted(blocks: Iterable[Columns], on_progress: OnProgress, task: str = "reading") -> Iterator[Columns]:
+    """Blocks as they are, with progress in rows."""
+    done = 0
+    on_progress(Progress(task, done, None, "rows"))
+    for block in blocks:
+        done += len(block)
+        yield block
+        on_progress(Progress(task, done, None, "rows"))
 
 
 _ARRAYS = ("run", "value", "lengths", "numbers")
