@@ -156,6 +156,11 @@ def test_columns_are_kept_until_the_files_change(tmp_path):
     assert rows.columns().text("image").tolist() == ["a", "b"] and len(rows) == 2
 
 
+def test_a_run_of_unreadable_images_alone(tmp_path):
+    folder = run_of(tmp_path / "run", LINES["unreadable"])
+    assert Rows.read(folder).unreadable == {"b": "no image"} and len(Rows.read(folder)) == 0
+
+
 def test_groups_come_in_order_of_arrival():
     codes = [np.array([3, 1, 3, -1, 1]), np.array([0, 0, 0, 1, 2])]
     few, many = Groups.of([(codes[0], 4), (codes[1], 3)]), Groups.of([(codes[0], 10**9), (codes[1], 10**9)])

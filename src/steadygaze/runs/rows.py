@@ -282,7 +282,7 @@ class Rows:
             blocks = counted(self.blocks(), on_progress)
             first = next(blocks, None)
             names = vocabularies() if first is None else first.names
-            self._read = files, Columns.joined(chain([first] if first else [], blocks), names)
+            self._read = files, Columns.joined(chain([] if first is None else [first], blocks), names)
         return self._read[1]
 
     def __len__(self) -> int:
