@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS ?= dev,hf,app,clip
+EXTRAS ?= dev,hf,app,clip,data
 JOBS ?= 2
 OUT ?= steadygaze-demo
 

@@ -8,7 +8,7 @@ over seeds is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -292,8 +292,7 @@ def _counted(
 ) -> np.ndarray:
     """Which rows count: of common images, of shared settings and metrics (None: of all), unless they are
     lost."""
-    images = rows.codes["image"]
-    mask = _among(rows.names["image"], common)[images]
+    mask = rows.among("image", common)
     if shared is None:
         return mask
     groups = rows.groups(["setting", "metric"])
@@ -303,12 +302,8 @@ def _counted(
         if key not in shared:
             mask[own] = False
         elif key in lost:
-            mask[own] &= ~_among(rows.names["image"], lost[key])[images[own]]
+            mask[own] &= ~rows.among("image", lost[key], own)
     return mask
-
-
-def _among(names: Iterable[Any], chosen: set[str]) -> np.ndarray:
-    return np.array([name in chosen for name in names], dtype=bool)
 
 
 def _seed_notes(sides: Sequence[Rows]) -> list[str]:

@@ -128,6 +128,11 @@ class Columns:
         texts = np.array([bool(value) for value in self.values_of(name)])
         return texts[self.codes[name]]
 
+    def among(self, name: str, chosen: Container[str], rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Whether each row has one of these texts in this column."""
+        texts = np.array([value in chosen for value in self.values_of(name)])
+        return texts[self.codes[name][rows]]
+
     # -- details -----------------------------------------------------------------------------------
 
     @cached_property
@@ -163,8 +168,7 @@ class Columns:
 
     def of_images(self, images: Container[str]) -> Columns:
         """The rows and lines about these images."""
-        own = np.array([image in images for image in self.values_of("image")])
-        rows = self.take(own[self.codes["image"]])
+        rows = self.take(self.among("image", images))
         return replace(rows, unreadable=[line for line in self.unreadable if line[1] in images])
 
     def groups(self, columns: Sequence[str], rows: np.ndarray | None = None) -> Groups:
