@@ -209,6 +209,7 @@ ATTENTION = [
     "transatt",
     "full_lrp",
     "gaze_twice",
+    "gaze_halves",
     "atman",
     "legrad",
     "grad_eclip",

@@ -96,9 +96,10 @@ def test_meta_tensors_have_no_values():
         sg.verify(small().to("meta"), [(images, torch.tensor([0]))], methods=["ixg"])
 
 
-def test_gaze_twice_needs_two_patches():
+@pytest.mark.parametrize("method", ["gaze_twice", "gaze_halves"])
+def test_methods_of_two_parts_need_two_patches(method: str):
     with pytest.raises(sg.MethodUnavailable, match="at least 2 patches"):
-        sg.explain(small(img_size=8), torch.rand(1, 3, 8, 8), method="gaze_twice")
+        sg.explain(small(img_size=8), torch.rand(1, 3, 8, 8), method=method)
 
 
 def test_hsic_of_a_model_with_one_class():

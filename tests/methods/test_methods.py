@@ -14,6 +14,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
+from oracles.gaze import gaze_removal
 from oracles.models import KINDS, random_images, tiny
 from steadygaze.methods import aliases, base_methods, list_methods
 from steadygaze.methods.propagation import pixel_relevance
@@ -177,6 +178,7 @@ WHOLE_OPTIONS = {
     "smoothgrad": {"samples", "noise", "seed"},
     "random": {"seed"},
     "gaze_twice": set(),
+    "gaze_halves": {"weight"},
     "full_lrp": set(),
     "legrad": {"layers"},
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
@@ -202,7 +204,7 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("model")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_twice", "diffmask"} | set(SEARCHED)
+    written_here = {"random", "smoothgrad", "gaze_twice", "gaze_halves", "diffmask"} | set(SEARCHED)
     assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"}
 
 
@@ -452,3 +454,24 @@ def test_gaze_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             wanted[b, part[b]] += 0.35 * scores[b]
     monkeypatch.undo()
     close(explained(kind, "gaze_twice"), wanted, "gaze_twice")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weight", [0.25, 1.0])
+def test_gaze_halves(kind: str, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gaze_removal` of the whole image and, by tokens removed by hand, of both halves."""
+    model, images = case(kind)
+    x = vit.embed(model, images).detach()
+    whole = gaze_removal(model, images, TARGET)
+    prefix, patches = model.num_prefix_tokens, whole.shape[1]
+    wanted, ranks = whole.clone(), whole.argsort(1, descending=True)
+    for part in (ranks[:, : patches // 2], ranks[:, patches // 2 :]):
+        if model.global_pool == "avg":
+            monkeypatch.setattr(vit, "reads", lambda m, n=part.shape[1]: list(range(prefix, prefix + n)))
+        rows = [torch.cat([t[:prefix], t[prefix:][keep]]) for t, keep in zip(x, part, strict=True)]
+        monkeypatch.setattr(vit, "embed", lambda m, images, rows=rows: torch.stack(rows))
+        scores = gaze_removal(model, images, TARGET)
+        for b in range(len(x)):
+            wanted[b, part[b]] += weight * scores[b]
+        monkeypatch.undo()
+    close(explained(kind, f"gaze_halves:weight={weight}"), wanted, "gaze_halves")

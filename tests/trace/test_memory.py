@@ -46,6 +46,7 @@ def test_nothing_stays_alive(attention: str) -> None:
         "attnlrp",
         "decompx:bias=absdot",
         "gaze_twice",
+        "gaze_halves",
     ]
     sg.explain(vit, images, method=names)
     gc.collect()

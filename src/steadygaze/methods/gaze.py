@@ -1,6 +1,6 @@
 """Extensions of `gaze`: the same frozen-linear backward pass, read in two ways.
 
-Equations: docs/equations.md#gaze-removal and docs/equations.md#gaze-twice.
+Equations: docs/equations.md#gaze-removal, docs/equations.md#gaze-halves, docs/equations.md#gaze-twice.
 
     s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             what patch j sends on from layer l; gaze: Σ_l s^l_j
     q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                        what other tokens take from it; S: attention logits
@@ -11,7 +11,10 @@ With w_j the weight of key j before the rows of A are normalised, q^l_j is ∂T/
 
 | name         | map                                                                               | passes |
 | gaze_removal | Σ_l (s^l / L + q^l) + p                                                           | 2      |
+| gaze_halves  | r + ¼ · r with the better half of the patches alone, and with the other half alone | 4      |
 | gaze_twice   | F + 0.35 · F with the best 70 % of patches alone, and with the other patches alone | 5      |
+
+r is gaze_removal.
 
 F = z(z(s̃) + 0.4 z(Σ_l q^l)), where s̃ is Σ_l s^l with the mean patch subtracted from x^l, and z is the
 z-score.
@@ -34,6 +37,7 @@ from steadygaze.trace.record import Want
 from steadygaze.vit.view import ViT
 
 KEYS, OWN_PART, BEST = 0.4, 0.35, 0.7
+OWN_HALF = 0.25
 
 
 def taken(trace: Trace, layer: int) -> Float[Tensor, "b p"]:
@@ -69,6 +73,17 @@ def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     if layer == trace.depth - 1:
         effect = effect + pooled(trace)
     return sent + effect.unflatten(1, sent.shape[1:])
+
+
+def removal_effects(query: Query, tokens: Tensor) -> Float[Tensor, "b p"]:
+    """`gaze_removal` of the patches in `tokens`."""
+    run = forward(query.vit, tokens, rules=query.rules, want=Want(keys=True))
+    trace = run.trace(query.value(run.logits))
+    total = pooled(trace)
+    for l in range(trace.depth):
+        x, g = (t[:, trace.vit.prefix :] for t in trace.tokens(l))
+        total = total + (x * g).sum(-1) / trace.depth + taken(trace, l)
+    return total
 
 
 def z(x: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
@@ -122,3 +137,31 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
     for part in (order[:, :best], order[:, best:]):
         second = second.scatter(1, part, _evidence(query, query.vit.select(query.tokens, part)))
     return (whole + OWN_PART * second).unflatten(1, query.grid)
+
+
+@register_method(
+    "gaze_halves",
+    "model",
+    family="decomposition",
+    freeze=0.75,
+    score="log_odds",
+    unsupported=_removable,
+    cost=4.0,
+)
+def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h w"]:
+    """`gaze_removal` of the whole image, and of its better half and its other half alone.
+
+    weight: of what was measured in a patch's own half
+    """
+    whole = removal_effects(query, query.tokens)
+    order = whole.argsort(dim=1, descending=True, stable=True)
+    half = order.shape[1] // 2
+    if not half:
+        raise MethodUnavailable(
+            "gaze_halves: expected at least 2 patches, to divide them in two halves, got 1. Use gaze_removal."
+        )
+    own_half = torch.zeros_like(whole)
+    for part in (order[:, :half], order[:, half:]):
+        effects = removal_effects(query, query.vit.select(query.tokens, part))
+        own_half = own_half.scatter(1, part, effects)
+    return (whole + weight * own_half).unflatten(1, query.grid)
