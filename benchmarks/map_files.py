@@ -22,6 +22,7 @@ from steadygaze.maps.reader import MapFolder
 
 METHODS = ["gaze_removal", "gae", "ixg+plus", "rollout", "gradcam"]
 METRICS = ["insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc"]
+ROUNDING = 1e-9  # sums over ratios in another order
 
 
 def main() -> None:
@@ -56,13 +57,13 @@ def main() -> None:
         cells = []
         for metric in METRICS:
             difference = rows[rows["metric"] == metric]["difference"]
-            cells.append(f"{int((difference > 0).sum())} ({difference.max():.2g})")
+            cells.append(f"{int((difference > ROUNDING).sum())} ({difference.max():.2g})")
         table.add_row(method, str(len(tied[method])), *cells)
         untied = rows[~rows["image"].isin(tied[method])]
         assert (untied["difference"] == 0).all(), "a row changed although no scores became equal"
     console = Console(width=160)
     console.print(table)
-    changed = both[both["difference"] > 0]
+    changed = both[both["difference"] > ROUNDING]
     console.print(
         f"{len(changed)} of {len(both)} rows differ; largest change of a mean over the images: "
         f"{_mean_change(both):.3f} points. {size / (options.limit * len(METHODS)):.0f} bytes for a map."

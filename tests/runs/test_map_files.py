@@ -15,6 +15,7 @@ import steadygaze as sg
 from helpers.runs import pictures
 from steadygaze.cli import app
 from steadygaze.maps.names import MapName, restored, rounded
+from steadygaze.maps.reader import MapFolder
 from steadygaze.runs.rows import Rows
 
 GRID, SIZE = (4, 4), (16, 16)
@@ -107,6 +108,16 @@ def test_a_killed_run_has_every_map_of_its_rows_and_none_twice(model, tmp_path, 
             keys += json.loads(opened.metadata()["images"])
             assert opened.get_slice("gae@logit").get_dtype() == "F16"
     assert sorted(keys) == [str(n) for n in range(9)]
+
+
+def test_shards_keep_the_maps_of_one_run(model, tmp_path):
+    asked = {"methods": ["gae", "ixg"], "metrics": RANKS[3], "keep_maps": True}
+    sg.verify(model, batches(3), **asked, out=tmp_path / "one")
+    for shard in ("1/2", "0/2"):
+        sg.verify(model, batches(3), **asked, out=tmp_path / "two", shard=shard)
+    one, two = (MapFolder(tmp_path / run) for run in ("one", "two"))
+    assert [file.path.name for file in one.files] == [file.path.name for file in two.files]
+    assert one.digest == two.digest and len(one.files) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

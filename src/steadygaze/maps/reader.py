@@ -68,9 +68,15 @@ class MapFile:
         return cls(path, images, frozenset(names), frozenset(scaled), targets, broken)
 
     def digest(self) -> str:
-        """The SHA-256 of the file."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """The SHA-256 of what the file holds; the order of its header is not fixed."""
+        broken = {str(name): sorted(positions) for name, positions in self.broken.items()}
+        hashed = hashlib.sha256(json.dumps([self.images, self.targets, broken], sort_keys=True).encode())
+        file = _open(self.path)
+        for name in sorted(file.keys()):
+            tensor = file.get_tensor(name)
+            hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            hashed.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return hashed.hexdigest()
 
 
 class MapFolder:
@@ -103,7 +109,7 @@ class MapFolder:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for folders with the same files, whatever they are called."""
+        """Equal for folders whose files hold the same, whatever they are called."""
         return hashlib.sha256("\n".join(sorted(f.digest() for f in self.files)).encode()).hexdigest()[:16]
 
     def has(self, name: MapName, image: str) -> bool:
