@@ -102,12 +102,13 @@ def test_a_killed_run_has_every_map_of_its_rows_and_none_twice(model, tmp_path, 
         sg.verify(model, batches(3), **asked)
     monkeypatch.undo()
     sg.verify(model, batches(3), **asked)
-    keys = []
-    for file in sorted((tmp_path / "run" / "maps").iterdir()):
+    keys: dict[str, list[str]] = {"gae@logit": [], "ixg@logit": []}
+    for file in (tmp_path / "run" / "maps").iterdir():
         with safe_open(file, "pt") as opened:
-            keys += json.loads(opened.metadata()["images"])
-            assert opened.get_slice("gae@logit").get_dtype() == "F16"
-    assert sorted(keys) == [str(n) for n in range(9)]
+            for name in keys.keys() & set(opened.keys()):
+                keys[name] += json.loads(opened.metadata()["images"])
+                assert opened.get_slice(name).get_dtype() == "F16"
+    assert [sorted(images) for images in keys.values()] == [[str(n) for n in range(9)]] * 2
 
 
 def test_shards_keep_the_maps_of_one_run(model, tmp_path):
@@ -117,7 +118,7 @@ def test_shards_keep_the_maps_of_one_run(model, tmp_path):
         sg.verify(model, batches(3), **asked, out=tmp_path / "two", shard=shard)
     one, two = (MapFolder(tmp_path / run) for run in ("one", "two"))
     assert [file.path.name for file in one.files] == [file.path.name for file in two.files]
-    assert one.digest == two.digest and len(one.files) == 3
+    assert one.digest == two.digest and len(one.files) >= 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
