@@ -2,41 +2,30 @@
 
     python -m benchmarks.stress [--model NAME] [--pictures N] [--workers 0,1,2] [--threads N]
 
-A run of all 15 corruptions at severities 1, 3 and 5 over generated JPEG images, with random weights, which do
-not change the cost. For each number of workers: the share of the run that is spent in the model, images per
-second, and the duration of the run if the model never waited. Where the model occupies all cores, workers
-slow it down: compare the seconds, too. With --device cuda the cores are free.
+A run of all 15 corruptions at severities 1, 3 and 5 over generated JPEG images, in a folder and in WebDataset
+shards, with random weights, which do not change the cost. For each kind of data and number of workers: the
+share of the run that is spent in the model (goal: 95 %), images per second, and the duration of the run if
+the model never waited. Where the model occupies all cores, workers slow it down: compare the seconds, too.
+With --device cuda the cores are free.
 """
 
 import argparse
 import os
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
-import numpy as np
 import timm
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
+from benchmarks.loading import generated
 from steadygaze.runs.loop import Pace
 from steadygaze.runs.processes import World
 from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-
-
-def pictures(folder: Path, count: int) -> Path:
-    rng = np.random.default_rng(0)
-    for i in range(count):
-        place = folder / str(i % 10)
-        place.mkdir(parents=True, exist_ok=True)
-        smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
-            (500, 375), Image.Resampling.BICUBIC
-        )
-        smooth.save(place / f"{i}.jpg", quality=92)
-    return folder
 
 
 def main() -> None:
@@ -55,24 +44,24 @@ def main() -> None:
     machine = f"{options.threads} thread(s), {cores} cores, load {os.getloadavg()[0]:.1f}"
     title = f"{options.model}, {options.device}, {machine}"
     table = Table(
-        "workers", "share in the model", "seconds", "in the model", "pictures a second", title=title
+        "data", "workers", "share in the model", "seconds", "in the model", "images a second", title=title
     )
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         torch.manual_seed(0)
         save_file(timm.create_model(options.model).state_dict(), root / "random.safetensors")
-        data = pictures(root / "data", options.pictures)
+        kinds = generated(root, options.pictures)
         how = {
             "checkpoint": root / "random.safetensors",
             "batch_size": options.batch,
             "options": {"corruptions": options.corruptions, "severities": options.severities},
             "device": options.device,
         }
-        for workers in map(int, options.workers.split(",")):
+        for kind, workers in product(kinds, map(int, options.workers.split(","))):
             request = StressRequest(
                 model=options.model,
-                data=data,
-                out=root / f"run{workers}",
+                data=kinds[kind],
+                out=root / f"{kind}{workers}",
                 suites=["corruptions"],
                 num_workers=workers,
                 **how,
@@ -83,6 +72,7 @@ def main() -> None:
             taken = time.perf_counter() - began
             shown = ready.work(World())
             table.add_row(
+                kind,
                 str(workers),
                 f"{100 * pace.model / taken:.0f} %",
                 f"{taken:.1f}",

@@ -8,26 +8,36 @@ and maps are random: they do not change the cost. Measured: insertion and deleti
 ratios, which is 18 passes with half of the tokens on average. For comparison: the same 18 passes with pixels
 masked in place (the sequence keeps its length), and PixelFlipping of Quantus as in its documentation (224
 pixels per step, black), which gives one deletion curve. Quantus is optional and no dependency.
+
+First, a run of `verify` over generated JPEG images, in a folder and in WebDataset shards: the share of its
+time that is spent in the model rather than waiting for images or the disk (goal: 95 %).
 """
 
 import argparse
 import multiprocessing
 import resource
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import processes
+from benchmarks.loading import generated
 from benchmarks.measure import ratios
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.removal import NAMES, RATIOS
+from steadygaze.runs.loop import Pace
+from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
 
 GOAL = 10.5
 
@@ -105,23 +115,54 @@ def _peak(name: str, threads: int, images: int, methods: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def shares(name: str, images: int, workers: list[int]) -> Table:
+    """The share of the time of a run that is spent in the model."""
+    table = Table("data", "workers", "share in the model", "seconds", title=f"verify, {images} images")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        torch.manual_seed(0)
+        save_file(timm.create_model(name).state_dict(), root / "random.safetensors")
+        kinds = generated(root, images)
+        for kind, count in product(kinds, workers):
+            request = VerifyRequest(
+                model=name,
+                checkpoint=root / "random.safetensors",
+                data=kinds[kind],
+                out=root / f"{kind}{count}",
+                methods=["ixg"],
+                batch_size=8,
+                num_workers=count,
+                device="cpu",
+            )
+            ready, pace = prepare_verify(request), Pace()
+            run_verify(request, prepared=ready, pace=pace)
+            seconds = pace.model + pace.waiting
+            table.add_row(kind, str(count), f"{100 * pace.share:.1f} %", f"{seconds:.1f}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="deit_tiny_patch16_224")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--workers", default="0,1", help="numbers of threads that load images")
+    parser.add_argument("--loading-only", action="store_true", help="only time the run over files")
     parser.add_argument(
         "--no-quantus", action="store_true", help="leave out Quantus, which takes hundreds of forward passes"
     )
     parser.add_argument("--processes", type=int, help="time a run on this many processes against one instead")
-    parser.add_argument("--images", type=int, default=64, help="images of --processes")
+    parser.add_argument("--images", type=int, default=64, help="images of a run that is timed")
     options = parser.parse_args()
     console = Console(width=140)
     if options.processes:
         processes.main(options.model, options.images, options.processes, options.rounds, console)
         return
     torch.set_num_threads(options.threads)
+    console.print(shares(options.model, options.images, [int(text) for text in options.workers.split(",")]))
+    if options.loading_only:
+        return
 
     model, batch, maps = problem(options.model, 1, 1)
     unit = partial(forward, model, batch.images)

@@ -16,7 +16,7 @@ PUBLIC = (
     "register_method register_adapter register_metric register_suite register_loss "
     "list_methods list_models list_metrics list_suites list_losses "
     "SteadygazeError UnsupportedModel MethodUnavailable UnknownName BadInput BadImage BadCheckpoint "
-    "BrokenMap RowsNotWritten DegenerateMap PartialMap ModelChanged ImagesOutOfRange "
+    "BrokenMap RowsNotWritten DegenerateMap PartialMap ModelChanged ImagesOutOfRange DamagedData "
     "errors faithfulness methods models modules robustness training __version__"
 )
 

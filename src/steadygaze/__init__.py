@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.errors import BadImage as BadImage
     from steadygaze.errors import BadInput as BadInput
     from steadygaze.errors import BrokenMap as BrokenMap
+    from steadygaze.errors import DamagedData as DamagedData
     from steadygaze.errors import DegenerateMap as DegenerateMap
     from steadygaze.errors import ImagesOutOfRange as ImagesOutOfRange
     from steadygaze.errors import MethodUnavailable as MethodUnavailable
@@ -94,6 +95,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "PartialMap": "steadygaze.errors",
     "ModelChanged": "steadygaze.errors",
     "ImagesOutOfRange": "steadygaze.errors",
+    "DamagedData": "steadygaze.errors",
 }
 __all__ = [*_HOME, *_PACKAGES, "__version__"]
 

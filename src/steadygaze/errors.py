@@ -13,6 +13,7 @@ SteadygazeError
 DegenerateMap (UserWarning)             a map that is zero everywhere
 PartialMap (UserWarning)                an interrupted search: the map uses the runs that were done
 ImagesOutOfRange (UserWarning)          images far outside of what the model's normalisation gives
+DamagedData (UserWarning)               a shard or data set that could not be read to its end
 """
 
 import re
@@ -134,3 +135,7 @@ class PartialMap(UserWarning):
 
 class ImagesOutOfRange(UserWarning):
     """The values of images are far outside of what the model's normalisation gives."""
+
+
+class DamagedData(UserWarning):
+    """A shard or a data set could not be read to its end. The images before the damage were used."""

@@ -15,15 +15,19 @@ from torch import Tensor
 
 from steadygaze.cli.explain_results import (
     ExplainOptions,
+    ImageFile,
     Results,
     add_results,
     print_results,
+    source_of,
     unique_names,
     write_results,
 )
 from steadygaze.cli.interruptions import Interruptions
 from steadygaze.cli.running import print_line, progress_bar
-from steadygaze.data.images import find_images, read_image
+from steadygaze.data.folders import Item
+from steadygaze.data.images import read_image
+from steadygaze.data.streams import list_images
 from steadygaze.errors import BadImage, BadInput, BrokenMap
 from steadygaze.explainer import explain
 from steadygaze.heatmap import store_maps
@@ -67,7 +71,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     for method in request.methods:
         parse_method(method)  # a wrong name is reported before anything is loaded
     methods = with_gates(request.methods, request.diffmask)
-    every_file = find_images(request.images)
+    every_file = list_images(request.images, request.limit)
     names = unique_names(every_file)
     if request.maps is not None:
         check_map_keys(every_file, request.images)
@@ -111,7 +115,7 @@ def explain_files(
     methods: Sequence[str | Method],
     loaded: LoadedModel,
     vit: ViT,
-    names: dict[Path, str],
+    names: dict[ImageFile, str],
     console: Console,
 ) -> Results:
     """Explain the images batch by batch and write their overlays. names: of the files, in results."""
@@ -146,17 +150,17 @@ def explain_files(
 
 
 def batches(
-    image_files: list[Path], loaded: LoadedModel, size: int, unreadable: list[str]
-) -> Iterator[tuple[list[Path], Tensor]]:
+    image_files: list[ImageFile], loaded: LoadedModel, size: int, unreadable: list[str]
+) -> Iterator[tuple[list[ImageFile], Tensor]]:
     """Readable files with their preprocessed images (b, 3, H, W); errors of the others go to `unreadable`.
 
     A batch is `size` files in a row, without those that cannot be read, so that shards have equal batches.
     """
     for start in range(0, len(image_files), size):
-        images: dict[Path, Tensor] = {}
+        images: dict[ImageFile, Tensor] = {}
         for file in image_files[start : start + size]:
             try:
-                images[file] = loaded.preprocess(read_image(file))
+                images[file] = loaded.preprocess(read_image(source_of(file)))
             except BadImage as error:
                 unreadable.append(str(error))
         if images:
@@ -169,7 +173,7 @@ def explain_batch(
     loaded: LoadedModel,
     vit: ViT,
     names: list[str],
-    image_files: list[Path],
+    image_files: list[ImageFile],
     images: Tensor,
     results: Results,
     interruptions: Interruptions,
@@ -198,7 +202,7 @@ def explain_batch(
             )
     except BrokenMap as error:
         if len(image_files) == 1:
-            results.broken.append(f"{image_files[0]}: {error}")
+            results.broken.append(f"{source_of(image_files[0])}: {error}")
             return
         for index in range(len(image_files)):
             one = slice(index, index + 1)
@@ -223,21 +227,23 @@ def explain_batch(
     add_results(request, loaded.class_names, names, image_files, originals, attributions, results)
 
 
-def check_map_keys(image_files: Sequence[Path], given: Sequence[Path]) -> None:
+def check_map_keys(image_files: Sequence[ImageFile], given: Sequence[str | Path]) -> None:
     """BadInput if two images would be stored under one key."""
-    by_key: dict[str, Path] = {}
+    by_key: dict[str, ImageFile] = {}
     for file in image_files:
         first = by_key.setdefault(map_key(file, given), file)
         if first != file:
             raise BadInput(
-                f"--maps: expected images with different keys, got {map_key(file, given)!r} for both {first} "
-                f"and {file}. Give a folder that contains both: keys are paths below it."
+                f"--maps: expected images with different keys, got {map_key(file, given)!r} for both "
+                f"{source_of(first)} and {source_of(file)}. Give a folder that contains both: keys are paths below it."
             )
 
 
-def map_key(file: Path, given: Sequence[Path]) -> str:
+def map_key(file: ImageFile, given: Sequence[str | Path]) -> str:
     """The key of an image: its path below the folder that was given, as in rows of `verify`; or its name."""
-    for path in given:
+    if isinstance(file, Item):
+        return file.name
+    for path in map(Path, given):
         if path.is_dir() and file.is_relative_to(path):
             return file.relative_to(path).as_posix()
     return file.name

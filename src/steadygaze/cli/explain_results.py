@@ -17,6 +17,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from steadygaze.cli.running import print_line
+from steadygaze.data.folders import Item
+from steadygaze.data.images import EncodedImage
 from steadygaze.files import write_npz, write_png
 from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
 from steadygaze.loading.loaded import LoadedModel
@@ -27,6 +29,7 @@ from steadygaze.runs.messages import plural as counted
 from steadygaze.runs.shards.shard import WHOLE, Shard
 from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
 
+ImageFile = Path | Item  # an item is an image of a stream
 MAX_NAME = 120  # bytes of an image's name in names of files
 GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
 TABLE_ROWS = 20  # images in the printed table
@@ -37,7 +40,7 @@ MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is draw
 class ExplainOptions:
     """The options of `steadygaze explain`."""
 
-    images: list[Path]
+    images: Sequence[str | Path]
     model: str
     methods: list[str]
     out: Path
@@ -45,6 +48,7 @@ class ExplainOptions:
     target: str = "auto"
     top: int = 1
     score: str | None = None
+    limit: int | None = None
     batch_size: int = 8
     signed: bool = False
     num_classes: int | None = None
@@ -102,7 +106,7 @@ def add_results(
     request: ExplainOptions,
     class_names: tuple[str, ...] | None,
     names: list[str],
-    image_files: list[Path],
+    image_files: list[ImageFile],
     images: list[Image.Image],
     attributions: dict[str, Attribution],
     results: Results,
@@ -128,12 +132,12 @@ def add_results(
             target,
             overlays,
             class_names=class_names,
-            file=file,
+            file=str(source_of(file)),
             outputs=first.outputs,
         )
         results.rows.append(entry)
         results.empty += [
-            f"{method}, {file}"
+            f"{method}, {source_of(file)}"
             for method, attribution in attributions.items()
             if not attribution.scores[index].any()
         ]
@@ -345,12 +349,17 @@ def _shortened(name: str) -> str:
     return name.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
 
 
-def unique_names(image_files: list[Path]) -> dict[Path, str]:
-    """A short name for each file: its stem, with folders or a number added where stems are equal."""
-    names: dict[Path, str] = {}
+def source_of(file: ImageFile) -> Path | EncodedImage:
+    """What `read_image` reads; as text, where the image is."""
+    return file if isinstance(file, Path) else file.source
+
+
+def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
+    """A short name for each file: its stem or key, with folders or a number added where these are equal."""
+    names: dict[ImageFile, str] = {}
     taken: set[str] = set()
     for file in image_files:
-        words = (*file.parts[:-1], file.stem)
+        words = (*file.parts[:-1], file.stem) if isinstance(file, Path) else tuple(file.name.split("/"))
         parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
         choices = [_shortened("-".join(parts[start:])) for start in range(len(parts) - 1, -1, -1)]
         unused = (choice for choice in choices if choice.lower() not in taken)

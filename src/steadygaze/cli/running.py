@@ -7,7 +7,7 @@ written; 3, a run that can be resumed stopped because it could not be written; 1
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -167,9 +167,12 @@ def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
         )
 
 
-def print_unreadable(rows: Rows, console: Console) -> int:
-    """List the images that could not be used; returns the exit code."""
-    unreadable = list(rows.unreadable.values())
+def print_unreadable(rows: Rows, console: Console, damaged: Sequence[str] = ()) -> int:
+    """List the images that could not be used; returns the exit code.
+
+    damaged: shards of the data that could not be read whole
+    """
+    unreadable = [*damaged, *rows.unreadable.values()]
     for reason in unreadable[:NAMED]:
         print_line(console, f"not used: {reason}", "red")
     if len(unreadable) > NAMED:

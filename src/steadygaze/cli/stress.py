@@ -66,7 +66,7 @@ def run(request: StressRequest, console: Console | None = None) -> int:
                 f"images and writing rows ({workers})",
             )
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
-            return _close(request, rows, console or wide(Console()))
+            return _close(request, rows, console or wide(Console()), ready.damaged)
 
     return guarded(request.out, work)
 
@@ -80,7 +80,7 @@ def _announce(ready: PreparedStress, world: World, notes: Console) -> None:
         print_line(notes, f"note: {note}", "yellow")
 
 
-def _close(request: StressRequest, rows: Rows, console: Console) -> int:
+def _close(request: StressRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
     for card in rows.cards():
         print_card(card, console)
         if card.image_count and (caution := small_sample_note(card.image_count)):
@@ -93,7 +93,7 @@ def _close(request: StressRequest, rows: Rows, console: Console) -> int:
     if flagged:
         counts = ", ".join(f"{setting} {flag}: {count}" for (setting, flag), count in flagged.items())
         print_line(console, f"flagged: {counts}", "yellow")
-    return print_unreadable(rows, console)
+    return print_unreadable(rows, console, damaged)
 
 
 def print_card(card: Card, console: Console) -> None:

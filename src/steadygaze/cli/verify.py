@@ -38,7 +38,7 @@ def run(request: VerifyRequest, console: Console | None = None) -> int:
         if world.rank:
             return 0
         with damaged_files(*rows.folders):  # a resumed run has rows of an earlier one
-            return _print_results(request, rows, console or wide(Console()))
+            return _print_results(request, rows, console or wide(Console()), prepared.source.damaged)
 
     return guarded(request.out, work)
 
@@ -51,7 +51,8 @@ def _announce(prepared: PreparedVerify, world: World, notes: Console) -> None:
     shared = f" ({len(plan.maps)} different maps)" if len(plan.maps) < len(plan.columns) else ""
     processes = f", {world.size} processes" if world.size > 1 else ""
     processes += f", shard {prepared.request.shard}" if prepared.request.shard else ""
-    images = plural(prepared.source.count or 0, "image")
+    count = prepared.source.count
+    images = "a stream of images" if count is None else plural(count, "image")
     print_line(
         notes,
         f"{prepared.identity['model']}: {images}, {plural(len(methods), 'method')}{each}{shared}, "
@@ -92,7 +93,7 @@ def _forward_seconds(vit: ViT) -> float:
     return monotonic() - begin
 
 
-def _print_results(request: VerifyRequest, rows: Rows, console: Console) -> int:
+def _print_results(request: VerifyRequest, rows: Rows, console: Console, damaged: Sequence[str]) -> int:
     """The ranking, flagged maps and unreadable images; returns the exit code."""
     sections = rows.table().sections
     for section in sections:
@@ -109,7 +110,7 @@ def _print_results(request: VerifyRequest, rows: Rows, console: Console) -> int:
         counts = ", ".join(f"{method} {count}" for (method, _), count in flagged.items())
         kinds = " or ".join(sorted({flag for _, flag in flagged}))
         print_line(console, f"flagged: {sum(flagged.values())} maps ({kinds}): {counts}", "yellow")
-    return print_unreadable(rows, console)
+    return print_unreadable(rows, console, damaged)
 
 
 def print_masked_models(sections: Sequence[Section], console: Console) -> None:

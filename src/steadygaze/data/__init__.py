@@ -8,6 +8,7 @@
 | `masks.py` | object masks, in the layouts of several data sets |
 | `label_maps.py`, `confusion.py` | a class for every pixel; confusion matrices and IoU |
 | `sources.py` | data in memory: batches, `Dataset`, `DataLoader` |
+| `streams/` | WebDataset shards, Hugging Face datasets, Parquet folders |
 | `imagenet.py`, `dataset_tree.py` | classes of ImageNet; checks of downloaded data sets |
 | `image_sets.py`, `cifar100.py` | image sets with a training and a test part, for k-nearest neighbours |
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steadygaze.data.images import check_regular_file
+from steadygaze.data.images import Source, check_regular_file
 from steadygaze.errors import BadImage
 
 DIGITS = 16
@@ -32,6 +32,13 @@ def file_hash(path: str | Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
     except OSError as error:
         raise BadImage(f"{path}: {error.strerror}") from error
+
+
+def source_hash(source: Source) -> str:
+    """The hash of the bytes of an image, wherever they are; `BadImage` if they cannot be read."""
+    if isinstance(source, (str, Path)):
+        return file_hash(source)
+    return bytes_hash(source if isinstance(source, bytes) else source.read())
 
 
 def tensor_hash(*tensors: Tensor | None) -> str:

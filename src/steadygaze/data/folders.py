@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steadygaze.data.images import images_in
+from steadygaze.data.images import EncodedImage, images_in
 from steadygaze.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
@@ -33,15 +33,23 @@ LABEL_COLUMNS = ("imagenet_index", "index", "label", "synset", "class", "name")
 class Item:
     """One image file.
 
-    name: the path below the folder, as it stands in rows
+    name: as it stands in rows; of a file, its path below the folder
+    path: of the file; of an encoded image, that of the archive or data set which holds it
     label: None if it is not one of the model's classes
     mask: the file of its mask or label map, if it has one
+    encoded: of an image that is no file of its own
     """
 
     name: str
     path: Path
     label: int | None
-    mask: Path | None = None
+    mask: Path | EncodedImage | None = None
+    encoded: EncodedImage | None = field(default=None, kw_only=True)
+
+    @property
+    def source(self) -> Path | EncodedImage:
+        """What `read_image` reads."""
+        return self.path if self.encoded is None else self.encoded
 
 
 class ClassLookup:
@@ -53,7 +61,7 @@ class ClassLookup:
     def index(self, text: str) -> int:
         """The class with this synset, index or name."""
         text = text.strip()
-        if SYNSET.fullmatch(text):
+        if SYNSET.fullmatch(text) and text not in self._by_name:  # the classes may be named by synsets
             return self._synset_index(text)
         if text.isdecimal():
             if int(text) >= self.count:

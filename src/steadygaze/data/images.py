@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -51,7 +52,21 @@ SOURCE_KEY = "steadygaze_source"  # in `Image.info`: the file's name, for errors
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
-Source = str | Path | bytes
+
+class EncodedImage(Protocol):
+    """An image file that is no file of its own: a member of an archive, a cell of a table."""
+
+    @property
+    def name(self) -> str:
+        """Where it is, for errors."""
+        ...
+
+    def read(self) -> bytes:
+        """The bytes of the file; may raise `BadImage`."""
+        ...
+
+
+Source = str | Path | bytes | EncodedImage
 
 
 def images_below(folder: Path) -> Iterator[Path]:
@@ -136,10 +151,13 @@ def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
     kind: "image" or "mask", for errors
     """
     name = _name(source)
-    if not isinstance(source, bytes):
+    file: str | Path | io.BytesIO
+    if isinstance(source, (str, Path)):
         check_regular_file(source, kind)
+        file = source
+    else:
+        file = io.BytesIO(source if isinstance(source, bytes) else source.read())
     try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
         with Image.open(file, formats=_formats()) as image:
             check_bounds(*image.size, name=name)
             yield image
@@ -191,7 +209,9 @@ def _formats() -> tuple[str, ...]:
 
 
 def _name(source: Source) -> str:
-    return "image in memory" if isinstance(source, bytes) else str(source)
+    if isinstance(source, bytes):
+        return "image in memory"
+    return str(source) if isinstance(source, (str, Path)) else source.name
 
 
 def _article(kind: str) -> str:

@@ -155,7 +155,7 @@ def _with_maps(
     items: list[Item], decode: Decode, layout: str, num_classes: int, names: tuple[str, ...] | None
 ) -> SegmentationImages:
     """The images that have a label map."""
-    with_map = [item for item in items if item.mask is not None and item.mask.is_file()]
+    with_map = [item for item in items if isinstance(item.mask, Path) and item.mask.is_file()]
     if not with_map:
         example = items[0].mask if items else "images"
         raise BadInput(f"{layout}: no image has a label map: expected {example}, and so on")

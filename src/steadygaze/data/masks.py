@@ -14,8 +14,9 @@ they have no label, and every object counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
-from steadygaze.data.images import images_in, opened_image
+from steadygaze.data.images import EncodedImage, images_in, opened_image
 from steadygaze.errors import BadImage, BadInput, SteadygazeError
 
 OBJECT, BORDER = 255, 128
@@ -57,19 +58,40 @@ class LabelledImages:
     without: int = 0
     layout: str = "class folders"
 
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+    def count(self) -> int:
+        """The number of images."""
+        return len(self.items)
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {item.name: position for position, item in enumerate(self.items)}
+
+    def position(self, name: str) -> int:
+        """The position of an image."""
+        return self._positions[name]
+
+    def find(self, names: Sequence[str]) -> Iterator[Item]:
+        """These images."""
+        yield from (self.items[self.position(name)] for name in names)
+
 
 def find_labelled_images(
     folder: str | Path, masks: str | Path | None, classes: ClassLookup, limit: int | None = None
 ) -> LabelledImages:
-    """The labelled images of a folder in any of the layouts, with their masks if there are any."""
+    """The labelled images of a folder in any of the layouts, or of a CSV file, with their masks."""
     images = _find(Path(folder), None if masks is None else Path(masks), classes)
     return replace(images, items=images.items[:limit])
 
 
 def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabelledImages:
-    _require_folder(folder, "images")
     if masks is not None:
         _require_folder(masks, "masks")
+    if folder.suffix == ".csv" and folder.is_file():
+        return _from_index(folder, masks, classes)
+    _require_folder(folder, "images")
     for root in (folder, masks):
         if root is not None and (root / "index.csv").is_file():
             return _from_index(root / "index.csv", masks, classes)
@@ -105,7 +127,7 @@ def _from_index(file: Path, masks: Path | None, classes: ClassLookup) -> Labelle
 def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> LabelledImages:
     """Each image with the mask of the same path; images without one are left out."""
     candidates = [replace(item, mask=(masks / item.name).with_suffix(".png")) for item in items]
-    with_mask = [item for item in candidates if item.mask is not None and item.mask.is_file()]
+    with_mask = [item for item in candidates if isinstance(item.mask, Path) and item.mask.is_file()]
     if not with_mask:
         raise BadInput(f"no image has a mask: expected {candidates[0].mask}, and so on")
     return LabelledImages(with_mask, decode, len(items) - len(with_mask), layout)
@@ -189,14 +211,14 @@ def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -
     mask = _open(item.mask)
     if size is not None and mask.size != size:
         raise BadImage(
-            f"{item.mask}: the mask is {mask.width}x{mask.height}, its image {item.path.name} is "
+            f"{item.mask}: the mask is {mask.width}x{mask.height}, its image {item.name} is "
             f"{size[0]}x{size[1]}. Both must have the same size."
         )
     return Image.fromarray(decode(mask, item))
 
 
-def _open(path: Path) -> Image.Image:
-    with opened_image(path, "mask") as mask:
+def _open(source: Path | EncodedImage) -> Image.Image:
+    with opened_image(source, "mask") as mask:
         mask.load()
         return ImageOps.exif_transpose(mask)
 

@@ -3,6 +3,7 @@
 | data | what it holds |
 | --- | --- |
 | a folder (str or Path) | image files; see `folders` and `masks` |
+| `wds:...`, `hf:...` (str) | a stream of image files; see `streams` |
 | an iterable of batches, a `DataLoader` | (images, labels) or (images, labels, masks), each of B |
 | a torch `Dataset` | (image, label) or (image, label, mask), one for each index; stacked to batches here |
 
@@ -29,9 +30,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from steadygaze.data.images import to_rgb
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.data.preprocess import Preprocess
+from steadygaze.data.streams.spec import StreamSpec
 from steadygaze.errors import BadInput
 
-Data = str | Path | Iterable[Any] | Dataset[Any]
+Data = str | Path | StreamSpec | Iterable[Any] | Dataset[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +54,8 @@ class TensorBatch:
 
 
 def is_folder(data: Any) -> bool:
-    """Whether `data` names a folder, existing or not."""
-    return isinstance(data, (str, Path))
+    """Whether `data` names a folder, existing or not, or a stream: images that are read from files."""
+    return isinstance(data, (str, Path, StreamSpec))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from steadygaze.data.sources import Data
 from steadygaze.errors import BadInput
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
@@ -61,7 +62,7 @@ class FaithfulnessChange:
 class CardRequest:
     """What is measured of both sides. options: of the suites; model_options: of `load_model`, for both."""
 
-    data: Path | None
+    data: Data | None
     out: Path
     suites: Sequence[str] = SUITES
     methods: Sequence[str] = (DEFAULT,)

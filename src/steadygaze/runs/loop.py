@@ -116,6 +116,14 @@ def total_work(jobs: Iterable[Job], world: World) -> int:
     return _size(_required(own)) + _size(own)
 
 
+def owned_images(count: int | None, batch_size: int, world: World) -> int | None:
+    """Of so many images in batches, how many are this process's; None if the number is unknown."""
+    if count is None:
+        return None
+    starts = enumerate(range(0, count, batch_size))
+    return sum(min(batch_size, count - start) for number, start in starts if world.owns(number))
+
+
 def _size(jobs: Iterable[Job]) -> int:
     return sum(job.size for job in jobs)
 

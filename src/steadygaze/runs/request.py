@@ -14,6 +14,7 @@ from torch import nn
 from steadygaze.data.content import names_hash
 from steadygaze.data.folders import SYNSET
 from steadygaze.data.sources import Data, is_folder
+from steadygaze.data.streams.spec import StreamSpec, parse_data
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
@@ -37,7 +38,7 @@ class Request:
     """What `verify` and `stress` are both given.
 
     model: a name for `load_model`, the result of `load_model`, or a module or view if the data is in memory
-    data: a folder of images, or batches in memory
+    data: a folder of images, a CSV file that lists them, a stream (`wds:...`, `hf:...`), or batches in memory
     out: the folder for the rows; None keeps them in memory
     model_options: further arguments of `load_model`: class_names, image_size, mean, std, model_kwargs
     command: the command line, for the record
@@ -64,6 +65,7 @@ class Request:
     shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", parse_data(self.data))
         if not isinstance(self.model, str) and self.words is None:
             as_classifier(self.model, None)  # raises an error if its classes are not known
         check_counts(
@@ -76,17 +78,30 @@ class Request:
         return self.data is not None and not is_folder(self.data)
 
     @property
-    def folder(self) -> Path:
-        """The folder of images; an error if the data is none."""
+    def place(self) -> Path | StreamSpec:
+        """Where the images are: a folder, a CSV file that lists them, or a stream; an error if it is none."""
+        if isinstance(self.data, StreamSpec):
+            return self.data
         if self.data is None:
             raise BadInput("data: expected a folder of images, got none")
         if not isinstance(self.data, (str, Path)):
             raise BadInput(f"data: expected a folder of images, got {type(self.data).__name__}")
         path = Path(self.data)
-        if not path.is_dir():
+        if path.name == "index.csv" and path.is_file():
+            return path.absolute().parent  # the file stands for its folder: the same run either way
+        if not path.is_dir() and not (path.suffix == ".csv" and path.is_file()):
             kind = "a file" if path.exists() else "no such folder"
             raise BadInput(f"data: expected a folder of images, got {path}: {kind}")
         return path
+
+    def refuse_masks(self, place: StreamSpec) -> None:
+        """Masks of a stream are part of it."""
+        if self.masks is not None:
+            raise BadInput(
+                f"masks: expected none beside {place}, got {self.masks}. Masks of a stream are members or a "
+                "column of it: add ?mask=NAME to the data.",
+                option="masks",
+            )
 
     def load(self, world: World) -> LoadedModel:
         """The model, on its device: the requested one, this process's own, or a GPU if there is one."""
@@ -113,11 +128,12 @@ class Request:
         return as_classifier(loaded, self.words)
 
     def settings(self, loaded: LoadedModel) -> dict[str, Any]:
-        """What defines the numbers of any run over a folder, for run.json."""
+        """What defines the numbers of any run over files, for run.json."""
+        place = None if self.data is None else self.place
         return {
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
             "preprocessing": loaded.preprocess.describe(),
-            "data": "" if self.data is None else self.folder.resolve().name,
+            "data": place.resolve().name if isinstance(place, Path) else "",
             "limit": self.limit,
             **({"model_options": self.described_options} if self.model_options else {}),
         }
@@ -168,13 +184,20 @@ def about_run(request: Request) -> dict[str, Any]:
     return {"command": request.command, "began": datetime.now(UTC).isoformat(timespec="seconds"), **shards}
 
 
-def named_by_folders(loaded: LoadedModel, folder: Path, classes: int) -> LoadedModel:
-    """The model with the folders of the data as names of its classes, in alphabetical order.
+def named_by_data(loaded: LoadedModel, place: Path | StreamSpec, classes: int) -> LoadedModel:
+    """The model with the folders of the data, in alphabetical order, or the names of labels that a stream is
+    given, as names of its classes.
 
-    Only for a model without names, and only if there are as many folders as classes; folders named by index
+    Only for a model without names, and only if there are as many names as classes; folders named by index
     or synset need no names.
     """
-    if loaded.class_names is not None or (folder / "index.csv").exists():
+    if loaded.class_names is not None:
+        return loaded
+    if isinstance(place, StreamSpec):
+        given = place.label_names
+        return loaded if given is None or len(given) != classes else replace(loaded, class_names=given)
+    folder = place
+    if not folder.is_dir() or (folder / "index.csv").exists():
         return loaded
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) != classes or any(name.isdecimal() or SYNSET.fullmatch(name) for name in names):

@@ -93,8 +93,8 @@ class Modules(Table):
 
 
 class Data(Table):
-    """Images: FOLDER/<class>/ or index.csv, as for `verify`. Relative paths start at the working
-    directory."""
+    """Images: FOLDER/<class>/, index.csv or local shards (wds:...), as for `verify`. Relative paths start at
+    the working directory."""
 
     train: str = ""
     test: str | None = None

@@ -14,7 +14,10 @@ from steadygaze.method_registry import DEFAULT
 
 def explain(
     *,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(help="Image files, folders of images, or streamed data: 'wds:a.tar', 'hf:./folder'."),
+    ],
     model: options.Model,
     checkpoint: options.Checkpoint = None,
     methods: options.Methods = None,
@@ -51,6 +54,7 @@ def explain(
             "the given folders, or names of files."
         ),
     ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Explain at most this many images.")] = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
     image_size: options.ImageSize = None,
@@ -94,6 +98,7 @@ def explain(
         patches=patches,
         diffmask=diffmask,
         maps=maps,
+        limit=limit,
         batch_size=batch_size,
         num_classes=num_classes,
         model_options=model_options(None, image_size, mean, std, model_kwargs),

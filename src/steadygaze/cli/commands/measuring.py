@@ -78,9 +78,7 @@ def verify(
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
-    num_workers: Annotated[
-        int, typer.Option("--num-workers", "--workers", min=0, help="Number of threads that load images.")
-    ] = 0,
+    num_workers: options.NumWorkers = None,
     num_classes: options.NumClasses = None,
     image_size: options.ImageSize = None,
     mean: options.Mean = None,
@@ -146,11 +144,7 @@ def stress(
     model: Annotated[str, typer.Option(help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.")],
     checkpoint: options.Checkpoint = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv. Not needed by "
-            "shift and neighbours."
-        ),
+        str | None, typer.Option(help=f"{options.DATA} Not needed by shift and neighbours.")
     ] = None,
     masks: options.Masks = None,
     suites: Annotated[

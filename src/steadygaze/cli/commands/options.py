@@ -84,13 +84,13 @@ TrustRemoteCode = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 
-Data = Annotated[
-    Path, typer.Option(help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv.")
-]
-OptionalData = Annotated[
-    Path | None,
-    typer.Option(help="Labelled images: FOLDER/<synset, class index or class name>/, or index.csv."),
-]
+DATA = (
+    "Labelled images: FOLDER/<synset, class index or class name>/, index.csv, WebDataset shards "
+    "'wds:PATH/{0000..0015}.tar', or a Hugging Face dataset or Parquet folder: 'hf:owner/name?split=test', "
+    "'hf:./folder'. Options follow a question mark: 'wds:a.tar?label=cls,label_names=synsets.txt'."
+)
+Data = Annotated[str, typer.Option(help=DATA)]
+OptionalData = Annotated[str | None, typer.Option(help=DATA)]
 Masks = Annotated[
     Path | None,
     typer.Option(

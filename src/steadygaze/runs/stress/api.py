@@ -41,13 +41,13 @@ def stress(
     model: any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the suite
         segmentation a segmenter: its output is (B, C, h, w), an output of transformers with `.logits`, or
         torchvision's dict with "out"
-    data: a folder of labelled images, or batches (images, labels): a list, a Dataset or a DataLoader; images
-        (B, 3, H, W) normalised for the model, labels (B,), or of a segmenter label maps (B, H, W) with 255
-        where nothing counts. A folder needs the result of `load_model`, or a name for it. None: for suites
-        with images of their own
+    data: a folder of labelled images or its index.csv, a stream "wds:..." or "hf:..." (see docs/data.md), or
+        batches (images, labels): a list, a Dataset or a DataLoader; images (B, 3, H, W) normalised for the
+        model, labels (B,), or of a segmenter label maps (B, H, W) with 255 where nothing counts. Files need
+        the result of `load_model`, or a name for it. None: for suites with images of their own
     suites, suite: names of `sg.list_suites()`; such as corruptions, attacks, shift:NAME=FOLDER
     masks: a folder of masks or label maps, for suites that need them
-    limit: at most this many images of each set, spread evenly over the classes
+    limit: at most this many images of each set, spread evenly over the classes; of a stream, the first ones
     batch_size: images at a time            num_workers: processes that make images ahead
     mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's
         is assumed, with a warning if the images do not confirm it
@@ -66,7 +66,7 @@ def stress(
         num_workers = options.pop("workers")
     request = StressRequest(
         model=model,
-        data=Path(data) if isinstance(data, str) else data,
+        data=data,
         out=None if out is None else Path(out),
         suites=suites if suite is None else suite,
         options=options,

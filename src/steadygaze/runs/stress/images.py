@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.data.content import bytes_hash, file_hash
+from steadygaze.data.content import bytes_hash, source_hash
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.masks import Decode, read_mask
@@ -151,8 +152,9 @@ class ImageLoader:
         if self.memory is not None:
             return bytes_hash(self.memory[image.name].tobytes())
         assert image.item is not None
-        if image.item.path.is_file():
-            return file_hash(image.item.path)
+        source = image.item.source
+        if not isinstance(source, Path) or source.is_file():
+            return source_hash(source)
         return bytes_hash(np.asarray(ImageView(image, self).opened()).tobytes())
 
     def pixels(self, image: RunImage) -> Pixels:
@@ -220,7 +222,7 @@ class ImageView:
         assert self.image.item is not None
         if self.image.reader is not None:
             return self.image.reader.read(self.image.item)
-        return read_image(self.image.item.path)
+        return read_image(self.image.item.source)
 
     def mask(self, size: tuple[int, int]) -> Image.Image:
         """Its mask, 255 object, 128 border, 0 rest. size: (width, height) of the image, which the mask must

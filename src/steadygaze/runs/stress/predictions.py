@@ -117,3 +117,8 @@ def _gaps(correct: np.ndarray, confidence: np.ndarray, known: np.ndarray) -> Flo
     gaps = np.zeros((len(correct), BINS))
     gaps[np.arange(len(correct)), bins] = np.where(known, correct - confidence, 0)
     return gaps
+
+
+def with_predictions(suites: list[Suite], evaluator: Evaluator) -> list[Suite]:
+    """The suites, and clean accuracy if the model gives classes."""
+    return [Predictions(), *suites] if evaluator.outputs == "classes" else list(suites)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,27 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadygaze import __version__
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.data.streams import StreamSpec
+from steadygaze.errors import BadInput, DamagedData, UnsupportedModel
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.manifest import versions
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.load_ahead import default_num_workers
-from steadygaze.runs.loop import Pace, Run, total_work
+from steadygaze.runs.loop import Pace, Run, owned_images, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
-from steadygaze.runs.request import Request, about_run, identity_of, named_by_folders, task_setting
+from steadygaze.runs.request import Request, about_run, identity_of, named_by_data
 from steadygaze.runs.rows import STRESS, Row, Rows
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, class_count
 from steadygaze.runs.stress.images import ImageLoader, MadeImages, StressJob
-from steadygaze.runs.stress.jobs import batch_jobs, reference_jobs, split_images
+from steadygaze.runs.stress.jobs import batch_jobs, data_jobs, run_settings, set_jobs
 from steadygaze.runs.stress.parse import parse_suites
-from steadygaze.runs.stress.predictions import Predictions
-from steadygaze.runs.stress.quantities import quantity_record
+from steadygaze.runs.stress.predictions import with_predictions
 from steadygaze.runs.stress.samples import store_samples
-from steadygaze.runs.stress.sources import FolderData, MemoryData
+from steadygaze.runs.stress.sources import FolderData, MemoryData, StreamData
 from steadygaze.runs.stress.suite import Condition, ImageSet, Suite, check_outputs
 from steadygaze.target import own_task, task_of_outputs
 from steadygaze.vit import ViT
@@ -61,7 +60,7 @@ class PreparedStress:
     request: StressRequest
     evaluator: Evaluator
     suites: Mapping[str, Suite]
-    data: FolderData | MemoryData
+    data: FolderData | StreamData | MemoryData
     normalisation: Normalisation
     data_conditions: tuple[Condition, ...]
     image_sets: tuple[ImageSet, ...]
@@ -78,43 +77,45 @@ class PreparedStress:
         return self.settings["notes"]
 
     @property
+    def damaged(self) -> list[str]:
+        """What could not be read whole, with reasons: shards of a stream."""
+        return self.data.stream.damaged if isinstance(self.data, StreamData) else []
+
+    @property
     def setting_count(self) -> int:
         return len(self.settings["conditions"])
 
     @property
     def image_count(self) -> int | None:
         """Images of the data and of all sets; None if unknown, for data in memory."""
-        if isinstance(self.data, MemoryData):
+        if isinstance(self.data, MemoryData) or self.data.count is None:
             return None
-        return len(self.data.images) + sum(len(one.images) for one in self.image_sets)
+        return self.data.count + sum(len(one.images) for one in self.image_sets)
 
-    def groups(self) -> Iterator[list[StressJob]]:
-        """Jobs, group by group; of a folder all at once, of memory batch by batch."""
+    def groups(self) -> Iterator[Iterable[StressJob]]:
+        """Jobs, group by group: a folder all at once, memory batch by batch, a stream as it comes."""
         if isinstance(self.data, MemoryData):
             for number, batch in enumerate(self.data.batches(self.normalisation, self.evaluator.classes)):
                 self.loader.show_batch(batch.pixels, batch.given, batch.label_maps)
                 yield list(batch_jobs(batch.images, self.data_conditions, number))
-            return
-        yield self.jobs()
-
-    def jobs(self) -> list[StressJob]:
-        """All jobs of a run over folders."""
-        assert isinstance(self.data, FolderData)
-        jobs: list[StressJob] = []
-        number = 0
-        for batch in self.data.batches():
-            jobs += batch_jobs(batch.images, self.data_conditions, number)
-            number += 1
-        for image_set in self.image_sets:
-            references = reference_jobs(image_set, self.request.batch_size)
-            for images in split_images(image_set.images, self.request.batch_size):
-                jobs += batch_jobs(images, image_set.conditions, number, references)
-                number += 1
-        return jobs
+        elif isinstance(self.data, StreamData):
+            yield data_jobs(self.data, self.data_conditions)
+            yield list(set_jobs(self.image_sets, self.request.batch_size))
+        else:
+            jobs = list(data_jobs(self.data, self.data_conditions))
+            first = jobs[-1].batch + 1 if jobs else 0
+            yield [*jobs, *set_jobs(self.image_sets, self.request.batch_size, first)]
 
     def work(self, world: World) -> int | None:
         """Number of images that the model of this process is shown; None if unknown."""
-        return None if isinstance(self.data, MemoryData) else total_work(self.jobs(), world)
+        if isinstance(self.data, MemoryData):
+            return None
+        if isinstance(self.data, FolderData):
+            return sum(total_work(jobs, world) for jobs in self.groups())
+        images = owned_images(self.data.count, self.request.batch_size, world)
+        views = sum(condition.views for condition in self.data_conditions)
+        sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
+        return None if images is None else images * views + sets
 
     def compute(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
         """The rows of one job."""
@@ -142,7 +143,7 @@ def prepare_stress(request: StressRequest, world: World | None = None) -> Prepar
     label_maps = any(suite.label_maps for suite in suites)
     if request.in_memory:
         return _prepare_memory(request, suites, label_maps)
-    return _prepare_folder(request, suites, label_maps, world or World())
+    return _prepare_files(request, suites, label_maps, world or World())
 
 
 def run_stress(
@@ -170,22 +171,24 @@ def run_stress(
             run.execute(jobs, ready.loader, ready.compute, num_workers=ready.num_workers, processes=True)
             if request.out is not None and world.rank == request.shard.index == number == 0:
                 store_samples(request.out, ready, jobs)
+    for damage in ready.damaged:
+        warnings.warn(damage, DamagedData, stacklevel=2)
     return run.rows()
 
 
-def _prepare_folder(
+def _prepare_files(
     request: StressRequest, suites: list[Suite], label_maps: bool, world: World
 ) -> PreparedStress:
     if not isinstance(request.model, (str, LoadedModel)):
         request.load(world)  # raises: the preprocessing of the model is not known
     needs_data = request.data is not None or not all(suite.own_images for suite in suites)
-    folder = request.folder if needs_data else None
+    place = request.place if needs_data else None
     for suite in suites:  # before the model is loaded, which takes longer
         suite.open(request.limit)
     loaded = request.load(world)
     classes = class_count(loaded.model, loaded.size, label_maps)
-    if folder is not None:
-        loaded = named_by_folders(loaded, folder, classes)
+    if place is not None:
+        loaded = named_by_data(loaded, place, classes)
     evaluator = Evaluator(
         loaded.model,
         loaded.preprocess,
@@ -200,30 +203,35 @@ def _prepare_folder(
     if not label_maps:
         check_outputs(suites, evaluator.outputs)
     image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
-    data = FolderData.read(
-        folder,
-        request.masks,
-        loaded,
-        classes,
-        label_maps=label_maps,
-        limit=request.limit,
-        batch_size=request.batch_size,
-        labels_used=labelled,
-    )
+    data: FolderData | StreamData
+    if isinstance(place, StreamSpec):
+        request.refuse_masks(place)
+        data = StreamData.open(place, loaded, classes, request, label_maps=label_maps, labels_used=labelled)
+    else:
+        data = FolderData.read(
+            place,
+            request.masks,
+            loaded,
+            classes,
+            label_maps=label_maps,
+            limit=request.limit,
+            batch_size=request.batch_size,
+            labels_used=labelled,
+        )
     needy = next((suite.name for suite in suites if suite.needs_masks), None)
-    if needy and data.labelled.decode is None:
+    if needy and data.decode is None:
         raise BadInput(
-            f"{needy}: expected masks. Give masks=FOLDER, or a column mask in {folder}/index.csv",
+            f"{needy}: expected masks. Give masks=FOLDER, a column mask in {place}/index.csv, or ?mask=NAME",
             option="masks",
         )
-    decode = data.labelled.decode if label_maps or needy else None
-    measured = _with_predictions(suites, evaluator) if folder is not None and not label_maps else list(suites)
+    decode = data.decode if label_maps or needy else None
+    measured = with_predictions(suites, evaluator) if place is not None and not label_maps else list(suites)
     facts = {**request.settings(loaded), **data.facts(), "device": evaluator.device.type}
     num_workers = request.num_workers
     if num_workers is None:
         num_workers = default_num_workers(evaluator.device)
     names = loaded.class_names
-    labels = sorted({image.labels[0] for image in data.images} if labelled and not label_maps else ())
+    labels = data.labels(classes) if labelled and not label_maps else []
     about = {
         **about_run(request),
         "given": request.origin(loaded),
@@ -292,7 +300,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     )
     if not label_maps:
         check_outputs(suites, evaluator.outputs)
-    measured = list(suites) if label_maps else _with_predictions(suites, evaluator)
+    measured = list(suites) if label_maps else with_predictions(suites, evaluator)
     return _prepared(
         request,
         evaluator,
@@ -311,11 +319,6 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     )
 
 
-def _with_predictions(suites: list[Suite], evaluator: Evaluator) -> list[Suite]:
-    """The suites, and clean accuracy if the model gives classes."""
-    return [Predictions(), *suites] if evaluator.outputs == "classes" else list(suites)
-
-
 def _conditions(suites: Sequence[Suite], evaluator: Evaluator) -> tuple[Condition, ...]:
     """What every image of the data goes through."""
     return tuple(condition for suite in suites for condition in suite.conditions(evaluator))
@@ -326,7 +329,7 @@ def _prepared(
     evaluator: Evaluator,
     suites: list[Suite],
     conditions: tuple[Condition, ...],
-    data: FolderData | MemoryData,
+    data: FolderData | StreamData | MemoryData,
     normalisation: Normalisation,
     image_sets: tuple[ImageSet, ...],
     loader: ImageLoader,
@@ -338,7 +341,7 @@ def _prepared(
     class_names: Sequence[str] | None,
 ) -> PreparedStress:
     notes = [*(note for suite in suites for note in suite.notes), *data_notes]
-    settings = _settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes)
+    settings = run_settings(request, evaluator, suites, conditions, image_sets, identity, facts, notes)
     return PreparedStress(
         request,
         evaluator,
@@ -354,45 +357,3 @@ def _prepared(
         num_workers,
         class_names,
     )
-
-
-def _settings(
-    request: StressRequest,
-    evaluator: Evaluator,
-    suites: Sequence[Suite],
-    conditions: Sequence[Condition],
-    image_sets: Sequence[ImageSet],
-    identity: dict[str, str],
-    facts: dict[str, Any],
-    notes: list[str],
-) -> dict[str, Any]:
-    """Everything that defines the numbers of a run."""
-    own = [condition for image_set in image_sets for condition in image_set.conditions]
-    everywhere = [*(conditions if facts.get("pictures") != 0 else ()), *own]
-    settings = dict.fromkeys(setting for condition in everywhere for setting in condition.settings)
-    quantities = dict.fromkeys(metric for condition in everywhere for metric in condition.metrics)
-    set_images = {
-        setting.label: len(image_set.images)
-        for image_set in image_sets
-        for condition in image_set.conditions
-        for setting in condition.settings
-    }
-    suite_facts: dict[str, Any] = {}
-    for suite in suites:
-        suite_facts |= suite.facts()
-    return {
-        "kind": STRESS,
-        **identity,
-        **facts,
-        "suite": [suite.name for suite in suites if not isinstance(suite, Predictions)],
-        **suite_facts,
-        "conditions": [setting.record() for setting in settings],
-        "quantities": [quantity_record(quantity) for quantity in quantities],
-        "set_images": set_images,
-        "classes": evaluator.classes,
-        **({} if "segments" in facts else task_setting(evaluator.outputs)),
-        "batch": evaluator.batch_size,
-        "seed": request.seed,
-        "notes": notes,
-        "versions": {"steadygaze": __version__, **versions()},
-    }

@@ -8,7 +8,7 @@ its classes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from steadygaze.errors import DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.stress.images import ImageView, RunImage, StressJob
+from steadygaze.runs.stress.sources import StreamData
 from steadygaze.runs.untrusted.schema import read_record
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ def read_samples(run: Path) -> Samples | None:
     return read_record(Samples, record, str(run / FOLDER / INDEX))
 
 
-def store_samples(out: Path, ready: PreparedStress, jobs: Sequence[StressJob]) -> None:
+def store_samples(out: Path, ready: PreparedStress, jobs: Iterable[StressJob]) -> None:
     """Store the samples of a run, unless they are there. jobs: the first group, whose images are shown."""
-    images = _data_images(jobs)
+    images = _data_images(ready, jobs)
     before = read_samples(out)
     done = before is not None and before.method == ready.request.map_method
     if done or not images:
@@ -111,8 +112,10 @@ def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int,
     return {} if names is None else {c: names[c] for c in sorted(classes)}
 
 
-def _data_images(jobs: Sequence[StressJob]) -> list[RunImage]:
-    """The images of the data, in its order."""
+def _data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunImage]:
+    """The images of the data, in its order; of a stream, the first ones."""
+    if isinstance(ready.data, StreamData):
+        return ready.data.first_images
     own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
     return list(own.values())
 

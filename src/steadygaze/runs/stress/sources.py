@@ -1,4 +1,4 @@
-"""The images of a stress run's data: labelled files of a folder, or batches in memory."""
+"""The images of a stress run's data: labelled files of a folder or a stream, or batches in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,19 @@ from steadygaze.data.content import names_hash, tensor_hash
 from steadygaze.data.folders import Classes, Unlabelled
 from steadygaze.data.images import below
 from steadygaze.data.label_maps import Segmented, find_maps
-from steadygaze.data.masks import Labelled, find
+from steadygaze.data.masks import Decode, Labelled, find
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.sources import InMemoryData, TensorBatch
+from steadygaze.data.streams import ImageStream, StreamSpec, open_stream
+from steadygaze.data.streams.stream import read_ahead
 from steadygaze.errors import BadInput
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.normalisation import Normalisation, check_levels
+from steadygaze.runs.request import Request
 from steadygaze.runs.stress.images import Pixels, RunImage
+
+SAMPLES = 64  # images of a stream that are kept, to be stored with the run
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,20 @@ class FolderData:
         return cls(folder, labelled, batch_size)
 
     @property
+    def count(self) -> int:
+        return len(self.labelled.items)
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.labelled.decode
+
+    @property
     def images(self) -> list[RunImage]:
         return [RunImage.of(item) for item in self.labelled.items]
+
+    def labels(self, classes: int) -> list[int]:
+        """The classes that occur."""
+        return sorted({image.labels[0] for image in self.images})
 
     def batches(self) -> Iterator[ImageBatch]:
         images = self.images
@@ -131,6 +149,60 @@ def _check_labels(labelled: Labelled, model: str) -> None:
         raise BadInput(
             f"{unknown}: its class is not one of {model}'s. Every image needs a label that the model knows."
         )
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """Labelled images of a stream; the first ones are kept, to be stored as samples of the run."""
+
+    stream: ImageStream
+    batch_size: int
+    first_images: list[RunImage] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls,
+        spec: StreamSpec,
+        loaded: LoadedModel,
+        classes: int,
+        request: Request,
+        *,
+        label_maps: bool,
+        labels_used: bool,
+    ) -> StreamData:
+        if label_maps:
+            raise BadInput(f"segmentation: expected a folder of images with label maps, got {spec}")
+        lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
+        return cls(open_stream(spec, lookup, limit=request.limit), request.batch_size)
+
+    @cached_property
+    def count(self) -> int | None:
+        return self.stream.count()
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.stream.decode
+
+    def labels(self, classes: int) -> list[int]:
+        """All classes: which ones occur is not known before the data is read."""
+        return list(range(classes))
+
+    def batches(self) -> Iterator[ImageBatch]:
+        items = read_ahead(self.stream)
+        self.first_images.clear()
+        while batch := tuple(RunImage.of(item) for item in islice(items, self.batch_size)):
+            self.first_images.extend(batch[: SAMPLES - len(self.first_images)])
+            yield ImageBatch(batch)
+
+    def facts(self) -> dict[str, Any]:
+        """What defines the numbers of the run."""
+        return self.stream.facts(self.stream.first())
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def verify(
     masks: str | Path | None = None,
     limit: int | None = None,
     batch_size: int = 16,
-    num_workers: int = 0,
+    num_workers: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     maps: str | Path | Mapping[str, Any] | None = None,
@@ -49,10 +49,10 @@ def verify(
 
     model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
         which know how images are preprocessed
-    data: a folder of labelled images; or batches (images, labels) or (images, labels, masks), a `DataLoader`
-        of such batches, or a `Dataset`: images (B, 3, H, W) normalised for the model, labels (B,), masks (B,
-        H, W) with 255 object, 128 border, 0 background, or booleans. Images in memory are called "0", "1",
-        ... in order
+    data: a folder of labelled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or
+        batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a `Dataset`:
+        images (B, 3, H, W) normalised for the model, labels (B,), masks (B, H, W) with 255 object, 128
+        border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
     methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
         searches. By default the method of `explain`, or none if `maps` are given
     metrics, metric: names of `sg.list_metrics()`
@@ -63,8 +63,9 @@ def verify(
     fill: what positive_perturbation and negative_perturbation paint: "zero" (black), "mean", "blur" or
         "noise"
     masks: a folder of masks, for a folder of images
-    limit: at most this many images; of a folder, spread evenly over the classes
-    batch_size: for a folder or a `Dataset`    num_workers: for a folder, threads that read images ahead
+    limit: at most this many images; of a folder, spread evenly over the classes; of a stream, the first ones
+    batch_size: for files or a `Dataset`
+    num_workers: threads that read images ahead of the model; None: for files, by the number of cores
     mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
         models
     maps: maps to measure that were made before, by this package or by another: a folder of map files
@@ -83,7 +84,7 @@ def verify(
     measured = metric if metric is not None else metrics
     request = VerifyRequest(
         model=model,
-        data=Path(data) if isinstance(data, str) else data,
+        data=data,
         out=None if out is None else Path(out),
         masks=None if masks is None else Path(masks),
         limit=limit,

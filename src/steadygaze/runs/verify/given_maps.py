@@ -6,10 +6,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steadygaze.data.streams import ImageStream
 from steadygaze.errors import BadInput
 from steadygaze.maps.names import SUFFIX
 from steadygaze.maps.reader import MapFolder, missing_message
-from steadygaze.runs.verify.images import FilesJob, FolderSource
+from steadygaze.runs.verify.images import FilesJob, FilesSource
 from steadygaze.runs.verify.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
         )
 
 
-def check_complete(plan: Plan, source: FolderSource) -> None:
-    """BadInput if an image has no map; those that cannot be read need none."""
-    images = [item.name for item in source.labelled.items]
+def check_complete(plan: Plan, source: FilesSource) -> None:
+    """BadInput if an image of a folder has no map; those that cannot be read need none. The images of a
+    stream are not known before they are read."""
+    if isinstance(source.images, ImageStream):
+        return
+    images = {item.name: item for item in source.images}
     for method in plan.stored:
         missing = [image for image in images if not method.source.has(method.maps, image)]
-        if any(source.readable(FilesJob((image,), ()), image) for image in missing):
+        if any(source.readable(FilesJob((one,), (), items=(images[one],)), one) for one in missing):
             unknown = method.source.images - set(images)
             raise BadInput(missing_message(method.maps, missing, len(images), unknown))

@@ -16,9 +16,9 @@ from torch import Tensor
 from steadygaze import __version__
 from steadygaze.data.content import names_hash, tensor_hash
 from steadygaze.data.folders import Classes, Unlabelled
-from steadygaze.data.masks import find
+from steadygaze.data.masks import LabelledImages
 from steadygaze.data.sources import InMemoryData
-from steadygaze.errors import BadInput, ImagesOutOfRange
+from steadygaze.errors import BadInput, DamagedData, ImagesOutOfRange
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.manifest import versions
@@ -28,20 +28,21 @@ from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods.diffmask import with_gates
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.runs.loop import Job, Run, total_work
+from steadygaze.runs.load_ahead import default_num_workers
+from steadygaze.runs.loop import Job, Pace, Run
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
 from steadygaze.runs.request import (
     Request,
     about_run,
     identity_of,
-    named_by_folders,
+    named_by_data,
     number_of_classes,
     task_setting,
 )
 from steadygaze.runs.rows import Row, Rows
 from steadygaze.runs.verify.given_maps import check_complete, warn_of_missing_maps
-from steadygaze.runs.verify.images import FolderSource, ImageSource, MemorySource
+from steadygaze.runs.verify.images import FilesSource, ImageSource, MemorySource, open_images
 from steadygaze.runs.verify.measure import TargetOf, compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
@@ -102,6 +103,14 @@ class PreparedVerify:
     def device(self) -> torch.device:
         return next(self.vit.model.parameters()).device
 
+    @property
+    def num_workers(self) -> int:
+        """Threads that load images ahead of the model."""
+        given = self.request.num_workers
+        if given is None:
+            return 0 if self.request.in_memory else default_num_workers(self.device)
+        return given
+
     def compute(self, job: Job, batch: Batch) -> Iterator[Row]:
         """The rows of one batch."""
         batch = batch.to(self.device)
@@ -119,7 +128,7 @@ def prepare_verify(request: VerifyRequest, world: World | None = None) -> Prepar
     """Load the model, find the images, check every name; raises before anything is written."""
     if request.in_memory:
         return _prepare_memory(request)
-    return _prepare_folder(request, world or World())
+    return _prepare_files(request, world or World())
 
 
 def run_verify(
@@ -127,18 +136,20 @@ def run_verify(
     world: World | None = None,
     on_progress: OnProgress = ignore_progress,
     prepared: PreparedVerify | None = None,
+    pace: Pace | None = None,
 ) -> Rows:
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
     world = (world or World()).of_shard(request.shard)
     ready = prepared or prepare_verify(request, world)
     run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
 
+    run.pace = pace or run.pace
     with run, report_searches(on_progress):
         for jobs in ready.source.jobs(ready.plan.keys):
-            run.total = None if request.shard else ready.source.count
-            if isinstance(ready.source, FolderSource):
-                run.total = total_work(jobs, world)
-            run.execute(jobs, ready.source, ready.compute, num_workers=request.num_workers or 0)
+            run.total = ready.source.work(world)
+            run.execute(jobs, ready.source, ready.compute, num_workers=ready.num_workers)
+    for damage in ready.source.damaged:
+        warnings.warn(damage, DamagedData, stacklevel=2)
     rows = run.rows()
     if request.keep_maps is not None and run.resumed and world.rank == 0:
         warn_of_missing_maps(request.keep_maps, rows)
@@ -161,37 +172,27 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
     )
 
 
-def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
-    folder = request.folder  # checked before the model is loaded, which takes longer
+def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
+    place = request.place  # checked before the model is loaded, which takes longer
     loaded = request.load(world)
     vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
-    loaded = named_by_folders(loaded, folder, classes)
+    loaded = named_by_data(loaded, place, classes)
     plan = _plan(request, vit)
     lookup = Classes(loaded.class_names, classes)
     if vit.plan.outputs == "values":
         lookup = Unlabelled()  # folders are not named by values
-    labelled = find(folder, request.masks, lookup, request.limit)
-    if plan.needs_masks and labelled.decode is None:
+    target = _class_target(request.target, loaded, classes, vit.plan.outputs)
+    images, facts = open_images(request, place, lookup, labels_needed=target == "label")
+    if plan.needs_masks and images.decode is None:
         raise BadInput(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
-    target = _class_target(request.target, loaded, classes, vit.plan.outputs)
-    unlabelled = next((item.name for item in labelled.items if item.label is None), None)
-    if target == "label" and unlabelled is not None:
-        raise BadInput(
-            f"{unlabelled}: its class is not one of the model's. Explain the predicted class instead: "
-            "target='predicted'"
-        )
-    source = FolderSource(labelled, loaded, request.batch_size)
+    source = FilesSource(images, loaded, request.batch_size)
     check_complete(plan, source)
     described = {
         **request.settings(loaded),
-        "pictures": len(labelled.items),
-        "pictures_hash": names_hash(
-            f"{item.name}\t{item.label}\t{item.mask is not None}" for item in labelled.items
-        ),
-        "layout": labelled.layout,
-        "masks": labelled.decode is not None,
+        **facts,
+        "masks": images.decode is not None,
         "batch": request.batch_size,
         "target": _target_text(target),
         **task_setting(vit.plan.outputs),
@@ -212,7 +213,7 @@ def _prepare_folder(request: VerifyRequest, world: World) -> PreparedVerify:
         loaded.identity,
         _settings(plan, loaded.identity, described),
         {**about_run(request), "given": origin},
-        labelled.without,
+        images.without if isinstance(images, LabelledImages) else 0,
     )
 
 

@@ -62,7 +62,7 @@ class TrainingImages(Dataset[Sample | None]):
     @property
     def unreadable(self) -> list[str]:
         """Files that could not be decoded so far, by any worker."""
-        return [str(self.items[int(index)].path) for index in self._unreadable.nonzero()]
+        return [str(self.items[int(index)].source) for index in self._unreadable.nonzero()]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -99,7 +99,7 @@ class TrainingImages(Dataset[Sample | None]):
         if self._unreadable[index]:
             return None
         try:
-            return read_image(self.items[index].path)
+            return read_image(self.items[index].source)
         except BadImage as error:
             log.warning("skipped: %s", error)
             self._unreadable[index] = True

@@ -14,15 +14,22 @@ from steadygaze.data.folders import ClassLookup, Item
 from steadygaze.data.images import SUFFIXES, image_size
 from steadygaze.data.label_maps import SegmentationImages, find_label_maps
 from steadygaze.data.masks import OBJECT, LabelledImages, find_labelled_images, read_mask
+from steadygaze.data.streams import open_stream
+from steadygaze.data.streams.sample import FilePart, Unusable
+from steadygaze.data.streams.spec import StreamSpec, is_stream
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.training.recipe import Data
 
 
 def class_folders(folder: str) -> tuple[str, ...] | None:
-    """Sorted names of a folder's class folders, the class names of a new classifier; None if there is an
-    index.csv."""
+    """The class names of a new classifier: sorted names of a folder's class folders, or the label names of
+    shards; None if there is an index.csv."""
+    if is_stream(folder):
+        return StreamSpec.parse(folder).label_names
     root = Path(folder)
+    if root.suffix == ".csv" and root.is_file():
+        return None
     if not root.is_dir():
         reason = "a file" if root.exists() else "no such folder"
         raise BadInput(f"data.train: expected a folder of images, got {folder!r}: {reason}")
@@ -42,16 +49,17 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
     only: list[str] | None = getattr(data, f"{prefix}only")
     class_range: list[int] | None = getattr(data, f"{prefix}classes")
     image_range: list[int] | None = getattr(data, f"{prefix}images")
-    labelled = (
-        find_label_maps(folder, masks, part)
-        if classes is None
-        else find_labelled_images(folder, masks, classes)
-    )
+    if classes is None:
+        labelled: LabelledImages = find_label_maps(folder, masks, part)
+    elif is_stream(folder):
+        labelled = _listed_shards(StreamSpec.parse(folder), part, classes)
+    else:
+        labelled = find_labelled_images(folder, masks, classes)
     items = [item for item in labelled.items if item.label is not None]
-    if masks is not None:
+    if masks is not None and not is_stream(folder):
         _check_masks_have_images(Path(masks), Path(folder), items)
     for item in items:
-        if not item.path.is_file():
+        if item.encoded is None and not item.path.is_file():
             with_mask = ", with a mask," if item.mask else ""
             raise BadInput(f"data.{part}: {item.path} is listed{with_mask} but does not exist")
     if only is not None and classes is not None:
@@ -66,6 +74,26 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
     if not items:
         raise BadInput(f"data.{part}: the recipe selects no image of {folder}")
     return replace(labelled, items=items)
+
+
+def _listed_shards(spec: StreamSpec, part: str, classes: ClassLookup) -> LabelledImages:
+    """All images of local shards: their places are listed once, and each is read when it is needed."""
+    if spec.kind != "wds":
+        raise BadInput(f"data.{part}: expected a folder or local WebDataset shards (wds:...), got {spec}")
+    stream = open_stream(spec, classes)
+    items = []
+    for item in stream:
+        if isinstance(item.encoded, Unusable):
+            raise BadInput(f"data.{part}: {item.encoded.reason}")
+        if not isinstance(item.encoded, FilePart):
+            raise BadInput(
+                f"data.{part}: training reads images in random order: expected local tar archives that are "
+                f"not compressed, got {item.path}"
+            )
+        items.append(item)
+    if stream.damaged:
+        raise BadInput(f"data.{part}: {stream.damaged[0]}")
+    return LabelledImages(items, stream.decode, layout=stream.layout)
 
 
 def _range_of_each_class(items: Sequence[Item], image_range: Sequence[int]) -> list[Item]:
@@ -101,7 +129,7 @@ def check_masks(labelled: LabelledImages, on_progress: OnProgress = ignore_progr
     on_progress(Progress("check masks", 0, total, "masks"))
     for number, item in enumerate(labelled.items):
         if labelled.decode is not None and item.mask is not None:
-            mask = read_mask(item, labelled.decode, image_size(item.path))
+            mask = read_mask(item, labelled.decode, image_size(item.source))
             check_mask_shows_object(mask, item, is_label_map=isinstance(labelled, SegmentationImages))
         on_progress(Progress("check masks", number + 1, total, "masks"))
 

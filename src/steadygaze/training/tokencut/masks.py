@@ -171,7 +171,7 @@ def tokencut_masks(
     on_progress(Progress("TokenCut masks", 0, len(items), "images"))
     for start in range(0, len(items), batch_size):
         batch = items[start : start + batch_size]
-        resized = [F.resize(read_image(item.path), size, interpolation) for item in batch]
+        resized = [F.resize(read_image(item.source), size, interpolation) for item in batch]
         pixels = torch.stack([F.pil_to_tensor(image) for image in resized])
         cuts = tokencut(vit, preprocess.normalise(pixels).to(device), centred=centred).cpu()
         if refined:

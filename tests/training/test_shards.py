@@ -1,0 +1,55 @@
+"""Training on WebDataset shards: the same run as on a folder."""
+
+import gzip
+
+import pytest
+
+import steadygaze as sg
+from helpers.shards import write_tar
+from helpers.training import CLASSES, content, pictures, same, weights
+from steadygaze.training.recipe_files import make_recipe
+
+
+def recipe(data: str, **more):
+    made = content(data, **more)
+    return make_recipe({**made, "epochs": 1})
+
+
+def test_shards_train_as_folders_do(tmp_path):
+    folder = pictures(tmp_path / "folder", each=4)
+    members = []
+    for number in range(4):  # in the order of folders, which visits the classes evenly
+        for label, name in enumerate(CLASSES):
+            image = (folder / name / f"{number}.png").read_bytes()
+            members += [(f"{name}{number}.png", image), (f"{name}{number}.cls", str(label).encode())]
+    for shard in range(2):
+        write_tar(tmp_path / f"{shard}.tar", members[8 * shard : 8 * shard + 8])
+    (tmp_path / "names.txt").write_text("\n".join(CLASSES))
+    data = f"wds:{tmp_path}/{{0,1}}.tar?label_names={tmp_path}/names.txt"
+    sg.train(recipe(str(folder)), tmp_path / "a", device="cpu")
+    sg.train(recipe(data), tmp_path / "b", device="cpu")
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert sg.load_model(str(tmp_path / "b")).class_names == CLASSES
+    frame = sg.verify(sg.load_model(str(tmp_path / "b")), data, methods="ixg", ratios=[0.5]).to_pandas()
+    assert len(set(frame["image"])) == 8
+
+
+def test_shards_that_cannot_be_trained_on(tmp_path):
+    folder = pictures(tmp_path / "folder", each=1)
+    image = (folder / "dark" / "0.png").read_bytes()
+    (tmp_path / "names.txt").write_text("\n".join(CLASSES))
+    names = f"?label_names={tmp_path}/names.txt"
+    file = write_tar(
+        tmp_path / "0.tar", [("a.png", image), ("a.cls", b"0"), ("b.png", image), ("b.cls", b"5")]
+    )
+    with pytest.raises(sg.BadInput, match=r"data\.train: .*0\.tar: b: label '5'"):
+        sg.train(recipe(f"wds:{file}{names}"), tmp_path / "out", device="cpu")
+    write_tar(file, [("a.png", image), ("a.cls", b"0"), ("b.png", image), ("b.cls", b"1")])
+    (tmp_path / "0.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
+    with pytest.raises(sg.BadInput, match=r"random order: expected local tar archives .*0\.tar\.gz"):
+        sg.train(recipe(f"wds:{file}.gz{names}"), tmp_path / "out", device="cpu")
+    file.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(sg.BadInput, match=r"0\.tar: cannot be read further"):
+        sg.train(recipe(f"wds:{file}{names}"), tmp_path / "out", device="cpu")
+    with pytest.raises(sg.BadInput, match=r"expected a folder or local WebDataset shards"):
+        sg.train(recipe("hf:./folder"), tmp_path / "out", device="cpu")
