@@ -235,7 +235,8 @@ def check_map_keys(image_files: Sequence[ImageFile], given: Sequence[str | Path]
         if first != file:
             raise BadInput(
                 f"--maps: expected images with different keys, got {map_key(file, given)!r} for both "
-                f"{source_of(first)} and {source_of(file)}. Give a folder that contains both: keys are paths below it."
+                f"{source_of(first)} and {source_of(file)}. Give a folder that contains both: keys are paths "
+                "below it."
             )
 
 

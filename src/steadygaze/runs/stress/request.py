@@ -106,12 +106,16 @@ class PreparedStress:
             first = jobs[-1].batch + 1 if jobs else 0
             yield [*jobs, *set_jobs(self.image_sets, self.request.batch_size, first)]
 
+    def jobs(self) -> list[StressJob]:
+        """All jobs of a run over files, listed."""
+        return [job for jobs in self.groups() for job in jobs]
+
     def work(self, world: World) -> int | None:
         """Number of images that the model of this process is shown; None if unknown."""
         if isinstance(self.data, MemoryData):
             return None
         if isinstance(self.data, FolderData):
-            return sum(total_work(jobs, world) for jobs in self.groups())
+            return total_work(self.jobs(), world)
         images = owned_images(self.data.count, self.request.batch_size, world)
         views = sum(condition.views for condition in self.data_conditions)
         sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
