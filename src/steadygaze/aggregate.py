@@ -24,6 +24,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.method_registry import Method
+from steadygaze.trace.accounting import Shares, accounted, content_and_position
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.resize import resize_map
 
@@ -66,6 +67,21 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     if base.added_once is not None:
         total = total + _resized_sum(base.added_once(trace, span[0], **own), trace.run.layout.grid)
     return total
+
+
+def shares(trace: Trace, method: Method, position: Float[Tensor, "1 n d"] | None) -> Shares:
+    """The map of `method`, what no patch gets, and its parts if it is input x gradient at block 0.
+
+    position: position embeddings of the tokens; None if they are not known
+    """
+    scores, options = aggregate(trace, method), dict(method.options)
+    if method.base.kind != "map" or not method.base.input_x_gradient(options):
+        return Shares(scores)
+    span, biases = layers(method, trace.depth), bool(method.base.needs(options).get("bias"))
+    total = accounted(trace, span, biases=biases, implicit=bool(options.get("implicit")))
+    at_input = span == range(1) and method.base.added_once is None
+    parts = content_and_position(trace, position, scores) if at_input and position is not None else None
+    return Shares(scores, total - scores.sum((1, 2)), parts)
 
 
 def _resized_sum(maps: Sequence[Float[Tensor, "b _h _w"]], grid: tuple[int, int]) -> Float[Tensor, "b gh gw"]:

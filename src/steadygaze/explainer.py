@@ -7,18 +7,17 @@ class; a method that only reads attention uses a forward pass that runs anyway.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import signature
 from typing import Any, Protocol, Unpack, overload
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from steadygaze.aggregate import aggregate, layers
+from steadygaze.aggregate import layers, shares
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
 from steadygaze.heatmap import Attribution
 from steadygaze.method_registry import DEFAULT, Method
-from steadygaze.methods import parse_method
+from steadygaze.methods import parse_method, rules_of, unavailable
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import QuestionOptions, pose
 from steadygaze.questions.region_targets import explain_each, needs_each
@@ -32,7 +31,8 @@ from steadygaze.target import (
     resolve_target,
     target_value,
 )
-from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward, frozen
+from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward
+from steadygaze.trace.accounting import Shares, position_tokens
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
@@ -203,31 +203,6 @@ def _parse_methods(given: Any) -> dict[str, Method]:
     return {str(m): m if isinstance(m, Method) else parse_method(m) for m in several}
 
 
-def unavailable(method: Method, vit: ViT) -> str:
-    """Why `method` cannot explain this model; empty if it can."""
-    quantised = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
-    if quantised is not None and method.base.gradient:
-        layer = f"{type(quantised).__module__}.{type(quantised).__name__}"
-        return (
-            f"no gradient passes through the model's quantised layers ({layer}). Explain the model before "
-            f"quantisation, or use a method without gradients, such as rollout or occlusion."
-        )
-    unsupported = method.base.unsupported
-    if unsupported is None:
-        return ""
-    read = signature(unsupported).parameters
-    return unsupported(vit, **{key: value for key, value in method.options if key in read})
-
-
-def rules_of(method: Method) -> Rules:
-    """The rules of a method's backward pass."""
-    if method.base.rules is not None:
-        return method.base.rules
-    freeze = method.option("freeze")
-    freeze = method.base.freeze if freeze is None else freeze
-    return PLAIN if freeze is None else frozen(freeze, method.option("slope") or "origin")
-
-
 @dataclass(frozen=True)
 class _Batch:
     """One call of `explain`: images and the quantity to explain."""
@@ -248,14 +223,15 @@ class _Batch:
         logits: Tensor | None = None
         hidden: tuple[Tensor, ...] = ()
         reads_hidden = any(m.base.reads_hidden for m in methods)
-        maps: dict[str, list[Tensor]] = {}
+        maps: dict[str, list[Shares]] = {}
+        position = self.position(methods)
         for rules, one_pass in plan_passes(methods, len(self.vit.blocks)).items():
             run = one_pass.run(self.vit, tokens, rules)
             if logits is None:
                 logits = run.logits.detach()
                 hidden = (tokens, *(h.detach() for h in run.hidden[1:])) if reads_hidden else ()
             for column in self.columns(logits):
-                self.add_maps(maps, run, one_pass.methods, column)
+                self.add_maps(maps, run, one_pass.methods, column, position)
             del run  # one graph in memory at a time
         if logits is None and reads_hidden:
             run = forward(self.vit, tokens, grad=False)
@@ -265,7 +241,8 @@ class _Batch:
         for m in methods:
             if m.base.kind == "model":
                 queries = [self.query(m, tokens, column, hidden) for column in self.columns(logits)]
-                maps[m.name] = [m.base.function(query, **m.function_options) for query in queries]
+                made = [m.base.function(query, **m.function_options) for query in queries]
+                maps[m.name] = [one if isinstance(one, Shares) else Shares(one) for one in made]
         results = {}
         for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
             results[m.name] = self.attribution(m, maps[m.name], logits)
@@ -298,18 +275,32 @@ class _Batch:
             allow_partial=self.allow_partial,
         )
 
-    def attribution(self, m: Method, maps: list[Tensor], logits: Tensor) -> Attribution:
+    def position(self, methods: list[Method]) -> Tensor | None:
+        """Position embeddings, if a map is input x gradient at the input of block 0."""
+        split = any(m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods)
+        return position_tokens(self.vit, self.images) if split else None
+
+    def attribution(self, m: Method, maps: list[Shares], logits: Tensor) -> Attribution:
         classes = resolve_target(self.target, logits, self.outputs)
-        scores = torch.stack(maps, 1) if classes is not None and classes.dim() == 2 else maps[0]
+        several = classes is not None and classes.dim() == 2
+
+        def joined(tensors: list[Tensor]) -> Tensor:
+            return (torch.stack(tensors, 1) if several else tensors[0]).detach()
+
+        scores = joined([one.scores for one in maps])
         _check_map(m, scores)
+        rest = [one.unattributed for one in maps if one.unattributed is not None]
+        parts = [one.parts for one in maps if one.parts is not None]
         score = "callable" if classes is None else self.score_of(m)
         return Attribution(
-            scores=scores.detach(),
+            scores=scores,
             target=classes,
             logits=logits,
             method=m.name,
             score=score,
             outputs=self.outputs,
+            unattributed=joined(rest) if rest else None,
+            parts={name: joined([one[name] for one in parts]) for name in parts[0]} if parts else None,
         )
 
     @property
@@ -328,7 +319,12 @@ class _Batch:
         return list(classes.unbind(1)) if classes.dim() == 2 else [classes]
 
     def add_maps(
-        self, maps: dict[str, list[Tensor]], run: Forward, methods: tuple[Method, ...], target: Any
+        self,
+        maps: dict[str, list[Shares]],
+        run: Forward,
+        methods: tuple[Method, ...],
+        target: Any,
+        position: Tensor | None,
     ) -> None:
         """The maps of all methods that use one forward pass; one backward pass for each score."""
         classes = None if callable(target) else target
@@ -338,7 +334,7 @@ class _Batch:
             if key not in traces:
                 value = None if key is None else target_value(target, key, run.logits, self.outputs)
                 traces[key] = run.trace(value, classes, retain=True)
-            maps.setdefault(m.name, []).append(aggregate(traces[key], m))
+            maps.setdefault(m.name, []).append(shares(traces[key], m, position))
 
 
 @dataclass(frozen=True)

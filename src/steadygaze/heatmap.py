@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, UnknownName
 from steadygaze.files import write_npz, write_png
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.maps import MapName, MapWriter
@@ -42,6 +42,11 @@ class Attribution:
     logits: (B, C), the model's output           method, score: the names this was made with
     outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
     images, classes: only for display; `with_images` sets them
+    unattributed: (B,) or (B, K), the part of the explained quantity that the method gives to no patch (prefix
+        tokens, biases, a baseline); None if the method accounts for no quantity
+    parts: for input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of the
+        embedded patches and of the position embeddings, whose sum is `scores`; None for other methods, and
+        for models whose tokens are not the sum of the two
     words, word_scores: of a question about the image, its words and their scores, (B, W) or (B, K, W)
     """
 
@@ -55,6 +60,8 @@ class Attribution:
     outputs: Outputs = "classes"
     words: tuple[str, ...] = ()
     word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
+    unattributed: Float[Tensor, "b"] | Float[Tensor, "b k"] | None = None
+    parts: dict[str, Tensor] | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -72,34 +79,35 @@ class Attribution:
             if not -len(self) <= at < len(self):
                 raise IndexError(f"expected an index into {len(self)} images, got {at}")
             which = slice(at, at + 1 or None)
-        target, images = (
-            None if self.target is None else self.target[which],
-            None if self.images is None else self.images[which],
-        )
-        word_scores = None if self.word_scores is None else self.word_scores[which]
-        return replace(
-            self,
-            scores=self.scores[which],
-            target=target,
-            logits=self.logits[which],
-            images=images,
-            word_scores=word_scores,
-        )
+        images = None if self.images is None else self.images[which]
+        return replace(self._each(lambda tensor: tensor[which]), images=images)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Attribution:
+        """The same attribution with every tensor changed."""
+        names = ("scores", "target", "logits", "word_scores", "unattributed")
+        tensors = {name: getattr(self, name) for name in names}
+        parts = None if self.parts is None else {name: change(part) for name, part in self.parts.items()}
+        changed = {name: None if tensor is None else change(tensor) for name, tensor in tensors.items()}
+        return replace(self, **changed, parts=parts)
 
     def __repr__(self) -> str:
         return f"Attribution(method={self.method!r}, score={self.score!r}, scores={tuple(self.scores.shape)})"
 
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
-        target = None if self.target is None else self.target.to(device)
-        word_scores = None if self.word_scores is None else self.word_scores.to(device)
-        return replace(
-            self,
-            scores=self.scores.to(device),
-            target=target,
-            logits=self.logits.to(device),
-            word_scores=word_scores,
-        )
+        return self._each(lambda tensor: tensor.to(device))
+
+    def part(self, name: str) -> Attribution:
+        """One of the parts as an attribution of its own, to draw and save: "content" or "position"."""
+        if self.parts is None:
+            raise BadInput(
+                f"{self.method}: only input x gradient at the input of block 0 has parts, on a model whose "
+                f"tokens are patch + position. Use ixg, decompx, attnlrp or libra_ixg."
+            )
+        if name not in self.parts:
+            raise UnknownName("part", name, self.parts)
+        method = f"{self.method}.{name}"
+        return replace(self, scores=self.parts[name], method=method, unattributed=None, parts=None)
 
     def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
         """The same attribution with the images (and class names) that notebooks, `save` and titles show.
@@ -372,7 +380,7 @@ def overlay_name(image: str, method: str, index: Index = 0) -> str:
 
 def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
     """The numbers of an attribution as float32 and int64 arrays."""
-    numbers = {"scores": attribution.scores, "logits": attribution.logits}
+    numbers = {"scores": attribution.scores, "logits": attribution.logits, **(attribution.parts or {})}
     out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
     return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
 

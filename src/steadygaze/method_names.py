@@ -155,6 +155,8 @@ def _check_shared_options(name: str, options: Options) -> None:
         )
     if options.get("slope", "origin") not in ("origin", "tangent"):
         raise UnknownName("slope", str(options["slope"]), ("origin", "tangent"))
+    if options.get("gate", "held") not in ("held", "half"):
+        raise UnknownName("gate", str(options["gate"]), ("held", "half"))
     if options.get("cut", "ceil") not in ("ceil", "floor"):
         raise UnknownName("cut", str(options["cut"]), ("ceil", "floor"))
     start = options.get("start")

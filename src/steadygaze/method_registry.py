@@ -67,7 +67,7 @@ class BaseMethod:
     summary: str
     options: Options
     class_specific_if: Options
-    rules: Rules | None
+    rules: Rules | Callable[[Options], Rules] | None
     freeze: float | None
     score: str
     unsupported: Callable[..., str] | None
@@ -78,6 +78,7 @@ class BaseMethod:
     read_row: Callable[..., Tensor] | None
     fuse_heads: Callable[..., Tensor] | None
     pool_residual: tuple[float, float]
+    input_x_gradient: Callable[[Options], bool]
     differentiable: bool
 
 
@@ -155,7 +156,7 @@ METHODS: Registry[BaseMethod | Alias] = Registry(
 )
 _AGGREGATOR_OPTIONS: Options = {"start": None}
 _SKIPPLUS_OPTIONS: Options = {"cut": "ceil"}
-_GRADIENT_OPTIONS: Options = {"freeze": None, "slope": "origin"}
+_GRADIENT_OPTIONS: Options = {"freeze": None, "slope": "origin", "gate": "held"}
 RESERVED_OPTIONS = (*_AGGREGATOR_OPTIONS, *_SKIPPLUS_OPTIONS, *_GRADIENT_OPTIONS)
 
 
@@ -172,7 +173,7 @@ def register_method(
     summary: str | None = None,
     score: str = "logit",
     needs: Needs | Callable[[Options], Needs] | None = None,
-    rules: Rules | None = None,
+    rules: Rules | Callable[[Options], Rules] | None = None,
     freeze: float | None = None,
     unsupported: Callable[..., str] | None = None,
     check_options: Callable[[str, Options], None] | None = None,
@@ -182,6 +183,7 @@ def register_method(
     read_row: Callable[..., Tensor] | None = None,
     fuse_heads: Callable[..., Tensor] | None = None,
     pool_residual: tuple[float, float] = (1.0, 1.0),
+    input_x_gradient: bool | Callable[[Options], bool] = False,
     differentiable: bool = True,
     replace: bool = False,
 ) -> Callable[[Function], Function]:
@@ -214,7 +216,8 @@ def register_method(
     score: the quantity explained by default: "logit", "log_prob", "log_odds", "contrast" or "prob"
     needs: what the trace must record, as fields of `steadygaze.trace.Want` such as {"attention": True};
         or a function of the options that returns it
-    rules: rules of the backward pass that are part of the method; None leaves them to the option `freeze`
+    rules: rules of the backward pass that are part of the method, or a function of the options that returns
+        them; None leaves them to the options `freeze`, `slope` and `gate`
     freeze: default of the option `freeze`, the share of attention that is held constant
     unsupported: (vit, and those options that it names) -> why the model is not supported, "" if it is
     check_options: (name, options) -> None; raises BadInput for combinations that make no sense
@@ -225,6 +228,8 @@ def register_method(
     fuse_heads: kind "matrix" only: (attention, gradient, **options) -> attention pooling's matrix over heads;
         default: the mean of the attention
     pool_residual: kind "matrix" only: weights (of the query, of what it takes) in attention pooling
+    input_x_gradient: kind "map" only: whether the map of a layer is ⟨x^l, ∂T/∂x^l⟩ (besides what `added_once`
+        adds), perhaps depending on the options; results then have `unattributed`, and `parts` at block 0
     differentiable: whether a training loss can be taken of the map
     replace: replace a method that has this name already, instead of raising an error
     """
@@ -261,6 +266,9 @@ def register_method(
             read_row=read_row,
             fuse_heads=fuse_heads,
             pool_residual=pool_residual,
+            input_x_gradient=input_x_gradient
+            if callable(input_x_gradient)
+            else lambda options: input_x_gradient,
             differentiable=differentiable,
         )
         METHODS.add(name, base, replace=replace)

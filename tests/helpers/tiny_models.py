@@ -71,6 +71,7 @@ SEARCHES = {  # searched methods with a few runs
     "hsic": "hsic:budget=3",
     "scorecam": "scorecam:budget=2",
     "vit_cx": "vit_cx:budget=2",
+    "tis": "tis:budget=2,clusters=4",
     "atman": "atman:budget=3",
     "sufficient": "sufficient:budget=4,minimal=false",
 }

@@ -51,14 +51,17 @@ def explained(kind: str, method: Any, score: str | None = None, target: Any = TA
 
 # -- the oracles, put together ---------------------------------------------------------------------
 
-MATRIX = ("raw_attention", "rollout", "attn_grad", "attcam", "genatt", "transatt", "attin", "globenc", "alti")
+MATRIX = (
+    *("raw_attention", "rollout", "attn_grad", "attcam", "genatt", "transatt"),
+    *("attin", "globenc", "alti", "tokentm"),
+)
 
 
 @lru_cache
 def matrices_of(name: str, kind: str, relu: bool = False, **how: Any) -> list[Tensor]:
     """(B,N,N) for each layer, as `+rollout` multiplies them (before residuals)."""
     model, images = case(kind)
-    if name in ("genatt", "transatt", "attin", "globenc", "alti"):
+    if name in ("genatt", "transatt", "attin", "globenc", "alti", "tokentm"):
         return getattr(METHODS_HOME[name], f"{name}_matrices")(model, images, TARGET, **how)
     A, G = attention.attentions(model, images, TARGET, **how)
     if name in ("raw_attention", "rollout"):
@@ -158,6 +161,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "attin": [{"form": "n"}, {"form": "n_res"}],
     "grad_eclip": [{"keys": True}, {"keys": False}, {"project": True}, {"project": False}],
     "alti": [{"against": "attn"}, {"against": "block"}],
+    "attnlrp": [{"gamma": 0.0}, {"gamma": 0.05}, {"gamma": 1.0}],
     "decompx": [{"bias": b, "slope": s} for b in BIASES for s in ("origin", "tangent")],
 } | {
     name: [
@@ -180,6 +184,8 @@ WHOLE_OPTIONS = {
     "gaze_twice": set(),
     "gaze_halves": {"weight"},
     "full_lrp": set(),
+    "attnlrp_gamma": {"gamma", "conv_gamma", "attention"},
+    "shapley_cam": {"at", "weights"},
     "legrad": {"layers"},
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
 } | {  # searched methods: their oracles are in tests/test_search.py
@@ -192,6 +198,7 @@ WHOLE_OPTIONS = {
     "scorecam": {"budget", "softmax"},
     "vit_cx": {"budget", "noise", "seed"},
     "atman": {"budget", "suppress", "similar"},
+    "tis": {"budget", "clusters", "keep", "seed", "hide"},
     "sufficient": {"budget", "threshold", "space", "minimal", "summed"},
 }
 SEARCHED = [info.name for info in list_methods() if info.family == "black box"]
@@ -205,7 +212,8 @@ def test_nothing_is_left_out() -> None:
     assert {name: set(BASES[name].options) for name in bases("model")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
     written_here = {"random", "smoothgrad", "gaze_twice", "gaze_halves", "diffmask"} | set(SEARCHED)
-    assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"}
+    libra = {name for name in aliases() if name.startswith("libra_")}  # their oracles are in test_libra.py
+    assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"} - libra
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -225,7 +233,8 @@ def test_bare_names(kind: str) -> None:
         ("fullgrad_plus", "fullgrad"),
     ):
         close(explained(kind, alias), expected(kind, base, "plus"), alias)
-    assert set(aliases()) == {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze"}
+    known = {"gae", "gradsam", "cat", "attcat", "fullgrad_plus", "gaze"}
+    assert {name for name in aliases() if not name.startswith("libra_")} == known
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -287,12 +296,13 @@ def test_scores(kind: str, score: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_scores(kind: str) -> None:
-    """gaze and its kin have log-odds of their own, searches the probability, every other name the logit; a
-    score given wins.
+    """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches the probability, every other
+    name the logit; a score given wins.
     """
+    own = {"gaze": "log_odds", "libra": "log_prob"}
     for info in list_methods():
         searched = info.name in SEARCHED and info.name != "atman"
-        assert info.score == ("prob" if searched else "log_odds" if info.name.startswith("gaze") else "logit")
+        assert info.score == ("prob" if searched else own.get(info.name.partition("_")[0], "logit"))
     model, images = case(kind)
     assert sg.explain(model, images, method="gaze").score == "log_odds"
     close(explained(kind, "gaze"), explained(kind, "decompx+plus:freeze=0.75", "log_odds").flatten(1), "gaze")
@@ -404,6 +414,37 @@ def test_full_lrp_pixel_by_pixel(kind: str) -> None:
     close(got, lrp.full_lrp_pixels(model, images, TARGET).flatten(1), kind)
     for score in SCORES:
         assert torch.equal(explained(kind, "full_lrp", score), explained(kind, "full_lrp"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapley_cam(kind: str) -> None:
+    """Against the whole Hessian; at the input of the last block it vanishes for class-token heads."""
+    model, images = case(kind)
+    for options in ({}, {"weights": "channels"}, {"at": "norm1"}, {"at": "input"}):
+        wanted = cam.shapley_cam(model, images, TARGET, **options)
+        close(explained(kind, sg.method("shapley_cam", **options)), wanted, str(options), 1e-8)
+    with pytest.raises(sg.UnknownName, match="norm1"):
+        explained(kind, "shapley_cam:at=norm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attnlrp_gamma(kind: str) -> None:
+    model, images = case(kind)
+    for options in (
+        {"gamma": 0.0, "conv_gamma": 0.0},
+        {"gamma": 0.05, "conv_gamma": 0.25},
+        {"gamma": 1.0, "attention": "held"},
+    ):
+        wanted = lrp.attnlrp_gamma(model, images, TARGET, **options)
+        close(explained(kind, sg.method("attnlrp_gamma", **options)), wanted, str(options))
+
+
+def test_gamma_must_be_a_weight() -> None:
+    for name in ("attnlrp", "attnlrp_gamma"):
+        with pytest.raises(sg.BadInput, match="gamma"):
+            sg.method(name, gamma=-0.1)
+    with pytest.raises(sg.UnknownName, match="held"):
+        explained("class", "attnlrp_gamma:attention=hold")
 
 
 def test_full_lrp_of_a_callable_target() -> None:

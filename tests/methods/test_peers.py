@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient, IntegratedGradients
-from pytorch_grad_cam import GradCAM, GradCAMElementWise, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from pytorch_grad_cam import (
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor
 
@@ -89,6 +97,29 @@ def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
         peer.get_target_width_height = lambda _: (columns, rows)  # no resizing
         theirs = peer(images.requires_grad_(), [ClassifierOutputTarget(int(c)) for c in TARGET])
     ours = sg.explain(tiny(kind), images.detach(), target=TARGET, method=sg.method(name, at="norm1")).scores
+    wanted = torch.from_numpy(np.asarray(theirs)).double()
+    assert (drawn(drawn(ours)) - wanted).abs().max() <= 1e-5
+    assert wanted.max() > 0.9, "a map of zeros compares nothing"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapley_cam_of_pytorch_grad_cam(kind: str) -> None:
+    """With a Hessian-vector product of their own; attention must not be fused for it."""
+    model = tiny(kind)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    images = random_images(model)
+    rows, columns = model.patch_embed.grid_size
+
+    def reshape(x: Tensor) -> Tensor:
+        return x[:, model.num_prefix_tokens :].unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
+
+    with ShapleyCAM(model, [model.blocks[-1].norm1], reshape_transform=reshape) as peer:
+        peer.get_target_width_height = lambda _: (columns, rows)
+        theirs = peer(images.requires_grad_(), [ClassifierOutputTarget(int(c)) for c in TARGET])
+    ours = sg.explain(
+        tiny(kind), images.detach(), target=TARGET, method="shapley_cam:weights=channels"
+    ).scores
     wanted = torch.from_numpy(np.asarray(theirs)).double()
     assert (drawn(drawn(ours)) - wanted).abs().max() <= 1e-5
     assert wanted.max() > 0.9, "a map of zeros compares nothing"

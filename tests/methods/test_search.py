@@ -37,6 +37,7 @@ NAMES = (
     "hsic",
     "scorecam",
     "vit_cx",
+    "tis",
     "atman",
     "sufficient",
 )
@@ -46,6 +47,7 @@ PRESENCE: dict[str, list[dict[str, Any]]] = {
     "lime": [{"budget": 20}, {"budget": 6, "seed": 3, "hide": "fill"}],
     "kernel_shap": [{"budget": 61}, {"budget": 60, "seed": 3, "hide": "fill"}],
     "pami": [{}, {"hide": "fill"}],
+    "tis": [{"clusters": 9}, {"clusters": 7, "seed": 3, "keep": 0.3, "budget": 5, "hide": "fill"}],
     "hsic": [{"budget": 12}, {"budget": 7, "seed": 3, "output": "class", "hide": "fill"}],
 }
 

@@ -16,10 +16,14 @@ from . import attention, cam, contrastive, decompx, gaze, gradient, lrp, mixing
 METHODS_HOME: dict[str, ModuleType] = {
     name: home
     for home, names in (
-        (attention, "raw_attention rollout attcam genatt gradsam attn_grad"),
+        (attention, "raw_attention rollout attcam genatt gradsam attn_grad tokentm"),
         (gradient, "vanilla_grad vanilla_grad_norm ixg attixg fullgrad fullgrad_plus integrated_gradients"),
-        (cam, "gradcam xgradcam xgradcam_plus gradcam_plus_plus hirescam elementwise_gradcam layercam"),
-        (lrp, "transatt full_lrp attnlrp"),
+        (
+            cam,
+            "gradcam xgradcam xgradcam_plus gradcam_plus_plus hirescam elementwise_gradcam layercam "
+            "shapley_cam",
+        ),
+        (lrp, "transatt full_lrp attnlrp attnlrp_gamma"),
         (mixing, "attin globenc alti"),
         (decompx, "decompx"),
         (contrastive, "legrad grad_eclip"),

@@ -108,3 +108,38 @@ def gradsam_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -
 
 def gradsam(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
     return vit.read(model, torch.stack(gradsam_matrices(model, images, target, **how)).sum(0))
+
+
+def tokentm_matrices(model: Model, images: Tensor, target: Tensor, **how: Any) -> list[Tensor]:
+    """(I + W_mlp) (I + (mean A W_att) . mean relu(dT/dA)) of every block; block 0 times diag |x^0_j|.
+
+    W(a, b) = diag(|b_j| / |a_j| softmax_j cos(a_j, b_j)) over all tokens, token by token.
+    """
+    state, scalar = vit.trace(model, images, target, **how)
+    grads = vit.gradients(scalar, [s.A for s in state.blocks])
+
+    def weights(a: Tensor, b: Tensor) -> Tensor:
+        B, N, _ = a.shape
+        W = torch.zeros(B, N, N, dtype=torch.float64)
+        for n in range(B):
+            length = [
+                (float((a[n, j] ** 2).sum()) ** 0.5, float((b[n, j] ** 2).sum()) ** 0.5) for j in range(N)
+            ]
+            cosine = [float((a[n, j] * b[n, j]).sum()) / (length[j][0] * length[j][1]) for j in range(N)]
+            share = vit.softmax(torch.tensor(cosine, dtype=torch.float64))
+            for j in range(N):
+                W[n, j, j] = length[j][1] / length[j][0] * share[j]
+        return W
+
+    matrices = []
+    for layer, (s, G) in enumerate(zip(state.blocks, grads, strict=True)):
+        one = identity(s.A.mean(1))
+        x, middle, out, A = s.x.detach(), s.x_mid.detach(), s.out.detach(), s.A.detach()
+        attended = one + (A.mean(1) @ weights(x, middle)) * G.clamp(min=0).mean(1)
+        U = (one + weights(middle, out)) @ attended
+        matrices.append(U @ torch.diag_embed((x**2).sum(-1).sqrt()) if layer == 0 else U)
+    return matrices
+
+
+def tokentm(model: Model, images: Tensor, target: Tensor, **how: Any) -> Tensor:
+    return vit.read(model, product(tokentm_matrices(model, images, target, **how)))

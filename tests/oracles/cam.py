@@ -162,3 +162,38 @@ def layercam_layers(
 
 def layercam(model: Model, images: Tensor, target: Tensor, **options: Any) -> Tensor:
     return layercam_layers(model, images, target, **options)[-1]
+
+
+def shapley_cam(
+    model: Model,
+    images: Tensor,
+    target: Tensor,
+    *,
+    at: str = "auto",
+    weights: str = "tokens",
+    score: str = "logit",
+) -> Tensor:
+    """a . (g - H a / 2) at the last block: the Hessian of each image in full, entry by entry.
+
+    at "norm1" ("auto" for these models): the output of the last block's first norm, as a variable of its own.
+    """
+    scores = []
+    for image, c in zip(images, target, strict=True):
+        state = vit.run(model, vit.embed(model, image[None]))
+        block, s = model.blocks[-1], state.blocks[-1]
+        a = (s.x if at == "input" else s.norm1.out).detach()
+
+        def value(flat: Tensor, a: Tensor = a, s: Any = s, c: Tensor = c, block: Any = block) -> Tensor:
+            point = flat.view_as(a)
+            if at == "input":
+                out = vit.run_block(block, point, vit.Rule()).out
+            else:
+                out = vit.run_block(block, s.x.detach(), vit.Rule(), point).out
+            return vit.quantity(vit.head_of(model, out), c[None], score).sum()
+
+        g = torch.autograd.functional.jacobian(value, a.flatten())
+        H = torch.autograd.functional.hessian(value, a.flatten())
+        w = (g - H @ a.flatten() / 2).view_as(a)
+        a, w = (t[:, model.num_prefix_tokens :] for t in (a, w))
+        scores.append((a * (w if weights == "tokens" else w.mean(1, keepdim=True))).sum(-1)[0])
+    return torch.stack(scores)

@@ -141,3 +141,47 @@ def swin_masked(model, image: Tensor, keep: Tensor) -> Tensor:
         state = after
     pooled = torch.stack([model.norm(state[p]) for p in there]).mean(0)
     return model.head.fc(pooled)
+
+
+def srg(logits_of, image: Tensor, scores: Tensor, target: int, ratios: list[float]) -> float:
+    """Area between two removal curves of the probability, in percent: least important first, most first.
+
+    The least important first: the lowest P − int((1 − r) P) patches are removed at the share r.
+    """
+    order = ordered(scores.flatten().tolist())
+    p = len(order)
+
+    def probability(keep: list[int]) -> float:
+        return 100 * float(logits_of(image, keep).softmax(0)[target])
+
+    most = [probability(order[int(r * p) :]) for r in ratios]
+    least = [probability(order[: int(r * p)]) for r in ratios]  # what is removed: 1 − r
+    removed = [1 - r for r in reversed(ratios)]
+    return trapezoid(list(reversed(least)), removed) - trapezoid(most, ratios)
+
+
+def saco(logits_of, image: Tensor, scores: Tensor, target: int, groups: int = 10) -> float:
+    """The salience-guided faithfulness coefficient, pair by pair, as its algorithm is printed."""
+    values = scores.flatten().tolist()
+    order = ordered(values)
+    p = len(order)
+    groups = min(groups, p)
+    sizes = [p // groups + (i < p % groups) for i in range(groups)]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(order[start : start + size])
+        start += size
+    whole = float(logits_of(image, list(range(p))).softmax(0)[target])
+    salience = [sum(values[j] for j in part) / len(part) for part in parts]
+    lost = []
+    for part in parts:
+        rest = [j for j in range(p) if j not in part]
+        lost.append(whole - float(logits_of(image, rest).softmax(0)[target]))
+    coefficient = total = 0.0
+    for i in range(groups):
+        for j in range(i + 1, groups):
+            weight = salience[i] - salience[j]
+            weight = weight if lost[i] >= lost[j] else -weight
+            coefficient += weight
+            total += abs(weight)
+    return coefficient / total

@@ -152,9 +152,11 @@ def full_lrp(model: Model, images: Tensor, target: Tensor) -> Tensor:
     return patch_sums(model, full_lrp_pixels(model, images, target))
 
 
-def attnlrp_layers(model: Model, images: Tensor, target: Tensor, *, score: str = "logit") -> list[Tensor]:
+def attnlrp_layers(
+    model: Model, images: Tensor, target: Tensor, *, score: str = "logit", gamma: float = 0.0
+) -> list[Tensor]:
     """Relevance of x^l for l = 0..L-1, summed over channels; starts from the logit (or score), not from 1."""
-    changed = vit.Rule(attention=0.0, norm=True, slope="origin", halve=True)
+    changed = vit.Rule(attention=0.0, norm=True, slope="origin", halve=True, gamma=gamma)
     state, scalar = vit.trace(model, images, target, score=score, how=changed)
     grads = vit.gradients(scalar, state.x[:-1])
     return [vit.patches_of(model, (x * g).sum(-1)).detach() for x, g in zip(state.x, grads, strict=False)]
@@ -162,6 +164,26 @@ def attnlrp_layers(model: Model, images: Tensor, target: Tensor, *, score: str =
 
 def attnlrp(model: Model, images: Tensor, target: Tensor, *, score: str = "logit") -> Tensor:
     return attnlrp_layers(model, images, target, score=score)[0]
+
+
+def attnlrp_gamma(
+    model: Model,
+    images: Tensor,
+    target: Tensor,
+    *,
+    gamma: float = 0.05,
+    conv_gamma: float = 100.0,
+    attention: str = "shared",
+    score: str = "logit",
+) -> Tensor:
+    """Relevance of the pixels, summed over each patch."""
+    changed = vit.Rule(norm=True, slope="origin", halve=True, gamma=gamma)
+    if attention == "held":
+        changed = vit.Rule(attention=1.0, norm=True, slope="origin", gamma=gamma)
+    pixels = images.double().detach().requires_grad_()
+    state = vit.run(model, vit.embed_any(model, pixels, conv_gamma), how=changed)
+    (g,) = vit.gradients(vit.quantity(state.logits, target, score).sum(), [pixels])
+    return patch_sums(model, (pixels * g).detach())
 
 
 def attnlrp_divided(model: Model, images: Tensor, target: Tensor) -> Tensor:

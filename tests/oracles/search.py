@@ -233,6 +233,56 @@ def vit_cx(
     return total / count
 
 
+def k_means(points: Tensor, first: list[int]) -> list[Tensor]:
+    """Lloyd's algorithm point by point, from the points `first`; the largest cluster comes first."""
+    centres, nearest = [points[i] for i in first], None
+    for _ in range(100):
+        before = nearest
+        nearest = []
+        for point in points:
+            distances = [float(((point - centre) ** 2).sum()) for centre in centres]
+            nearest.append(distances.index(min(distances)))
+        if nearest == before:
+            break
+        for k in range(len(centres)):
+            members = [points[i] for i in range(len(points)) if nearest[i] == k]
+            centres[k] = torch.stack(members).mean(0) if members else centres[k]
+    sizes = [nearest.count(k) for k in range(len(centres))]
+    return [centres[k] for k in sorted(range(len(centres)), key=lambda k: (-sizes[k], k))]
+
+
+def tis(
+    model: Any,
+    image: Tensor,
+    c: int,
+    clusters: int = 1024,
+    keep: float = 0.5,
+    seed: int = 0,
+    budget: int | None = None,
+    hide: str = "remove",
+) -> Tensor:
+    """Masks from centroids of the channels of all block outputs; mean probability where a patch was kept."""
+    outputs: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda _, __, y: outputs.append(y[0])) for block in model.blocks]
+    with torch.no_grad():
+        model(image[None])
+    for hook in hooks:
+        hook.remove()
+    points = torch.cat([y[model.num_prefix_tokens :].T for y in outputs])
+    generator = torch.Generator().manual_seed(crc32(str(seed).encode() + image.double().numpy().tobytes()))
+    first = torch.randperm(len(points), generator=generator)[:clusters].tolist()
+    p, answers, sets = points.shape[1], [], []
+    for centre in k_means(points, first)[:budget]:
+        order = sorted(range(p), key=lambda j: (-float(centre[j]), j))
+        sets.append(order[: max(1, int(keep * p))])
+        answers.append(f(model, image, sets[-1], c, hide))
+    scores = []
+    for j in range(p):  # a patch that no mask kept has the mean of them
+        own = [a for a, kept in zip(answers, sets, strict=True) if j in kept] or answers
+        scores.append(sum(own) / len(own))
+    return torch.tensor(scores, dtype=torch.float64)
+
+
 def attended(model: Any, tokens: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
     """The last block's output (1,N,d) with attention logits S · factor + offset in every block."""
     x = model.norm_pre(tokens[None])

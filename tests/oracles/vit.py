@@ -16,7 +16,7 @@ norm, qk-norm too. Freezing attention by alpha: A' = alpha sg(A) + (1 - alpha) A
 the tensor that multiplies v.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
@@ -34,6 +34,7 @@ class Rule:
     norm: bool = False  # sigma constant
     slope: str = "tangent"  # "tangent": GELU's own derivative; "origin": f(h)/h = Phi(h), constant
     halve: bool = False  # both factors of a product get half of its gradient (AttnLRP's uniform rule)
+    gamma: float = 0.0  # of the gamma rule on linear maps
 
 
 def rule(freeze: float | None = None, slope: str = "origin") -> Rule:
@@ -134,6 +135,21 @@ def phi(h: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf(h / sqrt(2)))
 
 
+def linear(x: Tensor, W: Tensor, b: Tensor, gamma: float) -> Tensor:
+    """W x + b. With gamma, contributions W_ij x_j (and b_i) of the sign of y_i count 1 + gamma times, and
+    y_i g_i is shared in proportion: constants c_ij with sum_j c_ij x_j as the part that has a gradient.
+    """
+    y = x @ W.T + b
+    if not gamma:
+        return y
+    z = x[..., None, :] * W
+    more = 1 + gamma * (z * y[..., None] > 0).double()
+    total = (more * z).sum(-1) + torch.where(b * y > 0, (1 + gamma) * b, b)
+    c = (more * W * (y / total)[..., None]).detach()
+    moving = (c * x[..., None, :]).sum(-1)
+    return moving + (y - moving).detach()
+
+
 def normalise(x: Tensor, norm: Any, how: Rule) -> NormState:
     mu = x.mean(dim=-1, keepdim=True)
     sigma = (((x - mu) ** 2).mean(dim=-1, keepdim=True) + norm.eps).sqrt()
@@ -160,14 +176,22 @@ def softmax(S: Tensor) -> Tensor:
 def embed(model: Model, images: Tensor) -> Tensor:
     """Images (B,3,H,W) -> x^0 (B,N,d): patches, prefix tokens, position embedding; without norm_pre."""
     check(model)
+    return embed_any(model, images)
+
+
+def embed_any(model: Model, images: Tensor, gamma: float = 0.0) -> Tensor:
+    """The same, whatever the blocks are; gamma: of the patch projection."""
     images, proj = images.double(), model.patch_embed.proj
     ph, pw = proj.kernel_size
     rows, columns = model.patch_embed.grid_size
     assert images.shape[-2:] == (rows * ph, columns * pw), "the oracle does not resample position embeddings"
     patches = [
-        images[:, :, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].flatten(1)
-        @ weight(proj.weight).flatten(1).T
-        + bias(proj)
+        linear(
+            images[:, :, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].flatten(1),
+            weight(proj.weight).flatten(1),
+            bias(proj),
+            gamma,
+        )
         for r in range(rows)
         for c in range(columns)
     ]
@@ -180,11 +204,13 @@ def embed(model: Model, images: Tensor) -> Tensor:
     return torch.cat([*prefix, x], dim=1) + weight(model.pos_embed)
 
 
-def run_block(block: Any, x: Tensor, how: Rule) -> BlockState:
+def run_block(block: Any, x: Tensor, how: Rule, normed: Tensor | None = None) -> BlockState:
+    """normed: in place of what the first norm gives."""
     B, N, d = x.shape
     H, e = block.attn.num_heads, block.attn.head_dim
     norm1 = normalise(x, block.norm1, how)
-    qkv = norm1.out @ weight(block.attn.qkv.weight).T + bias(block.attn.qkv)
+    norm1 = norm1 if normed is None else replace(norm1, out=normed)
+    qkv = linear(norm1.out, weight(block.attn.qkv.weight), bias(block.attn.qkv), how.gamma)
     q, k, v = (qkv[:, :, i * H * e : (i + 1) * H * e].reshape(B, N, H, e).transpose(1, 2) for i in range(3))
     q_norm, k_norm = optional_norm(q, block.attn.q_norm, how), optional_norm(k, block.attn.k_norm, how)
     q = q_norm.out if q_norm else q
@@ -193,12 +219,12 @@ def run_block(block: Any, x: Tensor, how: Rule) -> BlockState:
     A = softmax(S)
     A = how.attention * A.detach() + (1 - how.attention) * A
     z = (half(A, how) @ half(v, how)).transpose(1, 2).reshape(B, N, H * e)
-    o = z @ weight(block.attn.proj.weight).T + bias(block.attn.proj)
+    o = linear(z, weight(block.attn.proj.weight), bias(block.attn.proj), how.gamma)
     x_mid = x + gain(block.ls1, d) * o
     norm2 = normalise(x_mid, block.norm2, how)
-    h = norm2.out @ weight(block.mlp.fc1.weight).T + bias(block.mlp.fc1)
+    h = linear(norm2.out, weight(block.mlp.fc1.weight), bias(block.mlp.fc1), how.gamma)
     f = h * (phi(h).detach() if how.slope == "origin" else phi(h))
-    m = f @ weight(block.mlp.fc2.weight).T + bias(block.mlp.fc2)
+    m = linear(f, weight(block.mlp.fc2.weight), bias(block.mlp.fc2), how.gamma)
     out = x_mid + gain(block.ls2, d) * m
     return BlockState(x, norm1, qkv, q_norm, k_norm, q, k, v, S, A, z, o, x_mid, norm2, h, f, m, out)
 
@@ -215,13 +241,24 @@ def run(model: Model, tokens: Tensor, start: int = 0, how: Rule | None = None) -
         blocks.append(run_block(block, x, how))
         x = blocks[-1].out
         xs.append(x)
+    final, pooled, fc, logits = run_head(model, x, how)
+    return State(xs, start, pre, blocks, final, pooled, fc, logits)
+
+
+def head_of(model: Model, x: Tensor) -> Tensor:
+    """Logits of the last block's output."""
+    return run_head(model, x, Rule())[3]
+
+
+def run_head(model: Model, x: Tensor, how: Rule) -> tuple[NormState | None, Tensor, NormState | None, Tensor]:
+    """(final norm, pooled, norm after pooling, logits) of the last block's output."""
     final = optional_norm(x, model.norm, how)
     x = final.out if final else x
     pooled = torch.stack([x[:, i] for i in reads(model)], dim=0).mean(dim=0)
     fc = optional_norm(pooled, model.fc_norm, how)
     features = fc.out if fc else pooled
-    logits = features @ weight(model.head.weight).T + bias(model.head)
-    return State(xs, start, pre, blocks, final, pooled, fc, logits)
+    logits = linear(features, weight(model.head.weight), bias(model.head), how.gamma)
+    return final, pooled, fc, logits
 
 
 def reads(model: Model) -> list[int]:

@@ -5,6 +5,7 @@ inputs.py        what a metric is given: Batch, MetricInput
 evaluate.py      evaluate(vit, batch, maps, metrics)
 removal.py       insertion and deletion by token removal
 perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
+magnitude.py     SaCo and completeness: the size of scores, not only their order
 localisation.py  average precision, IoU and pointing game on masks
 sanity.py        parameter randomisation, class sensitivity, agreement between methods
 truth.py         AUROC and precision against known relevance
@@ -14,7 +15,7 @@ ranks.py         rank statistics with ties
 A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """
 
-from steadygaze.faithfulness import localisation, perturbation, removal, sanity, truth
+from steadygaze.faithfulness import localisation, magnitude, perturbation, removal, sanity, truth
 from steadygaze.faithfulness.evaluate import Evaluation, evaluate
 from steadygaze.faithfulness.metric import (
     METRICS,
@@ -41,6 +42,7 @@ __all__ = [
     "evaluate",
     "list_metrics",
     "localisation",
+    "magnitude",
     "metric",
     "perturbation",
     "register_metric",

@@ -42,6 +42,8 @@ def evaluate(
     fill: str = "zero",
     explain: Explain | None = None,
     forward: CachedForward | None = None,
+    unattributed: Float[Tensor, "m b"] | None = None,
+    explained: Float[Tensor, "m b"] | None = None,
 ) -> Evaluation:
     """Measure M maps of the B images of `batch`.
 
@@ -51,6 +53,8 @@ def evaluate(
     explain: (model, images, target) -> maps (M, B, gh, gw), the M methods in the same order; needed by sanity
         metrics
     forward: the model's run on the images of `batch`, if it is known already
+    unattributed, explained: for completeness: what each method gives to no patch (None: nothing), and the
+        quantity that each map explains (None: the logit of the target)
 
     Random numbers depend on `seed` and the image's name only. The model is left as it was.
     """
@@ -64,7 +68,17 @@ def evaluate(
         target = (batch.labels if target is None else target).to(batch.images.device, torch.long)
         _check_target(target, batch, forward if any(m.uses_model for m in chosen.values()) else None)
     given = MetricInput(
-        view, batch, at_least_float32(maps), target, forward, seed, tuple(ratios), fill, explain
+        view,
+        batch,
+        at_least_float32(maps),
+        target,
+        forward,
+        seed,
+        tuple(ratios),
+        fill,
+        explain,
+        unattributed,
+        explained,
     )
     values: dict[str, Values] = {}
     for compute, names in _by_compute(chosen.values()).items():

@@ -126,6 +126,8 @@ class MetricInput:
     fill: what hidden pixels become: "zero", "mean", "blur" or "noise"
     explain: (model, images, target) -> maps (M, B, grid rows, grid columns), for metrics that declare
         needs_explain
+    unattributed: (M, B) what each method gives to no patch (`Attribution.unattributed`); None: nothing
+    explained: (M, B) the quantity that each map explains; None: the logit of the target
     """
 
     vit: ViT
@@ -137,6 +139,8 @@ class MetricInput:
     ratios: tuple[float, ...] = RATIOS
     fill: str = "zero"
     explain: Explain | None = None
+    unattributed: Float[Tensor, "m b"] | None = None
+    explained: Float[Tensor, "m b"] | None = None
 
     @property
     def logits(self) -> Float[Tensor, "b classes"]:

@@ -40,6 +40,7 @@ FAMILIES = (
     "removal",
     "value",
     "perturbation",
+    "magnitude",
     "localisation",
     "sanity",
     "truth",

@@ -11,10 +11,13 @@ order):
     insertion_accuracy = area                      deletion_accuracy = 100 − area
     insertion_aopc     = 100 − area                deletion_aopc     = area
     insertion_value    = −area                     deletion_value    = area       higher is better in all
+    srg = 100 · (area of p with the least important patches removed − area of p with the top ones removed)
 
-The last two are areas of y_whole − y_left, the loss of the target's output itself: of a value (regression),
-in its own unit, or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is whether it is
-predicted present or absent (p > 0.5) as in the whole image. Values have no accuracy and no AOPC.
+`srg`, the symmetric relevance gain (docs/equations.md#srg), reads both of its curves from the same passes:
+removing the least important patches first is keeping the top ones. `insertion_value` and `deletion_value` are
+areas of y_whole − y_left, the loss of the target's output itself: of a value (regression), in its own unit,
+or of a logit. For a label (multi-label), p is its sigmoid, and accuracy is whether it is predicted present or
+absent (p > 0.5) as in the whole image. Values have no accuracy, no AOPC and no `srg`.
 
 All come from the same forward passes. Passes with equal numbers of remaining patches share a batch,
 over maps, images, insertion and deletion, in chunks of a bounded number of tokens. `embed` and the pass on
@@ -40,6 +43,7 @@ from steadygaze.vit.packing import Group
 from steadygaze.vit.subsets import Piece, pieces, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
+SYMMETRIC = "srg"
 LOWER_IS_BETTER = ("deletion_accuracy", "insertion_aopc")  # of the raw curves; their scores are 100 − area
 VALUE_NAMES = ("insertion_value", "deletion_value")
 INSERTION, DELETION = 0, 1
@@ -85,6 +89,8 @@ def removal(
     for name, curve in zip(NAMES, (*(100 * found.correct), *(100 * lost)), strict=True):
         height = area(curve, ratios)
         values[name] = Values(100 - height if name in LOWER_IS_BETTER else height, curve, note)
+    least_first, top_first = area(100 * found.probability, ratios)
+    values[SYMMETRIC] = Values(least_first - top_first, note=note)
     return values
 
 
@@ -225,6 +231,19 @@ add_metrics(
             100,
             "probability lost without the top k patches",
             Curve(REMOVED, LOST, "higher is better"),
+        ),
+        Metric(
+            SYMMETRIC,
+            "%",
+            "higher",
+            -100,
+            100,
+            label="symmetric relevance gain",
+            summary="area between the probability with the least important and with the top patches removed "
+            "first, by token removal",
+            family="removal",
+            compute=compute,
+            outputs=("classes", "labels"),
         ),
         _value_entry(
             "insertion_value",

@@ -6,6 +6,7 @@
 import sys
 import warnings
 from dataclasses import replace
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from steadygaze.method_registry import (
 from steadygaze.methods import (
     atman,
     attention,
+    attnlrp,
     cam,
     channel_masks,
     contrastive,
@@ -36,6 +38,8 @@ from steadygaze.methods import (
     propagation,
     sufficient,
 )
+from steadygaze.trace.rules import PLAIN, Rules, frozen
+from steadygaze.vit.view import ViT
 
 __all__ = [
     "METHODS",
@@ -44,6 +48,7 @@ __all__ = [
     "aliases",
     "atman",
     "attention",
+    "attnlrp",
     "base_methods",
     "cam",
     "channel_masks",
@@ -59,7 +64,9 @@ __all__ = [
     "propagation",
     "register_alias",
     "register_method",
+    "rules_of",
     "sufficient",
+    "unavailable",
 ]
 
 parse = parse_method
@@ -105,6 +112,35 @@ def _describe_alias(name: str, alias: Alias) -> MethodInfo:
         score=alias.score,
         alias_of=alias.target,
     )
+
+
+def unavailable(method: Method, vit: ViT) -> str:
+    """Why `method` cannot explain this model; empty if it can."""
+    quantised = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
+    if quantised is not None and method.base.gradient:
+        layer = f"{type(quantised).__module__}.{type(quantised).__name__}"
+        return (
+            f"no gradient passes through the model's quantised layers ({layer}). Explain the model before "
+            f"quantisation, or use a method without gradients, such as rollout or occlusion."
+        )
+    unsupported = method.base.unsupported
+    if unsupported is None:
+        return ""
+    read = signature(unsupported).parameters
+    return unsupported(vit, **{key: value for key, value in method.options if key in read})
+
+
+def rules_of(method: Method) -> Rules:
+    """The rules of a method's backward pass."""
+    if callable(method.base.rules):
+        return method.base.rules(dict(method.options))
+    if method.base.rules is not None:
+        return method.base.rules
+    freeze = method.option("freeze")
+    freeze = method.base.freeze if freeze is None else freeze
+    if freeze is None:
+        return PLAIN
+    return frozen(freeze, method.option("slope") or "origin", method.option("gate") or "held")
 
 
 class _CallableUntilNextVersion(ModuleType):

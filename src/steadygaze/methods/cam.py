@@ -8,13 +8,15 @@
 | hirescam            | Σ_k g_pk a_pk                                                                      |
 | elementwise_gradcam | Σ_k (g_pk a_pk)⁺                                                                   |
 | layercam            | Σ_k g⁺_pk a_pk                                                                     |
+| shapley_cam         | Σ_k a_pk (g − ½ H a)_pk, H the Hessian of T (Cai 2025)                             |
 
 The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm,
 as pytorch-grad-cam does; `normalise=True` divides each layer's map by its maximum (LayerCAM over layers);
 `tokens="all"` lets prefix tokens into the sums over p, as SkipPLUS' code does; `relu=True` drops negative
-scores. No min-max here.
+scores. No min-max here. `shapley_cam` is at the output of the last block's first norm: at the block's input
+it vanishes for class-token heads, as hirescam does.
 
-Formulas: docs/equations.md#gradcam-family.
+Formulas: docs/equations.md#gradcam-family, docs/equations.md#shapley-cam.
 """
 
 from collections.abc import Callable
@@ -24,8 +26,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable, UnknownName
-from steadygaze.method_registry import register_method
-from steadygaze.trace.capture import Trace
+from steadygaze.method_registry import register_alias, register_method
+from steadygaze.trace.capture import Forward, Trace, forward
+from steadygaze.trace.query import Query
+from steadygaze.trace.record import Want
 
 
 def _weighted(a: Tensor, w: Float[Tensor, "b k"]) -> Tensor:
@@ -69,21 +73,24 @@ def layercam(a: Tensor, g: Tensor) -> Tensor:
     return (g.relu() * a).sum(-1)
 
 
+def _first_norm(run: Forward, layer: int) -> Tensor | None:
+    """The output of the block's first norm over its tokens; None if it does not begin with one."""
+    norms, parts = run.records[layer].norms, run.vit.blocks[layer].parts
+    norms = norms[1:] if parts is not None and parts().before is not None else norms  # `norm_pre` ran here
+    return norms[0] if norms and norms[0].shape == run.hidden[layer].shape else None
+
+
 def _activations(trace: Trace, layer: int, at: str) -> tuple[Tensor, Tensor]:
     if at == "input":
         return trace.tokens(layer)
     if at != "norm1":
         raise UnknownName("at", at, ("input", "norm1"))
-    norms = trace.norms(layer)
-    parts = trace.vit.blocks[layer].parts
-    norms = (
-        norms[1:] if parts is not None and parts().before is not None else norms
-    )  # `norm_pre` ran in this block
-    if not norms or norms[0].shape != trace.run.hidden[layer].shape:
+    norm = _first_norm(trace.run, layer)
+    if norm is None:
         raise MethodUnavailable(
             f"at='norm1': block {layer} of this model does not begin with a norm over its tokens"
         )
-    return norms[0].detach(), trace.grad(norms[0])
+    return norm.detach(), trace.grad(norm)
 
 
 def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -131,3 +138,41 @@ for _function in (
     layercam,
 ):
     _register(_function)
+
+
+@register_method("shapley_cam", "model", family="cam", differentiable=False, cost=2.0)
+def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> Float[Tensor, "b h w"]:
+    """ShapleyCAM: activation x (gradient − half a Hessian-vector product) at the last block.
+
+    at: "norm1", the output of the block's first norm; "input"; or "auto", norm1 if the block begins with one.
+    weights: "tokens", each token by its own weights; "channels", their mean over patches, as in GradCAM and
+    the authors' code
+    """
+    if at not in ("auto", "norm1", "input"):
+        raise UnknownName("at", at, ("auto", "norm1", "input"))
+    if weights not in ("tokens", "channels"):
+        raise UnknownName("weights", weights, ("tokens", "channels"))
+    vit, last = query.vit, len(query.vit.blocks) - 1
+    # attention as a tensor of the graph: fused kernels have no second derivative
+    want = Want(attention=True, norm=True)
+    run = forward(vit, query.tokens, rules=query.rules, want=want, start=last, watch=last)
+    norm = None if at == "input" else _first_norm(run, last)
+    if norm is None and at == "norm1":
+        raise MethodUnavailable("at='norm1': the last block of this model does not begin with a norm")
+    a = run.hidden[last] if norm is None else norm
+    (g,) = torch.autograd.grad(query.value(run.logits).sum(), a, create_graph=True)
+    hessian_product = torch.zeros_like(a)
+    if g.requires_grad:
+        (found,) = torch.autograd.grad(g, a, a.detach(), allow_unused=True)
+        hessian_product = hessian_product if found is None else found
+    a, w = (vit.blocks[last].patches(t.detach(), run.layout) for t in (a, g - hessian_product / 2))
+    return (a * (w if weights == "tokens" else w.mean((1, 2), keepdim=True))).sum(-1)
+
+
+LIBRA = "freeze=1.0,gate=half,tokens=all"  # the authors' code: prefix tokens enter the sums over p
+for _name, _target, _summary in (
+    ("libra_gradcam_plus", "gradcam+plus", "GradCAM summed over the blocks (GradCAM+)"),
+    ("libra_xgradcam_plus", "xgradcam_plus+plus", "XGradCAM+ summed over the blocks"),
+    ("libra_hirescam", "hirescam", "activation x gradient at the last block (HiResCAM)"),
+):
+    register_alias(_name, f"{_target}:{LIBRA}", score="log_prob", summary=f"LibraGrad: {_summary}.")

@@ -1,4 +1,4 @@
-"""Black-box methods that use the model's own channels as soft masks over the tokens: Score-CAM and ViT-CX.
+"""Black-box methods that use the model's own channels as masks over the tokens: Score-CAM, ViT-CX and TIS.
 
 A_k ∈ R^{h×w} is channel k of the patch tokens at the input of the last block, Ā_k the same scaled to 0..1;
 x_j are the token embeddings (docs/equations.md#scorecam, docs/equations.md#vit-cx).
@@ -6,13 +6,17 @@ x_j are the token embeddings (docs/equations.md#scorecam, docs/equations.md#vit-
 | name     | run                                                  | s_j                                    |
 | scorecam | x_j Ā_kj for each channel k                          | relu Σ_k softmax_k(f_k − f(none)) A_kj |
 | vit_cx   | m_j x_j + (1 − m_j) ε_j, m the mean Ā_k of a cluster | Σ_m f_m m_j / Σ_m m_j                  |
+| tis      | the patches where a centroid of channels is highest  | Σ_m f_m m_j / Σ_m m_j, m ∈ {0, 1}      |
 
-Wang et al. 2020 (Score-CAM), Xie et al. 2023 (ViT-CX).
+Wang et al. 2020 (Score-CAM), Xie et al. 2023 (ViT-CX), Englebert et al. 2023 (TIS; docs/equations.md#tis).
 
 f(none) cancels in the softmax. `softmax=False` weights by f_k itself, as the authors' code of Score-CAM
 does. Channels run in order of decreasing standard deviation, so that a small budget uses the most
 informative ones. ε is noise with standard deviation `noise` x that of the tokens. Clusters: agglomerative,
 complete linkage, cosine distance up to 0.1, largest first.
+
+tis clusters the channels of all blocks' outputs, vectors over the patches, by k-means into 1,024 centroids;
+the best half of the patches of each is kept, and the others are removed. The largest cluster comes first.
 """
 
 import numpy as np
@@ -22,10 +26,12 @@ from jaxtyping import Float
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
+from steadygaze.errors import BadInput
 from steadygaze.method_registry import register_method
-from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept
+from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept, to_grid
 from steadygaze.methods.search import (
     check_budget,
+    evaluate_subsets,
     explained_values,
     full_runs_per_step,
     image_generators,
@@ -117,6 +123,69 @@ def vit_cx(
     masks = torch.stack([F.pad(m, (0, 0, 0, 0, 0, longest - len(m))) for m in masks_of])
     f = evaluate_soft_masks(query, "vit_cx", masks, check_budget("vit_cx", budget, 1, longest), replacement)
     return mean_where_kept(f, masks[:, : f.shape[1]].to(f).flatten(2)).unflatten(1, masks.shape[-2:])
+
+
+@register_method("tis", "model", cost=1024.0, reads_hidden=True, **BLACK_BOX)
+def tis(
+    query: Query,
+    *,
+    budget: int | None = None,
+    clusters: int = 1024,
+    keep: float = 0.5,
+    seed: int = 0,
+    hide: str = "auto",
+) -> Float[Tensor, "b h w"]:
+    """Mean output of masks from clustered channels of all layers (TIS; budget: none is every cluster).
+
+    clusters: centroids of k-means. keep: share of the patches that a mask keeps. seed: of the first centroids
+    """
+    if not isinstance(clusters, int) or clusters < 1:
+        raise BadInput(f"tis: clusters must be an integer >= 1, got {clusters!r}")
+    if not 0 < keep <= 1:
+        raise BadInput(f"tis: keep is the share of the patches that a mask keeps, in 0..1, got {keep!r}")
+    count = max(1, int(keep * query.patches))
+    generators = image_generators(query.images, seed)
+    centroids = [k_means(one, clusters, g) for one, g in zip(all_channels(query), generators, strict=True)]
+    total = check_budget("tis", budget, 1, len(centroids[0]))
+    order = torch.stack(centroids)[:, :total].argsort(dim=2, descending=True, stable=True)
+    masks = torch.zeros(order.shape, dtype=torch.bool).scatter_(2, order[:, :, :count], True)
+    f = evaluate_subsets(query, "tis", masks, hide)
+    return to_grid(query, mean_where_kept(f, masks[:, : f.shape[1]].to(f)))
+
+
+def all_channels(query: Query) -> Float[Tensor, "b k p"]:
+    """The channels of the patches behind every block, on the map's grid."""
+    layout, found = query.vit.layout(query.tokens), []
+    for layer, x in enumerate(query.hidden[1:], start=1):
+        maps = query.vit.patches(layer, x, layout).permute(0, 3, 1, 2).double().cpu()
+        if tuple(maps.shape[-2:]) != query.grid:  # a stage of a hierarchical model
+            maps = F.interpolate(maps, size=query.grid, mode="bilinear", align_corners=False)
+        found.append(maps.flatten(2))
+    return torch.cat(found, 1)
+
+
+def k_means(
+    points: Float[Tensor, "n p"], clusters: int, generator: torch.Generator, steps: int = 100
+) -> Float[Tensor, "k p"]:
+    """Centroids by Lloyd's algorithm from random points, until no point changes its cluster.
+
+    The largest cluster comes first; one that became empty keeps its last centroid. With fewer points than
+    clusters, the points themselves.
+    """
+    clusters = min(clusters, len(points))
+    centroids = points[torch.randperm(len(points), generator=generator)[:clusters]]
+    nearest = torch.full((len(points),), -1)
+    for _ in range(steps):
+        distance = centroids.pow(2).sum(1) - 2 * points @ centroids.T  # + |point|², the same for all
+        before, nearest = nearest, distance.argmin(1)
+        if torch.equal(before, nearest):
+            break
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, points)
+        sizes = nearest.bincount(minlength=clusters)
+        centroids = torch.where(sizes[:, None] > 0, sums / sizes.clamp_min(1)[:, None], centroids)
+    sizes = nearest.bincount(minlength=clusters)
+    order = sizes.argsort(descending=True, stable=True)
+    return centroids[order]
 
 
 def cluster_means(maps: Float[Tensor, "k h w"]) -> Float[Tensor, "clusters h w"]:

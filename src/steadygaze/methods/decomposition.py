@@ -11,11 +11,13 @@ Equations: docs/equations.md#pre-norm-mixing and docs/equations.md#decompx.
 | alti    | (‖y_i‖₁ − ‖y_i − T_ij‖₁)⁺, rows sum to 1     | Π                        | Ferrando 2022          |
 | decompx | input x gradient with A, σ and slopes frozen | from block 0             | Modarressi 2023        |
 | gaze    | the same, A frozen by 3/4, score log-odds    | Σ_l                      | docs/equations.md#gaze |
+| tokentm | (I + W') (I + (A W) ⊙ relu(∂T/∂A))           | Π, times ‖x⁰_j‖          | Wu et al. 2024         |
 
 No N x N x d tensor where a formula avoids it: ‖Σ_h A_hij f_hj‖² = Σ_hg A_hij A_gij ⟨f_hj, f_gj⟩ needs heads
 x heads numbers a token. ALTI's L1 norm has no such form; its rows are computed in slices of bounded size.
 
-Formulas: docs/equations.md#attin, docs/equations.md#globenc, docs/equations.md#alti.
+Formulas: docs/equations.md#attin, docs/equations.md#globenc, docs/equations.md#alti,
+docs/equations.md#tokentm.
 """
 
 from dataclasses import dataclass
@@ -27,10 +29,11 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.method_registry import Options, register_alias, register_method
-from steadygaze.methods.attention import global_attention, half_identity
+from steadygaze.methods.attention import add_identity, global_attention, half_identity
 from steadygaze.methods.gradient import ixg
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.replay import BIAS_RULES, decompose
+from steadygaze.vit.view import Parts
 
 SLICE = 2**19  # numbers in one slice of T: two megabytes, which stay in the cache
 
@@ -67,22 +70,40 @@ def _inverse_sigma(x: Tensor, norm: tuple[float, bool]) -> Float[Tensor, "b n"]:
     return ((x.var(-1, unbiased=False) if centred else x.pow(2).mean(-1)) + eps).rsqrt()
 
 
-def _mix(trace: Trace, layer: int) -> Mixed:
+@dataclass(frozen=True)
+class Branch:
+    """The attention branch of one block, undivided."""
+
+    parts: Parts
+    x: Float[Tensor, "b n d"]  # what the block reads
+    after: Float[Tensor, "b n d"]  # x', the true state after the branch
+    scale: Float[Tensor, "b n"] | None  # s_i, of a norm inside the branch
+
+
+def _branch(trace: Trace, layer: int) -> Branch:
     block, seen = trace.vit.blocks[layer], trace.mixing(layer)
-    assert block.parts is not None and seen.v is not None and seen.out is not None
+    assert block.parts is not None and seen.out is not None
     parts = block.parts()
     x = trace.run.hidden[layer].detach()
     x = x if parts.before is None else parts.before(x).detach()
+    z = seen.out.detach().transpose(1, 2).flatten(2)
+    sent = z @ parts.output.detach().T
+    scale = None if parts.inner_norm is None else _inverse_sigma(z, parts.inner_norm)
+    sent = sent if scale is None else sent * scale[..., None]
+    after = x + sent if parts.output_bias is None else x + sent + parts.output_bias.detach()
+    return Branch(parts, x, after, scale)
+
+
+def _mix(trace: Trace, layer: int) -> Mixed:
+    branch, seen = _branch(trace, layer), trace.mixing(layer)
+    parts, x, after = branch.parts, branch.x, branch.after
+    assert seen.v is not None
     heads, width = seen.v.shape[1], seen.v.shape[-1]
     output = parts.output.detach().unflatten(1, (heads, width))
     free = seen.v.detach() - parts.value_offset.detach().view(heads, 1, width)
     f = torch.einsum("bhjk,dhk->bhjd", free, output)
-    a, z = seen.a.detach(), seen.out.detach().transpose(1, 2)
-    branch = torch.einsum("bihk,dhk->bid", z, output)
-    if parts.inner_norm is not None:
-        s = _inverse_sigma(z.flatten(2), parts.inner_norm)
-        a, branch = a * s[:, None, :, None], branch * s[..., None]
-    after = x + branch if parts.output_bias is None else x + branch + parts.output_bias.detach()
+    a = seen.a.detach()
+    a = a if branch.scale is None else a * branch.scale[:, None, :, None]
     own = x + torch.einsum("bhi,bhid->bid", a.diagonal(dim1=-2, dim2=-1), f)
     return Mixed(
         x,
@@ -182,6 +203,35 @@ def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b
     return torch.where(total > 0, c / total.clamp_min(torch.finfo(c.dtype).tiny), torch.zeros_like(c))
 
 
+def _transformation(a: Float[Tensor, "b n d"], b: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
+    """The diagonal of W(a, b): ‖b_j‖ / ‖a_j‖ · softmax_j cos(a_j, b_j), how much of a token stays."""
+    ratio = b.norm(dim=-1) / a.norm(dim=-1).clamp_min(torch.finfo(a.dtype).tiny)
+    return ratio * torch.cosine_similarity(a, b, dim=-1).softmax(-1)
+
+
+def _tokentm(a: Tensor, g: Tensor) -> Tensor:
+    return a.mean(1) * g.relu().mean(1)
+
+
+@register_method(
+    "tokentm",
+    "matrix",
+    family="decomposition",
+    aggregator="rollout",
+    unsupported=_has_parts,
+    needs={"attention": True, "value": True},
+    fuse_heads=_tokentm,
+)
+def tokentm(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
+    """TokenTM: attention x positive gradient, weighted by how length and direction of tokens change."""
+    branch = _branch(trace, layer)
+    a, g = trace.attention(layer)
+    out = trace.run.hidden[layer + 1].detach()
+    matrix = a.mean(1) * _transformation(branch.x, branch.after)[:, None] * g.relu().mean(1)
+    matrix = add_identity(matrix) * (1 + _transformation(branch.after, out))[:, :, None]
+    return matrix * branch.x.norm(dim=-1)[:, None] if layer == 0 else matrix
+
+
 def _check_bias(name: str, options: Options) -> None:
     """Biases can be shared out only where attention is wholly constant."""
     bias, freeze = options.get("bias", "none"), options.get("freeze")
@@ -193,7 +243,14 @@ def _check_bias(name: str, options: Options) -> None:
 
 
 @register_method(
-    "decompx", "map", family="decomposition", aggregator="first", freeze=1.0, check_options=_check_bias
+    "decompx",
+    "map",
+    family="decomposition",
+    aggregator="first",
+    freeze=1.0,
+    check_options=_check_bias,
+    needs=lambda options: {"bias": options.get("bias") == "token"},  # of the bias token, which no patch is
+    input_x_gradient=lambda options: options.get("bias", "none") in ("none", "token"),
 )
 def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b h w"]:
     """DecompX in one backward pass (bias "none" or "token").

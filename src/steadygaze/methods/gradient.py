@@ -13,6 +13,10 @@
 Equations: docs/equations.md#vanilla-grad, docs/equations.md#ixg, docs/equations.md#cat-attcat,
 docs/equations.md#fullgrad, docs/equations.md#integrated-gradients, docs/equations.md#smoothgrad.
 
+The Libra family (LibraGrad, Mehri et al. 2025; docs/equations.md#libra) is these methods and three of the CAM
+family under the rules of LibraGrad, on log_prob: attention, σ of norms, slopes of activations and the length
+of unit vectors are constants, and the gradient of a product of two branches (gated MLP) is halved.
+
 Hierarchical models: each layer's map, and each block's bias terms (`trace.offsets`), are resized to the
 last grid, keeping their sum. All can be run under frozen-linear rules: `freeze` (0..1) is the share of
 attention held constant.
@@ -26,6 +30,7 @@ from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
 from steadygaze.method_registry import register_alias, register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.search import image_generators
+from steadygaze.trace.accounting import Shares
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.query import Query
 
@@ -47,7 +52,7 @@ def vanilla_grad_norm(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     return trace.patches(layer)[1].norm(dim=-1)
 
 
-@register_method("ixg", "map", family="gradient", aggregator="first")
+@register_method("ixg", "map", family="gradient", aggregator="first", input_x_gradient=True)
 def ixg(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
     """Input x gradient at the tokens."""
     x, g = trace.patches(layer)
@@ -93,6 +98,7 @@ def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Floa
     family="gradient",
     aggregator="first",
     added_once=_bias_maps,
+    input_x_gradient=True,
     needs=lambda options: {"bias": True, "implicit": bool(options.get("implicit"))},
 )
 def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tensor, "b h w"]:
@@ -110,9 +116,24 @@ register_alias(
     summary="Input x gradient of every block and every bias once (FullGrad+).",
 )
 
+LIBRA = "freeze=1.0,gate=half"
+for _name, _target, _summary in (
+    ("libra_ixg", "ixg", "Input x gradient at the tokens"),
+    ("libra_cat", "ixg+plus", "Input x gradient summed over the blocks (CAT)"),
+    ("libra_attcat", "attixg+plus", "Attention-weighted input x gradient summed over the blocks (AttCAT)"),
+    ("libra_fullgrad", "fullgrad", "Input x gradient plus bias x gradient (FullGrad)"),
+    ("libra_fullgrad_plus", "fullgrad+plus", "Input x gradient of every block, every bias once (FullGrad+)"),
+):
+    register_alias(
+        _name,
+        f"{_target}:{LIBRA}",
+        score="log_prob",
+        summary=f"LibraGrad: {_summary[0].lower()}{_summary[1:]}.",
+    )
+
 
 @register_method("integrated_gradients", "model", family="gradient", cost=40.0)
-def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens") -> Float[Tensor, "b h w"]:
+def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens") -> Shares:
     """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels")."""
     _check_positive("integrated_gradients", "steps", steps)
     if space not in SPACES:
@@ -121,7 +142,10 @@ def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens"
     mean = torch.zeros_like(end)
     for k in range(steps):
         mean += query.gradient((k + 0.5) / steps * end, space) / steps
-    return query.per_patch(end * mean, space)
+    product = end * mean
+    scores = query.per_patch(product, space)
+    total = query.at(torch.zeros_like(end), space) + product.flatten(1).sum(1)
+    return Shares(scores, total - scores.sum((1, 2)))
 
 
 @register_method("smoothgrad", "model", family="gradient", cost=40.0)

@@ -35,6 +35,7 @@ from steadygaze.errors import UnknownName
 from steadygaze.method_registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
 from steadygaze.target import predictions
+from steadygaze.trace.accounting import Shares
 from steadygaze.trace.query import Query
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the listed costs
@@ -119,9 +120,7 @@ def lime(query: Query, *, budget: int = 1000, seed: int = 0, hide: str = "auto")
 
 
 @register_method("kernel_shap", "model", cost=1000.0, **BLACK_BOX)
-def kernel_shap(
-    query: Query, *, budget: int = 1000, seed: int = 0, hide: str = "auto"
-) -> Float[Tensor, "b h w"]:
+def kernel_shap(query: Query, *, budget: int = 1000, seed: int = 0, hide: str = "auto") -> Shares:
     """Shapley values by regression; they sum to the output of all patches minus that of none (KernelSHAP)."""
     p = query.patches
     pairs = -(-check_budget("kernel_shap", budget, 4) // 2)
@@ -132,7 +131,9 @@ def kernel_shap(
     even = (whole - none) / p  # an equal share for each patch; the deviations from it sum to zero
     rest = f[:, 2:] - none[:, None] - even[:, None] * z.sum(2)
     centred = z - z.mean(2, keepdim=True)  # so that the solution of least norm sums to zero
-    return to_grid(query, even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centred), rest))
+    values = even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centred), rest)
+    scores = to_grid(query, values)
+    return Shares(scores, none.to(scores))
 
 
 def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]:

@@ -1,6 +1,6 @@
-"""Relevance propagation: TransAtt, full LRP (Chefer, Gur & Wolf 2021) and AttnLRP (Achtibat et al. 2024).
+"""Relevance propagation: TransAtt and full LRP (Chefer, Gur & Wolf 2021).
 
-TransAtt and full LRP send relevance R, one-hot at the class, back through the network by these rules
+They send relevance R, one-hot at the class, back through the network by these rules
 (docs/equations.md#transatt); a ⊘ b is a / (b + 1e-9):
 
 | operation              | rule                                                                           |
@@ -15,10 +15,9 @@ TransAtt and full LRP send relevance R, one-hot at the class, back through the n
 |                        | l and h the least and the greatest value of the image (full LRP)               |
 
 TransAtt's matrix of a layer is T^l = mean_h (∂y/∂A ⊙ R_A)⁺, rolled out as R ← R + T R; full LRP is the
-relevance of the pixels. In code, autograd carries relevance in place of a gradient. AttnLRP is input x
-gradient under its own rules (trace/rules.py): both operands of a product get half, softmax its own gradient.
+relevance of the pixels. In code, autograd carries relevance in place of a gradient.
 
-Formulas: docs/equations.md#full-lrp, docs/equations.md#attnlrp.
+Formulas: docs/equations.md#full-lrp.
 """
 
 from collections.abc import Callable
@@ -31,12 +30,10 @@ from torch import Tensor, nn
 
 from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import add_identity, global_attention
-from steadygaze.methods.gradient import ixg
 from steadygaze.target import target_value
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.intercept import ADD, DIV, MATMUL, MEAN, MUL, SOFTMAX, Interception, TorchFunction
 from steadygaze.trace.query import Query
-from steadygaze.trace.rules import ATTNLRP
 from steadygaze.vit.view import remember
 
 
@@ -362,9 +359,3 @@ def pixel_relevance(query: Query) -> Float[Tensor, "b c h w"]:
 def full_lrp(query: Query) -> Float[Tensor, "b h w"]:
     """LRP relevance down to the pixels, summed over each patch; starts from 1 at the class, for any score."""
     return query.per_patch(pixel_relevance(query), "pixels")
-
-
-@register_method("attnlrp", "map", family="propagation", aggregator="first", rules=ATTNLRP)
-def attnlrp(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
-    """AttnLRP: relevance through attention and softmax, as input x modified gradient."""
-    return ixg(trace, layer)

@@ -60,7 +60,8 @@ class Forward:
             {id(t): t for t in [self.logits, *inputs, *attention, *outputs, *keys, *norms, *terms]}.values()
         )
         grads = torch.autograd.grad(quantity.sum(), everything, retain_graph=retain, allow_unused=True)
-        return Trace(self, {id(t): g for t, g in zip(everything, grads, strict=True)}, target)
+        gradients: dict[int, Tensor | None] = {id(t): g for t, g in zip(everything, grads, strict=True)}
+        return Trace(self, gradients, target, quantity.detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,7 @@ class Trace:
     run: Forward
     _grads: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
     target: Int[Tensor, " b"] | None = None  # the class; None for a quantity of the user's own
+    quantity: Float[Tensor, " b"] | None = None  # T; None if no gradient was taken
     memory: dict[str, Any] = field(
         default_factory=dict, repr=False
     )  # what several layers of one method share

@@ -58,6 +58,12 @@ class Query:
             run = forward(self.vit, tokens, rules=self.rules, cut=False)
             return torch.autograd.grad(self.value(run.logits).sum(), x)[0]
 
+    def at(self, x: Tensor, space: str) -> Float[Tensor, " b"]:
+        """T at other tokens (space="tokens") or at other images (space="pixels")."""
+        with torch.enable_grad():  # a callable target must be differentiable
+            tokens = remember(x, self.vit.layout(self.tokens)) if space == "tokens" else self.vit.embed(x)
+            return self.value(self.vit.logits(tokens).detach().requires_grad_()).detach()
+
     def per_patch(self, x: Tensor, space: str) -> Float[Tensor, "b h w"]:
         """Sum what belongs to each patch: the channels of its token, or its pixels."""
         if space == "tokens":

@@ -6,9 +6,11 @@ Each holds in reverse mode (`backward`) and in forward mode (`jvp`, which the of
 | field     | held constant, or scaled                                     | DecompX | `gaze` | AttnLRP |
 | attention | factor of the gradient to q and k through A (1 − α)          | 0       | 1/4    | 1/4     |
 | value     | factor of the gradient to v                                  | 1       | 1      | 1/2     |
-| norm      | σ of every norm; ‖x‖ of x / ‖x‖, unit length (CLIP, SigLIP)  | held    | held   | held    |
+| norm      | σ of every norm                                              | held    | held   | held    |
+| unit      | ‖x‖ of x / ‖x‖, unit length (CLIP, SigLIP)                   | held    | held   | held    |
 | slope     | activation f(h) = s·h with s = f(h)/h held                   | held    | held   | held    |
 | gate      | products of two branches (SwiGLU, gated attention): the gate | held    | held   | 1/2     |
+| gamma     | γ rule of linear maps, conv_gamma of convolutions (gamma.py) | 0       | 0      | 0; ≥ 0  |
 """
 
 from dataclasses import dataclass
@@ -26,17 +28,27 @@ class Rules:
     attention: float = 1.0
     value: float = 1.0
     norm: bool = False
+    unit: bool = False
     slope: bool = False
     gate: Literal["free", "held", "half"] = "free"
+    gamma: float = 0.0
+    conv_gamma: float = 0.0
 
 
 PLAIN = Rules()
-ATTNLRP = Rules(attention=0.25, value=0.5, norm=True, slope=True, gate="half")
+ATTNLRP = Rules(attention=0.25, value=0.5, norm=True, unit=True, slope=True, gate="half")
 
 
-def frozen(freeze: float = 1.0, slope: Literal["origin", "tangent"] = "origin") -> Rules:
-    """Frozen-linear rules: freeze=1 holds attention constant (DecompX), 0 leaves its gradient unchanged."""
-    return Rules(attention=1.0 - freeze, norm=True, slope=slope == "origin", gate="held")
+def frozen(
+    freeze: float = 1.0,
+    slope: Literal["origin", "tangent"] = "origin",
+    gate: Literal["held", "half"] = "held",
+) -> Rules:
+    """Frozen-linear rules: freeze=1 holds attention constant (DecompX), 0 leaves its gradient unchanged.
+
+    gate="half" with freeze=1 are the rules of LibraGrad.
+    """
+    return Rules(attention=1.0 - freeze, norm=True, unit=True, slope=slope == "origin", gate=gate)
 
 
 class _ScaleGrad(torch.autograd.Function):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
+from steadygaze.trace.gamma import gamma_map
 from steadygaze.trace.intercept import (
     ACTIVATIONS,
     ADD,
@@ -74,7 +75,7 @@ class Seam(Interception):
         self.intercept("layer_norm", *LAYER_NORM)
         self.intercept("rms_norm", *RMS_NORM)
         self.intercept("rsqrt", torch.rsqrt, torch.Tensor.rsqrt)
-        if rules.norm or self.want.implicit or self.want.query:
+        if rules.unit or self.want.implicit or self.want.query:
             self.intercept("normalize", F.normalize)
             self.intercept("vector_norm", *VECTOR_NORM)
             self.intercept("div", *DIV)
@@ -84,8 +85,9 @@ class Seam(Interception):
             self.intercept("add", *ADD)
         if rules.gate != "free" or self.want.implicit or self.want.query:
             self.intercept("mul", *MUL)
-        if self.want.bias:
+        if self.want.bias or rules.gamma or rules.conv_gamma:
             self.intercept("linear", F.linear)
+            self.intercept("convolution", F.conv2d)
         if self.want.bias or self.want.query:
             self.intercept("add", *ADD)
 
@@ -112,8 +114,6 @@ class Seam(Interception):
     def __exit__(self, *exc: Any) -> None:
         self.forget()
         super().__exit__(*exc)
-
-    # -- attention ---------------------------------------------------------------------------------
 
     def sdpa(
         self,
@@ -241,8 +241,6 @@ class Seam(Interception):
             self.record.terms.append(Term(y, offset, axes, implicit))
         return y
 
-    # -- norms, activations, gates, biases ----------------------------------------------------------
-
     def layer_norm(
         self,
         func: TorchFunction,
@@ -299,7 +297,7 @@ class Seam(Interception):
         self, func: TorchFunction, x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **kwargs: Any
     ) -> Tensor:
         """x / ‖x‖, unit length, with ‖x‖ held constant by the rules."""
-        if self.rules.norm:
+        if self.rules.unit:
             return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
         y = func(x, p, dim, eps, **kwargs)
         return self.term(y, y.detach(), implicit=True) if self.want.implicit else y  # J·x = 0
@@ -363,7 +361,7 @@ class Seam(Interception):
     def div(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """x / ‖x‖ with ‖x‖ held constant by the rules; q·k / √d keeps its tag."""
         unit_length = isinstance(y, Tensor) and getattr(y, "norm_of_", None) is x
-        if unit_length and self.rules.norm:
+        if unit_length and self.rules.unit:
             return func(x, y.detach(), **kwargs)
         out = func(x, y, **kwargs)
         if unit_length and self.want.implicit:
@@ -376,11 +374,15 @@ class Seam(Interception):
         return self.tag(out, factors_=x.factors_) if hasattr(x, "factors_") else out
 
     def linear(self, func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear map, whose bias is a term."""
-        y = func(x, weight, bias)
+        """A linear map, whose bias is a term; with the γ rule if the rules have one."""
+        y = gamma_map(self.rules.gamma, func, x, weight, bias)
         if self.want.bias and bias is not None:
             y = self.term(y, bias, 1 if y.dim() == 4 else -2)  # talking heads: (b, q, k, heads)
         return y
+
+    def convolution(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Tensor:
+        """A convolution with the γ rule."""
+        return gamma_map(self.rules.conv_gamma, func, *args, **kwargs)
 
     def add(self, func: TorchFunction, x: Any, y: Any, **kwargs: Any) -> Tensor:
         """A bias vector is a term; 1 + tanh(x) is a gate; logits with a position table keep their tag."""

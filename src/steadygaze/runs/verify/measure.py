@@ -14,7 +14,7 @@ from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import CachedForward
 from steadygaze.faithfulness.metric import METRICS, Batch, Values
 from steadygaze.maps import MapName, MapWriter
-from steadygaze.runs.maps import BROKEN, flags_of, maps_of
+from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.rows import Row, json_number
 from steadygaze.runs.verify.plan import Plan
 from steadygaze.target import task_of_outputs
@@ -38,13 +38,15 @@ def compute_rows(
     keep: stores the maps, before their rows are returned
     """
     vit = forward.vit
-    maps, flags = plan_maps(forward, target, plan, batch.names)
+    made = plan_maps(forward, target, plan, batch.names)
+    maps, flags = _stacked([one.maps for one in made]), _flags(made)
     if keep is not None:
         keep_maps(keep, batch, maps, flags, target, plan)
 
     def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         view = adapt(model, task_of_outputs(vit.plan.outputs))
-        return plan_maps(CleanForward.of(view, images), classes, plan, batch.names)[0]
+        again = plan_maps(CleanForward.of(view, images), classes, plan, batch.names)
+        return _stacked([one.maps for one in again])
 
     evaluation = evaluate(
         vit,
@@ -57,6 +59,8 @@ def compute_rows(
         fill=plan.fill,
         explain=explain_again,
         forward=forward,
+        unattributed=_stacked([one.unattributed for one in made]),
+        explained=_stacked([one.explained for one in made]),
     )
     numbers = {name: _Numbers(name, values, plan) for name, values in evaluation.values.items()}
     for b, image in enumerate(batch.names):
@@ -100,21 +104,31 @@ class _Numbers:
         return None if self._details is None else [json_number(x) for x in self._details[m, b]]
 
 
-def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> tuple[Tensor, Flags]:
-    """The maps of the plan, (M, B, gh, gw), and which of them are zero or broken (those are zero here).
+def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> list[MethodMaps]:
+    """The maps of the plan, those that are computed first, then those that are read.
 
     names: keys of the images, for maps that are read
     """
-    found: list[tuple[Tensor, dict[int, str]]] = []
+    found: list[MethodMaps] = []
     for score, methods in plan.calls:
         found += maps_of(clean, target, methods, score)
     height, width = clean.images.shape[-2:]
     for method in plan.stored:
         maps, broken = method.batch(names, target.tolist(), clean.grid, (height, width))
-        found.append((maps.to(clean.images.device), flags_of(maps, broken)))
-    flags = {(m, b): flag for m, (_, flagged) in enumerate(found) for b, flag in flagged.items()}
-    widest = functools.reduce(torch.promote_types, (maps.dtype for maps, _ in found))
-    return torch.stack([maps.to(widest) for maps, _ in found]), flags
+        logit = clean.logits.gather(1, target[:, None])[:, 0]  # what they explain is not stored
+        maps = maps.to(clean.images.device)
+        found.append(MethodMaps(maps, flags_of(maps, broken), torch.zeros_like(logit), logit))
+    return found
+
+
+def _flags(made: Sequence[MethodMaps]) -> Flags:
+    return {(m, b): flag for m, one in enumerate(made) for b, flag in one.flags.items()}
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor, in the widest of their precisions."""
+    widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return torch.stack([tensor.to(widest) for tensor in tensors])
 
 
 def keep_maps(

@@ -86,7 +86,8 @@ class Occlusion(Suite):
         else:
             predicted = evaluator.logits(images).argmax(1)
             clean = CleanForward.of(vit, images)
-            maps, flags = maps_of(clean, predicted, [parse_method(self.values["salient"])], None)[0]
+            made = maps_of(clean, predicted, [parse_method(self.values["salient"])], None)[0]
+            maps, flags = made.maps, made.flags
             curve = salient_drop(vit, images, labels, maps, shares=SHARES)
             notes = [f"by {self.values['salient']}"]
         if curve.means != "removal":
