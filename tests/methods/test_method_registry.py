@@ -39,7 +39,8 @@ def test_a_method_from_outside_is_explained_aggregated_and_listed(grad_spread):
     (info,) = [info for info in list_methods() if info.name == grad_spread]
     assert info.family == "my lab" and info.layers and info.class_specific and info.cost == 2
     assert info.summary == "Standard deviation of the gradient over channels."
-    assert info.options == {"power": 1.0, "start": None, "freeze": None, "slope": "origin"}
+    shared = {"start": None, "freeze": None, "slope": "origin", "gate": "held"}
+    assert info.options == {"power": 1.0, **shared}
     with pytest.raises(sg.UnknownName, match="Did you mean 'grad_spread'"):
         parse_method("grad_spred")
 

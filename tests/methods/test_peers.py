@@ -104,22 +104,26 @@ def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shapley_cam_of_pytorch_grad_cam(kind: str) -> None:
-    """With a Hessian-vector product of their own; attention must not be fused for it."""
+    """Its weights of channels, of activations and gradients given by hand: the whole call fails on tokens."""
     model = tiny(kind)
     for block in model.blocks:
-        block.attn.fused_attn = False
+        block.attn.fused_attn = False  # fused kernels have no second derivative
     images = random_images(model)
     rows, columns = model.patch_embed.grid_size
 
     def reshape(x: Tensor) -> Tensor:
         return x[:, model.num_prefix_tokens :].unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
 
+    seen: list[Tensor] = []
+    hook = model.blocks[-1].norm1.register_forward_hook(lambda _, __, y: seen.append(y))
+    logits = model(images.requires_grad_())
+    hook.remove()
+    (a,) = seen
+    (g,) = torch.autograd.grad(logits.gather(1, TARGET[:, None]).sum(), a, create_graph=True)
     with ShapleyCAM(model, [model.blocks[-1].norm1], reshape_transform=reshape) as peer:
-        peer.get_target_width_height = lambda _: (columns, rows)
-        theirs = peer(images.requires_grad_(), [ClassifierOutputTarget(int(c)) for c in TARGET])
+        weights = torch.from_numpy(peer.get_cam_weights(images, None, None, a, g))
+    theirs = torch.einsum("bk,bkhw->bhw", weights, reshape(a.detach()))
     ours = sg.explain(
         tiny(kind), images.detach(), target=TARGET, method="shapley_cam:weights=channels"
     ).scores
-    wanted = torch.from_numpy(np.asarray(theirs)).double()
-    assert (drawn(drawn(ours)) - wanted).abs().max() <= 1e-5
-    assert wanted.max() > 0.9, "a map of zeros compares nothing"
+    close(ours, theirs, kind)
