@@ -278,7 +278,7 @@ class _Batch:
     def position(self, methods: list[Method]) -> Tensor | None:
         """Position embeddings, if a map is input x gradient at the input of block 0."""
         split = any(m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods)
-        return position_tokens(self.vit, self.images) if split else None
+        return position_tokens(self.vit, self.clean.images) if split else None
 
     def attribution(self, m: Method, maps: list[Shares], logits: Tensor) -> Attribution:
         classes = resolve_target(self.target, logits, self.outputs)

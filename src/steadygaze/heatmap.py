@@ -87,7 +87,7 @@ class Attribution:
         names = ("scores", "target", "logits", "word_scores", "unattributed")
         tensors = {name: getattr(self, name) for name in names}
         parts = None if self.parts is None else {name: change(part) for name, part in self.parts.items()}
-        changed = {name: None if tensor is None else change(tensor) for name, tensor in tensors.items()}
+        changed: dict[str, Any] = {k: None if t is None else change(t) for k, t in tensors.items()}
         return replace(self, **changed, parts=parts)
 
     def __repr__(self) -> str:
