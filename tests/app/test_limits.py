@@ -21,9 +21,9 @@ import steadygaze as sg
 from benchmarks.page_client import DEFAULT_SCORE, PREDICTED, Visitor, as_input
 from helpers.page import served
 from steadygaze.app import Limits
-from steadygaze.app.limits import forward_passes
 from steadygaze.cli.commands.explaining import serve
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.runs.cost.declared import forward_passes
 
 pytest.importorskip("gradio")
 IMAGE_FILE = sorted((Path(sg.__file__).parent / "assets" / "demo").glob("*.png"))[0]

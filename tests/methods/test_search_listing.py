@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.progress import Progress
-from steadygaze.runs.verify.plan import choose, forward_passes, make_plan
+from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.runs.verify.plan import choose, make_plan
 
 SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}
 LONG = ("rise", "lime", "kernel_shap", "hsic")  # these take any budget

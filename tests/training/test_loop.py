@@ -522,21 +522,21 @@ def test_a_checkpoint_of_another_model(data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(data, tmp_path, monkeypatch):
-    real = loop.TrainingRun._train_step
+    real = loop.TrainingRun.train_step
 
     def broken(self, pieces):
         if self.step == 4:
             pieces = [(images * float("nan"), labels, masks) for images, labels, masks in pieces]
         return real(self, pieces)
 
-    monkeypatch.setattr(loop.TrainingRun, "_train_step", broken)
+    monkeypatch.setattr(loop.TrainingRun, "train_step", broken)
     with pytest.raises(
         TrainingStopped, match=r"not finite at step 5 .*loss nan.*last good checkpoint, of step 4"
     ):
         sg.train(recipe(data), tmp_path / "run")
     state = files.load_state(tmp_path / "run" / "state.pt")
     assert state["step"] == 4 and all(torch.isfinite(v).all() for v in state["model"].values())
-    monkeypatch.setattr(loop.TrainingRun, "_train_step", real)
+    monkeypatch.setattr(loop.TrainingRun, "train_step", real)
     sg.train(recipe(data), tmp_path / "run")
     sg.train(recipe(data), tmp_path / "unbroken")
     assert same(weights(tmp_path / "run"), weights(tmp_path / "unbroken"))

@@ -17,9 +17,9 @@ from typing import Any
 
 from steadygaze.errors import BadInput
 from steadygaze.method_registry import Method
+from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.trace.intercept import Interception, TorchFunction
 
-RUN_OPTIONS = ("budget", "steps", "samples")  # options that are a number of runs of the model
 FILE_OPTION = "file"
 
 
@@ -63,15 +63,6 @@ class CallStopped(BadInput):
 
 
 # -- what a call may request -----------------------------------------------------------------------------
-
-
-def forward_passes(method: Method) -> float:
-    """The cost of a method with its options, for one image."""
-    for option in RUN_OPTIONS:
-        runs, usual = method.option(option), method.base.options.get(option)
-        if runs is not None:
-            return float(runs if usual is None else runs * method.base.cost / usual)
-    return method.base.cost
 
 
 def check_method(method: Method, limits: Limits) -> None:

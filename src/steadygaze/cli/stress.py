@@ -46,6 +46,14 @@ def suite_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def estimate(request: StressRequest, shards: Sequence[int], as_json: bool) -> int:
+    """Print what the request will cost; returns the exit code."""
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.cost.stress import estimate_stress
+
+    return dry_run(lambda n, report: estimate_stress(request, shards=n, on_progress=report), shards, as_json)
+
+
 def run(request: StressRequest, console: Console | None = None) -> int:
     """Run the command; returns the exit code."""
     assert request.out is not None

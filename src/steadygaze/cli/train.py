@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rich.table import Table
 from steadygaze.cli.running import print_line, progress_bar, wide
 from steadygaze.errors import BadInput
 from steadygaze.training.loop import train
+from steadygaze.training.recipe import Recipe
 from steadygaze.training.recipe_files import read_recipe, recipe_text, shipped_recipes
 from steadygaze.training.result import TrainingResult
 from steadygaze.training.run_files import TrainingStopped
@@ -40,10 +41,7 @@ def run(
     """Train; returns the exit code."""
     console, notes = wide(Console()), Console(stderr=True)
     is_main = os.environ.get("RANK", "0") == "0"
-    changes = parse_settings(settings) | {"command": command}
-    chosen = read_recipe(recipe, changes)
-    if not chosen.data.train:
-        raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
+    chosen = _chosen(recipe, parse_settings(settings) | {"command": command})
     try:
         with progress_bar(notes, visible=is_main) as on_progress, printed_log(notes, visible=is_main):
             result = train(
@@ -60,6 +58,36 @@ def run(
         print_result(result, console)
         print_unreadable(result, console)
     return 1 if result.unreadable else 0
+
+
+def estimate(
+    recipe: str,
+    out: Path,
+    settings: list[str],
+    device: str,
+    shards: Sequence[int],
+    as_json: bool,
+    *,
+    trust_remote_code: bool = False,
+) -> int:
+    """Print what the training will cost; returns the exit code."""
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.cost.train import estimate_train
+
+    chosen = _chosen(recipe, parse_settings(settings))
+    options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    return dry_run(
+        lambda n, report: estimate_train(chosen, out, shards=n, on_progress=report, **options),
+        shards,
+        as_json,
+    )
+
+
+def _chosen(recipe: str, changes: dict[str, Any]) -> Recipe:
+    chosen = read_recipe(recipe, changes)
+    if not chosen.data.train:
+        raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
+    return chosen
 
 
 def print_result(result: TrainingResult, console: Console) -> None:

@@ -13,16 +13,24 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar, wide
+from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.untrusted.json_files import damaged_files
-from steadygaze.runs.verify.plan import forward_passes
 from steadygaze.runs.verify.request import PreparedVerify, VerifyRequest, prepare_verify, run_verify
 from steadygaze.runs.verify.summary import Section, masked_models, quantity
 from steadygaze.vit import ViT
 
 SHOWN = 40  # lines of the printed table
+
+
+def estimate(request: VerifyRequest, shards: Sequence[int], as_json: bool) -> int:
+    """Print what the request will cost; returns the exit code."""
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.cost.verify import estimate_verify
+
+    return dry_run(lambda n, report: estimate_verify(request, shards=n, on_progress=report), shards, as_json)
 
 
 def run(request: VerifyRequest, console: Console | None = None) -> int:

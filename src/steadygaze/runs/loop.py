@@ -26,7 +26,7 @@ from steadygaze.runs.load_ahead import load_ahead
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards.locks import lock_run
-from steadygaze.runs.store import Done, Store, make_folder, prepare
+from steadygaze.runs.store import Done, Store, holds_run, make_folder, prepare
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -236,11 +236,11 @@ class Run:
         """
         todo: Iterable[J]
         if isinstance(jobs, Sequence):
-            todo = self._todo(jobs, loader)
+            todo = self.remaining(jobs, loader)
         else:
             ahead = iter(jobs)
             groups = iter(lambda: list(islice(ahead, CHECKED)), [])
-            todo = (job for group in groups for job in self._todo(group, loader))
+            todo = (job for group in groups for job in self.remaining(group, loader))
         clock = time.perf_counter()
         for job, inputs in load_ahead(loader.load, todo, num_workers, processes=processes):
             began = time.perf_counter()
@@ -253,7 +253,7 @@ class Run:
             self._append(rows)
             self._report(job.size)
 
-    def _todo(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
+    def remaining(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs of this process that have rows to compute, after the jobs that they require."""
         if self.world.shard:
             self._images |= {i for job in jobs if self.world.shard.owns(job.batch) for i in job.images}
@@ -268,6 +268,17 @@ class Run:
         self._report(skipped)
         self._prepared |= {id(job): job for job in new}
         return todo
+
+    def read_done(self) -> None:
+        """Read what the folder holds, for an estimate of the rest: nothing is locked or written."""
+        if self.out is not None and holds_run(self.out, self.settings):
+            self.done = Done(self.out)
+
+    def missing(self, job: Job) -> Iterator[tuple[str, RowKey]]:
+        """(image, row key) of each row that a remaining job will write, if its images can be read."""
+        for image in job.images:
+            if image not in self.done.unreadable or image in self._retried:
+                yield from ((image, key) for key in job.keys if not self.done.has((image, *key)))
 
     def _pending(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs with an image that lacks rows; an image that was unreadable counts if it can be read

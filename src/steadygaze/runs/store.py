@@ -55,16 +55,24 @@ def prepare(folder: Path, settings: dict[str, Any], about: dict[str, Any]) -> No
     Changes no file of rows: another process may be writing them.
     """
     make_folder(folder)
+    if holds_run(folder, settings):
+        return
+    if not _write_run(folder / "run.json", {"settings": settings, "about": about}):
+        holds_run(folder, settings)  # another shard was first
+
+
+def holds_run(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether the folder holds a run with these settings; one with others is refused. Writes nothing."""
     path = folder / "run.json"
+    if not path.exists() and row_files(folder) and not path.exists():  # another shard may begin meanwhile
+        raise BadInput(
+            f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
+            "folder"
+        )
     if not path.exists():
-        if row_files(folder) and not path.exists():  # another shard may have begun the run meanwhile
-            raise BadInput(
-                f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
-                "folder"
-            )
-        if _write_run(path, {"settings": settings, "about": about}):
-            return
+        return False
     _check_same_settings(folder, read_run(folder)["settings"], settings)
+    return True
 
 
 def _write_run(path: Path, run: dict[str, Any]) -> bool:
@@ -95,6 +103,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+def row_line(row: Row) -> bytes:
+    """A row as its line in a file."""
+    return f"{json.dumps(row, separators=(',', ':'), ensure_ascii=False)}\n".encode()
+
+
 class Store:
     """The file of one process, open for appending and locked. What a kill cut off at its end is removed.
 
@@ -119,8 +132,7 @@ class Store:
         """Write the rows of a job; when this returns, they are on the disk. If it fails, the file is as it
         was.
         """
-        texts = (json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows)
-        data = "".join(f"{text}\n" for text in texts).encode()
+        data = b"".join(map(row_line, rows))
         before = os.fstat(self._file).st_size
         try:
             rest = memoryview(data)

@@ -120,7 +120,7 @@ class TrainingRun(TrainingSetup):
         first_step, started = self.step, time.monotonic() - self.seconds
         self.parallel_objective.train()
         for micro_batches in self._remaining_steps():
-            values = self._train_step(micro_batches)
+            values = self.train_step(micro_batches)
             self.step += 1
             for key, value in {"count": 1.0, **values}.items():
                 self.sums[key] = self.sums.get(key, 0.0) + value
@@ -182,7 +182,7 @@ class TrainingRun(TrainingSetup):
                 yield micro_batches
                 micro_batches = []
 
-    def _train_step(self, micro_batches: list[MicroBatch]) -> dict[str, float]:
+    def train_step(self, micro_batches: list[MicroBatch]) -> dict[str, float]:
         """One step of the optimiser; the loss and its terms, averaged over all images of the step."""
         accelerator, device = self.accelerator, self.accelerator.device
         self.schedule.step_update(self.step)

@@ -96,11 +96,16 @@ def prepare_folder(
     for leftover in folder.glob(".*.part"):  # of a write that was killed
         with suppress(OSError):
             leftover.unlink()
+    if not holds_run(folder, settings):
+        content = {"settings": settings, "module_start": module_start, "about": about}
+        write_file(folder / SETTINGS, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a run with these settings; one with others is refused. Writes nothing."""
     path, now = folder / SETTINGS, json.loads(json.dumps(settings))
     if not path.exists():
-        content = {"settings": settings, "module_start": module_start, "about": about}
-        write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        return
+        return False
     try:
         settings_before = json.loads(path.read_text(encoding="utf-8"))["settings"]
         if not isinstance(settings_before, dict):
@@ -114,6 +119,7 @@ def prepare_folder(
             f"{folder} holds a run of another recipe: {'; '.join(changed[:6])}. "
             "Use the same recipe to resume it, or another output folder."
         )
+    return True
 
 
 def read_module_start(folder: Path) -> Start | None:

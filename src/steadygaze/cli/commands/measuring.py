@@ -11,6 +11,7 @@ from steadygaze.cli.commands import options
 from steadygaze.cli.commands.parsing import (
     command_line,
     model_options,
+    parse_shards,
     split_methods,
     split_names,
     split_numbers,
@@ -91,6 +92,9 @@ def verify(
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     shard: options.Shard = None,
+    dry_run: options.DryRun = False,
+    shards: options.Shards = None,
+    json: options.DryRunJson = False,
     out: options.Out,
 ) -> None:
     """Measure the faithfulness of attribution methods on your model and data.
@@ -100,12 +104,13 @@ def verify(
 
     Example: steadygaze verify --model embedded --data photos --methods gae,gaze --out run
     """
-    from steadygaze.cli.verify import run
+    from steadygaze.cli.verify import estimate, run
     from steadygaze.runs.shards.shard import parse_shard
     from steadygaze.runs.verify.given_maps import maps_folder
     from steadygaze.runs.verify.plan import DEFAULT_METRICS
     from steadygaze.runs.verify.request import VerifyRequest
 
+    numbers = parse_shards(dry_run, shards, json)
     request = VerifyRequest(
         model=model,
         data=data,
@@ -135,7 +140,7 @@ def verify(
         maps=maps,
         keep_maps=maps_folder(keep_maps, out),
     )
-    raise typer.Exit(run(request))
+    raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
 
 
 def stress(
@@ -196,6 +201,9 @@ def stress(
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     shard: options.Shard = None,
+    dry_run: options.DryRun = False,
+    shards: options.Shards = None,
+    json: options.DryRunJson = False,
     out: options.Out,
 ) -> None:
     """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
@@ -204,7 +212,7 @@ def stress(
 
     Example: steadygaze stress --model embedded --data photos --suites corruptions,occlusion --out run
     """
-    from steadygaze.cli.stress import run, suite_options
+    from steadygaze.cli.stress import estimate, run, suite_options
     from steadygaze.runs.shards.shard import parse_shard
     from steadygaze.runs.stress.request import StressRequest
 
@@ -218,6 +226,7 @@ def stress(
         "partial": partial,
         "bank": bank,
     }
+    numbers = parse_shards(dry_run, shards, json)
     request = StressRequest(
         model=model,
         data=data,
@@ -239,7 +248,7 @@ def stress(
         command=command_line(),
         shard=parse_shard(shard),
     )
-    raise typer.Exit(run(request))
+    raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
 
 
 def report(

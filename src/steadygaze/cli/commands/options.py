@@ -162,4 +162,19 @@ ExampleImages = Annotated[
         "--images/--no-images", "--pictures/--no-pictures", help="Include example images with their maps."
     ),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check everything, time a few images, print what the run will cost, and write nothing.",
+    ),
+]
+Shards = Annotated[
+    str | None,
+    typer.Option(
+        help="With --dry-run: numbers of shards to estimate the time for. Default: 1,8,64.",
+        show_default=False,
+    ),
+]
+DryRunJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -97,6 +97,25 @@ def model_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
+def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
+    """The numbers of shards of a dry run; an error if there is none.
+
+    >>> parse_shards(True, "1,100", False)
+    [1, 100]
+    """
+    if not dry_run and (shards is not None or json):
+        raise BadInput(
+            f"expected --dry-run beside {'--shards' if shards is not None else '--json'}. Add it, or leave "
+            f"the option out."
+        )
+    try:
+        return [int(number) for number in (shards or "1,8,64").split(",")]
+    except ValueError as error:
+        raise BadInput(
+            f"expected whole numbers of 1 or more, such as 1,8,64, got {shards!r}", option="shards"
+        ) from error
+
+
 def command_line() -> str:
     """The command as the user typed it, for the records of a run."""
     return shlex.join(["steadygaze", *sys.argv[1:]])

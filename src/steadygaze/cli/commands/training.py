@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
-from steadygaze.cli.commands.parsing import command_line, split_names
+from steadygaze.cli.commands.parsing import command_line, parse_shards, split_names
 
 
 def train(
@@ -31,6 +31,9 @@ def train(
         Path | None,
         typer.Option(help="Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE."),
     ] = None,
+    dry_run: options.DryRun = False,
+    shards: options.Shards = None,
+    json: options.DryRunJson = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Train or fine-tune from a recipe, with losses and modules that improve robustness and attributions.
@@ -39,6 +42,7 @@ def train(
     """
     from steadygaze.cli import train as command
 
+    numbers = parse_shards(dry_run, shards, json)
     if list_recipes:
         raise typer.Exit(command.list_recipes())
     if recipe is None:
@@ -50,6 +54,12 @@ def train(
     if show:
         raise typer.Exit(command.show_recipe(recipe))
     folder = out or Path("steadygaze-train") / Path(recipe).stem
+    if dry_run:
+        raise typer.Exit(
+            command.estimate(
+                recipe, folder, settings or [], device, numbers, json, trust_remote_code=trust_remote_code
+            )
+        )
     raise typer.Exit(
         command.run(
             recipe, folder, settings or [], device, command_line(), trust_remote_code=trust_remote_code

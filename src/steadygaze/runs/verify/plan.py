@@ -184,12 +184,6 @@ def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
     return list(chosen.values())
 
 
-def forward_passes(method: Method) -> float:
-    """The approximate number of forward passes for one image: the given budget, or the listed cost."""
-    budget = method.option("budget")
-    return method.base.cost if budget is None else float(budget)
-
-
 def _all(aggregator: str) -> list[Method]:
     if not aggregator:
         return [parse_method(info.name) for info in list_methods()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from copy import copy
 
 import torch
 from PIL import Image
@@ -63,6 +64,12 @@ class TrainingImages(Dataset[Sample | None]):
     def unreadable(self) -> list[str]:
         """Files that could not be decoded so far, by any worker."""
         return [str(self.items[int(index)].source) for index in self._unreadable.nonzero()]
+
+    def first(self, count: int) -> TrainingImages:
+        """The same without all but the first images."""
+        fewer = copy(self)
+        fewer.items = self.items[:count]
+        return fewer
 
     def __len__(self) -> int:
         return len(self.items)

@@ -1,0 +1,149 @@
+"""Is the estimate of `--dry-run` right? Small runs are estimated, then executed.
+
+    python -m benchmarks.estimate [--images N] [--model NAME] [--only WORD]
+
+Prints estimated and real forward passes, rows, bytes and seconds, and the ratio of the seconds. The goal is
+a ratio from 0.75 to 1.25 on a quiet machine. Both happen in this process, one after the other: on a busy
+machine the load changes between them, and the ratio with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+import steadygaze as sg
+from steadygaze.runs.cost.counting import PassCounter
+from steadygaze.runs.cost.estimate import Estimate
+from steadygaze.runs.cost.stress import estimate_stress
+from steadygaze.runs.cost.train import estimate_train
+from steadygaze.runs.cost.verify import estimate_verify
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
+from steadygaze.training.recipe_files import make_recipe
+
+GOAL = 0.25
+Measured = tuple[float, int, int, float]  # forward passes, rows, bytes, seconds
+VERIFY = {
+    "default method and metrics": {},
+    "six methods": {"methods": ["gae", "cat", "gaze", "rollout", "decompx", "gradcam"]},
+    "a search": {"methods": ["gae", "rise:budget=200"], "metrics": ["deletion_aopc"]},
+    "painted pixels": {"methods": ["gae"], "metrics": ["positive_perturbation", "positive_kl"]},
+    "sanity": {"methods": ["gae", "gaze"], "metrics": ["randomisation", "class_sensitivity"]},
+}
+STRESS = {
+    "15 corruptions": ("corruptions", {"severities": "1,5"}),
+    "sequences": ("sequences", {}),
+    "attacks, tokens, attention": ("attacks,occlusion,attention", {"severities": "3"}),
+}
+
+
+def pictures(folder: Path, images: int) -> Path:
+    """Labelled PNG files in the ten classes of the embedded model."""
+    rng = np.random.default_rng(0)
+    names = sg.load_model("embedded").class_names or ()
+    for number in range(images):
+        path = folder / names[number % len(names)] / f"{number:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (96, 128, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def real(out: Path, counter: PassCounter, run: Callable[[], Rows]) -> Measured:
+    """Execute, with the passes counted and the rows on disk measured."""
+    began = time.perf_counter()
+    with counter.counting():
+        rows = run()
+    seconds = time.perf_counter() - began
+    return counter.total, len(rows), sum(path.stat().st_size for path in out.glob("rows-*")), seconds
+
+
+def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
+    request = VerifyRequest(model=model, data=data, out=out, **VERIFY[name])
+    found = estimate_verify(request)
+    ready = prepare_verify(request)
+    assert ready.loaded is not None
+    counter = PassCounter(ready.vit.model, ready.vit, ready.loaded.size)
+    return found, real(out, counter, lambda: run_verify(request, prepared=ready))
+
+
+def stress_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
+    suites, options = STRESS[name]
+    request = StressRequest(model=model, data=data, out=out, suites=suites, options=options)
+    found = estimate_stress(request)
+    ready = prepare_stress(request)
+    counter = PassCounter(ready.evaluator.model, ready.evaluator.vit, ready.evaluator.preprocess.size)
+    return found, real(out, counter, lambda: run_stress(request, prepared=ready))
+
+
+def train_case(data: Path, out: Path) -> tuple[Estimate, Measured]:
+    recipe = make_recipe(
+        {
+            "model": {"name": "vit_tiny_patch16_224", "arguments": {"img_size": 64, "depth": 6}},
+            "data": {"train": str(data), "test": str(data)},
+            "epochs": 3,
+            "batch": 16,
+            "tensorboard": False,
+        }
+    )
+    found = estimate_train(recipe, out, device="cpu")
+    began = time.perf_counter()
+    result = sg.train(recipe, out, device="cpu")
+    seconds = time.perf_counter() - began - found.startup
+    size = sum((out / name).stat().st_size for name in ("state.pt", "model.safetensors", "log.csv"))
+    return found, (float("nan"), len(result.log), size, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--only", default="", help="only cases whose name contains this word")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    columns = ("case", "forward passes", "rows", "kB", "seconds", "ratio of seconds")
+    threads = torch.get_num_threads()
+    title = f"estimated / real; {options.model}, {options.images} images, {threads} thread(s)"
+    table = Table(*columns, title=title)
+    ratios = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        data = pictures(folder / "data", options.images)
+        cases: dict[str, Callable[[Path], tuple[Estimate, Measured]]] = {
+            **{f"verify: {n}": lambda out, n=n: verify_case(n, options.model, data, out) for n in VERIFY},
+            **{f"stress: {n}": lambda out, n=n: stress_case(n, options.model, data, out) for n in STRESS},
+            "train": lambda out: train_case(data, out),
+        }
+        for number, (name, case) in enumerate(cases.items()):
+            if options.only not in name:
+                continue
+            found, (passes, rows, size, seconds) = case(folder / str(number))
+            ratio = found.seconds / seconds
+            ratios.append(ratio)
+            table.add_row(
+                name,
+                f"{found.passes:,.1f} / {passes:,.1f}",
+                f"{found.rows_left} / {rows}",
+                f"{found.bytes / 1000:.1f} / {size / 1000:.1f}",
+                f"{found.seconds:.1f} / {seconds:.1f}",
+                f"{ratio:.2f}",
+            )
+            print(f"{name}: {ratio:.2f}", flush=True)
+    Console(width=140).print(table)
+    held = sum(abs(ratio - 1) <= GOAL for ratio in ratios)
+    print(f"Goal: within {GOAL:.0%} on a quiet machine. Held in {held} of {len(ratios)} cases.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What a run will cost, before it starts: counted, timed, and compared with the run itself."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from typer.testing import CliRunner
+
+import steadygaze as sg
+from helpers.runs import pictures
+from helpers.training import content
+from helpers.training import pictures as training_pictures
+from steadygaze.cli import app
+from steadygaze.runs.cost.train import estimate_train
+from steadygaze.runs.cost.verify import estimate_verify
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.store import row_line
+from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify.plan import DEFAULT_METRICS
+from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
+from steadygaze.training.recipe_files import make_recipe
+
+FILES = ("state.pt", "model.safetensors")  # of a training
+PROBE = 0.3  # forward passes of the check whether subsets can be packed, made once for each model
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("dry") / "data")
+
+
+class Counted:
+    """Forward and backward passes of the blocks of a ViT, in images of `tokens` tokens."""
+
+    def __init__(self, depth: int, tokens: int) -> None:
+        self.whole, self.passes = depth * tokens, 0.0
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if type(module).__name__ != "Block" or not isinstance(output, torch.Tensor):
+            return
+        share = output.shape[:-1].numel() / self.whole
+        self.passes += share
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self.add(share))
+
+    def add(self, share: float) -> None:
+        self.passes += share
+
+
+@contextmanager
+def counted(vit: sg.ViT) -> Iterator[Counted]:
+    """Counts every block of this architecture that runs, copies of the model too."""
+    counter = Counted(len(vit.blocks), vit.prefix + vit.grid[0] * vit.grid[1])
+    handle = register_module_forward_hook(counter)
+    try:
+        yield counter
+    finally:
+        handle.remove()
+
+
+def run(*arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def estimated(*arguments: Any) -> dict[str, Any]:
+    found = CliRunner().invoke(app, [*map(str, arguments), "--dry-run", "--json"])
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def size(rows: Rows) -> int:
+    return sum(map(len, map(row_line, rows)))
+
+
+VERIFY: dict[str, tuple[list[str], list[str]]] = {
+    "default": (["gaze_removal"], list(DEFAULT_METRICS)),
+    "shared passes and searches": (
+        ["gae", "cat", "gaze", "rollout", "occlusion:budget=9", "pami:budget=20"],
+        ["insertion_accuracy"],
+    ),
+    "metrics that explain again": (["gae", "gaze"], ["class_sensitivity", "agreement", "randomisation"]),
+    "painted pixels": (["gae"], ["positive_perturbation", "negative_kl"]),
+}
+
+
+@pytest.mark.parametrize(("methods", "metrics"), VERIFY.values(), ids=VERIFY)
+def test_verify_costs_what_was_estimated(
+    methods: list[str], metrics: list[str], data: Path, tmp_path: Path
+) -> None:
+    found = estimated(
+        "verify",
+        *("--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "4"),
+        *("--methods", ",".join(methods), "--metrics", ",".join(metrics), "--out", tmp_path / "run"),
+    )
+    assert not any(tmp_path.iterdir())
+    request = VerifyRequest(
+        model="embedded", data=data, limit=7, batch_size=4, methods=methods, metrics=metrics
+    )
+    ready = prepare_verify(request)
+    with counted(ready.vit) as counter:
+        rows = run_verify(request, prepared=ready)
+    assert (found["task"], found["images"], found["images_left"]) == ("verify", 7, 7)
+    assert found["rows"] == found["rows_left"] == len(rows)
+    assert found["passes"] == pytest.approx(counter.passes, abs=PROBE)
+    assert found["bytes"] == pytest.approx(size(rows), rel=0.1)
+    assert found["seconds"] > 0 and found["memory"] > 10**8 and found["startup"] > 0
+    assert list(found["shards"]) == ["1", "8", "64"]
+    assert found["shards"]["1"] > found["shards"]["8"] == found["shards"]["64"] > found["startup"]
+
+
+STRESS: dict[str, tuple[str, dict[str, str]]] = {
+    "corruptions": ("corruptions", {"corruptions": "fog,jpeg_compression", "severities": "1,3"}),
+    "attacks, tokens, attention": (
+        "attacks,occlusion,attention",
+        {"epsilons": "8/255", "pgd_steps": "2", "corruptions": "fog", "severities": "3"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("suites", "options"), STRESS.values(), ids=STRESS)
+def test_stress_costs_what_was_estimated(
+    suites: str, options: dict[str, str], data: Path, tmp_path: Path
+) -> None:
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    found = estimated(
+        "stress",
+        *("--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "4"),
+        *("--suites", suites, *flags, "--out", tmp_path / "run"),
+    )
+    assert not any(tmp_path.iterdir())
+    request = StressRequest(
+        model="embedded", data=data, limit=7, batch_size=4, suites=suites, options=options, num_workers=0
+    )
+    ready = prepare_stress(request)
+    assert ready.evaluator.vit is not None
+    with counted(ready.evaluator.vit) as counter:
+        rows = run_stress(request, prepared=ready)
+    assert (found["task"], found["images"], found["images_left"]) == ("stress", 7, 7)
+    assert found["rows"] == found["rows_left"] == len(rows)
+    assert found["passes"] == pytest.approx(counter.passes, abs=PROBE)
+    assert found["bytes"] == pytest.approx(size(rows), rel=0.1)
+    assert found["seconds"] > 0 and {part["name"] for part in found["parts"]} >= {"model: clean"}
+
+
+def test_a_dry_run_counts_what_is_left(data: Path, tmp_path: Path) -> None:
+    command = ["verify", "--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "4"]
+    command += ["--methods", "gae", "--out", tmp_path]
+    run(*command)
+    rows = tmp_path / "rows-00000.jsonl"
+    lines = rows.read_text().splitlines(keepends=True)
+    names = [json.loads(line)["image"] for line in lines]
+    first_batch = set(list(dict.fromkeys(names))[:4])
+    rows.write_text("".join(line for line, name in zip(lines, names, strict=True) if name in first_batch))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = estimated(*command)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert (found["images"], found["images_left"]) == (7, 3)
+    assert (found["rows"], found["rows_left"]) == (28, 12)
+    whole = estimated(*command[:-1], tmp_path / "other")
+    assert found["passes"] == pytest.approx(whole["passes"] * 3 / 7)
+    run(*command)
+    finished = estimated(*command)
+    assert finished["images_left"] == finished["rows_left"] == finished["passes"] == finished["bytes"] == 0
+
+
+def test_a_training_costs_what_was_estimated(tmp_path: Path) -> None:
+    data = training_pictures(tmp_path / "data")
+    recipe = make_recipe(content(data))
+    out = tmp_path / "run"
+    found = estimate_train(recipe, out, device="cpu")
+    assert not out.exists()
+    steps = 2 * 3  # epochs x steps of 4 of the 12 images
+    assert (found.images, found.rows, found.rows_left) == (12, steps, steps)
+    tested = 2 * 12  # every epoch
+    assert found.passes == pytest.approx(2 * steps * 4 + tested)  # forward and backward
+    assert found.seconds > 0
+    sg.train(recipe, out, device="cpu", stop_after=4)
+    assert found.bytes == pytest.approx(sum((out / n).stat().st_size for n in FILES), rel=0.5)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    rest = estimate_train(recipe, out, device="cpu")
+    assert rest.rows_left == 2 and rest.passes == pytest.approx(2 * 2 * 4 + 12)
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+
+def test_the_table_fits_a_terminal(data: Path, tmp_path: Path) -> None:
+    text = run(
+        *("verify", "--model", "embedded", "--data", data, "--limit", "2", "--methods", "rise:budget=4"),
+        *("--dry-run", "--shards", "1,100", "--out", tmp_path / "run"),
+    )
+    assert "nothing is written" in text and "search: rise:budget=4" in text
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("images", "forward passes", "rows", "on disk", "peak memory", "time", "100"):
+        assert word in text
+
+
+WRONG = {
+    "an unknown method": (["--methods", "gaee", "--dry-run"], "gaee"),
+    "shards without a dry run": (["--shards", "4"], "--dry-run"),
+    "JSON without a dry run": (["--json"], "--dry-run"),
+    "no number of shards": (["--dry-run", "--shards", "0"], "1 or more"),
+    "a word as shards": (["--dry-run", "--shards", "many"], "1 or more"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_request_is_named(options: list[str], said: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    text = run("verify", "--model", "embedded", "--data", data, *options, "--out", out, code=2)
+    assert said in text and not out.exists()
+
+
+def test_another_run_in_the_folder_is_refused(data: Path, tmp_path: Path) -> None:
+    command = ["verify", "--model", "embedded", "--data", data, "--limit", "2", "--out", tmp_path]
+    run(*command, "--methods", "gae")
+    assert "other settings" in run(*command, "--methods", "rollout", "--dry-run", code=2)
+    with pytest.raises(sg.BadInput, match="expected data in a folder"):
+        estimate_verify(VerifyRequest(model="embedded", data=[]))
