@@ -71,7 +71,7 @@ def estimate(
     trust_remote_code: bool = False,
 ) -> int:
     """Print what the training will cost; returns the exit code."""
-    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.cli.scale.dry_run import dry_run
     from steadygaze.runs.cost.train import estimate_train
 
     chosen = _chosen(recipe, parse_settings(settings))

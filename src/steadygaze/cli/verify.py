@@ -27,7 +27,7 @@ SHOWN = 40  # lines of the printed table
 
 def estimate(request: VerifyRequest, shards: Sequence[int], as_json: bool) -> int:
     """Print what the request will cost; returns the exit code."""
-    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.cli.scale.dry_run import dry_run
     from steadygaze.runs.cost.verify import estimate_verify
 
     return dry_run(lambda n, report: estimate_verify(request, shards=n, on_progress=report), shards, as_json)

@@ -1,0 +1,1 @@
+"""The command line for large runs: what they will cost."""
