@@ -6,7 +6,6 @@ fit into the time that is allowed. Forward passes grow linearly: some for each b
 
 from __future__ import annotations
 
-import gc
 import resource
 import sys
 import time
@@ -22,7 +21,7 @@ import torch
 from steadygaze.runs.cost.counting import PassCounter
 
 T = TypeVar("T")
-MANY = 0.5  # seconds; shorter pieces are timed several times
+MANY = 0.2  # seconds; shorter pieces are timed several times
 REPEATS = 3
 
 
@@ -142,7 +141,6 @@ def reset_peak(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        gc.collect()
         with suppress(OSError):  # elsewhere the peak is that of the process so far
             Path("/proc/self/clear_refs").write_text("5")
     return held(device)
