@@ -246,7 +246,7 @@ def carry(
         line(
             name,
             f"{images * passes:.2e}",
-            f"{seconds / 3600:.1f}",
+            f"{seconds / 3600:.2f}",
             f"{written:,}",
             f"{written * size / 1e9:.1f} GB",
             f"{written / seconds:,.0f}",
