@@ -185,7 +185,8 @@ def test_maps_of_explain_are_measured(tmp_path):
     close = [abs(rows["maps:" + m, *rest] - value) < 0.2 for (m, *rest), value in direct.items()]
     assert np.mean(close) > 0.8
     with pytest.raises(sg.BadInput, match=r"explains class .* measures class .*predicted"):
-        sg.verify(loaded, data, maps=tmp_path / "maps", target=9)
+        sg.verify(loaded, data, maps=tmp_path / "maps", target=9, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "an error that is known before the run left a folder"
 
 
 def test_attributions_save_their_maps(model, tmp_path):

@@ -116,6 +116,10 @@ class MapFolder:
         """Whether there is a map of this method for the image."""
         return any(name in self.files[number].names for number, _ in self._places.get(image, ()))
 
+    def check(self, name: MapName, image: str, target: int) -> None:
+        """An error if there is no map of this class, or if there are different ones."""
+        self.find(name, image, target)
+
     def find(self, name: MapName, image: str, target: int) -> tuple[MapFile, int]:
         """The file and position of a map; an error if there is none, or if there are different ones."""
         places = [
@@ -131,7 +135,8 @@ class MapFolder:
             raise BadInput(
                 f"maps: the map {name} of {image!r} explains class {', '.join(map(str, explained))}, but the "
                 f"run measures class {target}. Use target='predicted' for maps of the predicted class, or "
-                "make the maps for the label."
+                "make the maps for the label.",
+                option="target",
             )
         self._check_equal(name, image, fitting)
         return fitting[0]

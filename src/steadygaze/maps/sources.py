@@ -41,6 +41,10 @@ class MapSource(Protocol):
 
     def has(self, name: MapName, image: str) -> bool: ...
 
+    def check(self, name: MapName, image: str, target: int) -> None:
+        """An error if there is no map of this class, or if there are different ones."""
+        ...
+
     def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
         """A map in float32 or wider, whether it is broken, and where it comes from."""
         ...
@@ -135,6 +139,9 @@ class MapArrays:
 
     def has(self, name: MapName, image: str) -> bool:
         return image in self._maps[name]
+
+    def check(self, name: MapName, image: str, target: int) -> None:
+        pass  # arrays do not state a class
 
     def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
         if not self.has(name, image):

@@ -38,9 +38,12 @@ def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
         )
 
 
-def check_complete(plan: Plan, source: FilesSource) -> None:
-    """BadInput if an image of a folder has no map; those that cannot be read need none. The images of a
-    stream are not known before they are read."""
+def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
+    """BadInput if an image of a folder has no map, or one of another class; images that cannot be read need
+    none. The images of a stream are not known before they are read.
+
+    target: "label", a class, or anything else for classes that are not known yet
+    """
     if isinstance(source.images, ImageStream):
         return
     images = {item.name: item for item in source.images}
@@ -49,3 +52,8 @@ def check_complete(plan: Plan, source: FilesSource) -> None:
         if any(source.readable(FilesJob((one,), (), items=(images[one],)), one) for one in missing):
             unknown = method.source.images - set(images)
             raise BadInput(missing_message(method.maps, missing, len(images), unknown))
+        unread = set(missing)
+        for image in (name for name in images if name not in unread):
+            explained = images[image].label if target == "label" else target
+            if isinstance(explained, int):
+                method.source.check(method.maps, image, explained)

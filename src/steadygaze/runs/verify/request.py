@@ -188,7 +188,7 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
     source = FilesSource(images, loaded, request.batch_size)
-    check_complete(plan, source)
+    check_complete(plan, source, target)
     described = {
         **request.settings(loaded),
         **facts,
