@@ -71,7 +71,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     for method in request.methods:
         parse_method(method)  # a wrong name is reported before anything is loaded
     methods = with_gates(request.methods, request.diffmask)
-    every_file = list_images(request.images, request.limit)
+    every_file, damaged = list_images(request.images, request.limit)
     names = unique_names(every_file)
     if request.maps is not None:
         check_map_keys(every_file, request.images)
@@ -101,6 +101,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
             f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
         ) from error
     results = explain_files(request, methods, loaded, vit, {file: names[file] for file in image_files}, live)
+    results.unreadable += damaged
     if results.rows:
         write_results(request, loaded, results)
     print_results(request, loaded, results, console)

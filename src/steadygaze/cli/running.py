@@ -7,6 +7,7 @@ written; 3, a run that can be resumed stopped because it could not be written; 1
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from steadygaze.errors import RowsNotWritten
+from steadygaze.errors import DamagedData, RowsNotWritten
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.processes import World, world
 from steadygaze.runs.rows import Rows
@@ -37,7 +38,9 @@ def guarded(out: Path, work: Callable[[World, Console], int]) -> int:
     process = world()
     notes = Console(stderr=True)
     try:
-        return work(process, notes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DamagedData)  # printed at the end, with what was not used
+            return work(process, notes)
     except RowsNotWritten as error:
         print_line(notes, f"error: {error}", "red")
         return 3

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,6 @@ from steadygaze.data.images import find_images
 from steadygaze.data.streams.sample import SampleReader
 from steadygaze.data.streams.spec import StreamSpec, is_stream
 from steadygaze.data.streams.stream import ImageStream, LabelLookup
-from steadygaze.errors import DamagedData
 
 
 def open_stream(
@@ -46,19 +44,22 @@ def open_reader(spec: StreamSpec) -> SampleReader:
     return TableRows.open(spec)
 
 
-def list_images(given: Iterable[str | Path], limit: int | None = None) -> list[Path | Item]:
+def list_images(
+    given: Iterable[str | Path], limit: int | None = None
+) -> tuple[list[Path | Item], list[str]]:
     """The files given, every image below the folders given, and the images of streams; labels are not read.
+    Then what of the streams could not be read whole, with reasons.
 
     limit: at most this many images
     """
     found: dict[Path | Item, None] = {}
+    damaged: list[str] = []
     for one in given:
         if is_stream(one):
             stream = open_stream(StreamSpec.parse(str(one)), Unlabelled(), limit=limit)
             stream.first()  # wrong options are an error
             found.update(dict.fromkeys(stream))
-            for damage in stream.damaged:
-                warnings.warn(damage, DamagedData, stacklevel=2)
+            damaged += stream.damaged
         else:
             found.update(dict.fromkeys(find_images([one])))
-    return list(islice(found, limit))
+    return list(islice(found, limit)), damaged
