@@ -44,9 +44,7 @@ def open_reader(spec: StreamSpec) -> SampleReader:
     return TableRows.open(spec)
 
 
-def list_images(
-    given: Iterable[str | Path], limit: int | None = None
-) -> tuple[list[Path | Item], list[str]]:
+def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
     """The files given, every image below the folders given, and the images of streams; labels are not read.
     Then what of the streams could not be read whole, with reasons.
 
