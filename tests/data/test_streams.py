@@ -176,6 +176,8 @@ def test_missing_shards_are_named_before_anything_is_read(tmp_path):
     (tmp_path / "0001.tar").unlink()
     with pytest.raises(sg.BadInput, match=r"1 of 3 shards of .* do not exist: .*0001\.tar"):
         opened(f"wds:{tmp_path}/{{0000..0002}}.tar")
+    with pytest.raises(sg.BadInput, match=r"pattern \$\{NOT_SET\}\.tar cannot be expanded"):
+        opened("wds:${NOT_SET}.tar")
     with pytest.raises(sg.BadInput, match="found none that match"):
         opened(f"wds:{tmp_path}/x*.tar")
     with pytest.raises(sg.BadInput, match=r"found none: pipe:false.*exit 1"):

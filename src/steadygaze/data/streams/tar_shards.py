@@ -214,8 +214,12 @@ def _expand(pattern: str) -> list[str]:
         from webdataset.shardlists import expand_urls
     except ImportError as error:
         raise BadInput("wds: data needs webdataset: pip install 'steadygaze[data]'") from error
+    try:
+        expanded = expand_urls(pattern)
+    except (ValueError, AssertionError) as error:  # braces that do not match, ${NAME} that is not set
+        raise BadInput(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
     urls: list[str] = []
-    for url in expand_urls(pattern):
+    for url in expanded:
         is_glob = "*" in url and not url.startswith("pipe:") and "://" not in url
         path = Path(url).expanduser()
         urls += sorted(map(str, path.parent.glob(path.name))) if is_glob else [url]
