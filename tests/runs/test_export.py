@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze as sg
+from benchmarks import rows as benchmark
 from helpers.runs import made_up
 from steadygaze.cli import app
-from steadygaze.runs.columnar import export
+from steadygaze.runs.columnar import blocks, export
 from steadygaze.runs.rows import Rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "rows.md"
@@ -169,3 +170,21 @@ def test_the_queries_of_the_page_run(tmp_path, monkeypatch, capsys):
         exec(compile(query, str(PAGE), "exec"), names)
         printed = capsys.readouterr().out
         assert printed and "0 rows" not in printed, query
+
+
+def test_the_benchmark_measures_runs_like_real_ones(tmp_path, monkeypatch):
+    """Its synthetic rows are read the fast way, and every job that it times works on them."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(blocks, "_line_by_line", None)
+    benchmark.write_verify(tmp_path / "verify", 2 * 360)
+    for side, model in (("stress", 0), ("before", 0), ("after", 1)):
+        benchmark.write_stress(tmp_path / side, 3 * 228, model)
+    for job in benchmark.JOBS:
+        if job in ("report", "stress-report", "compare"):
+            with pytest.raises(SystemExit) as ended:
+                benchmark.run_job(job, tmp_path)
+            assert ended.value.code == 0, job
+        else:
+            benchmark.run_job(job, tmp_path)
+    assert len(Rows.read(tmp_path / "verify")) == 2 * 360 and len(Rows.read(tmp_path / "stress")) == 3 * 228
+    assert (tmp_path / "verify" / "report.html").exists() and (tmp_path / "after" / "compare.html").exists()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steadygaze.cli.running import print_line, wide
+from steadygaze.cli.running import print_line, progress_bar, wide
 from steadygaze.report.changes import short_list
 from steadygaze.report.compare import write_comparison
 from steadygaze.robustness.by_class import ClassChange, Spread
@@ -34,7 +34,8 @@ def run(
     """Compare, print and write; returns the exit code."""
     console = console or wide(Console())
     folders = [_folders(before), _folders(after)]
-    comparison = compare(folders[0], folders[1], setting=setting)
+    with progress_bar(Console(stderr=True)) as on_progress:
+        comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     _print_heading(comparison, console)
     console.print(_changes_table(comparison))
     if comparison.turned:

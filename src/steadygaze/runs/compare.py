@@ -19,6 +19,7 @@ import numpy as np
 
 from steadygaze.data.benchmarks import some
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.by_class import (
     ClassChange,
@@ -28,7 +29,7 @@ from steadygaze.robustness.by_class import (
     over_seeds,
     turned,
 )
-from steadygaze.runs.columnar.columns import Columns, Groups
+from steadygaze.runs.columnar.columns import Columns
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.card import Card, Key
 from steadygaze.runs.stress.quantities import TOP1, Accuracy
@@ -129,23 +130,23 @@ def compare(
     setting: str = CLEAN.label,
     repeats: int = 2000,
     seed: int = 0,
+    on_progress: OnProgress = ignore_progress,
 ) -> Comparison:
     """Compare the runs of two models, one folder or one for each seed a side."""
     with damaged_files(*before, *after):
-        return _compare(before, after, setting, repeats, seed)
+        sides = [_rows(before), _rows(after)]
+        for side in sides:
+            side.columns(on_progress)
+        return _compare(sides, setting, repeats, seed)
 
 
-def _compare(
-    before: Sequence[str | Path], after: Sequence[str | Path], setting: str, repeats: int, seed: int
-) -> Comparison:
-    sides = [_rows(before), _rows(after)]
+def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Comparison:
+    before, after = (_joined(side.folders) for side in sides)
     notes = [*_differences([run for side in sides for run in side.runs]), *_seed_notes(sides)]
     names = [_images(side) for side in sides]
     common = set.intersection(*(images for side in names for images in side))
     if not common:
-        raise BadInput(
-            f"{_joined(before)} and {_joined(after)} have no image in common: give runs over the same data"
-        )
+        raise BadInput(f"{before} and {after} have no image in common: give runs over the same data")
     for side, rows in zip(names, sides, strict=True):
         for images, folder in zip(side, rows.folders, strict=True):
             if len(images) > len(common):
@@ -159,7 +160,7 @@ def _compare(
     every = [card for side in cards for card in side]
     shared = [key for key in every[0].numbers if all(key in card.numbers for card in every)]
     if not shared:
-        raise BadInput(f"{_joined(before)} and {_joined(after)} have no setting in common")
+        raise BadInput(f"{before} and {after} have no setting in common")
     changes = [_change(cards, key) for key in shared]
     one, two = cards[0][0], cards[1][0]
     if not any(metric == TOP1.name for card in (one, two) for _, metric in card.keys):
@@ -216,11 +217,7 @@ def _joined(folders: Sequence[str | Path]) -> str:
 
 def _images(rows: Rows) -> list[set[str]]:
     columns = rows.columns()
-    groups = Groups.of([(columns.run, len(rows.runs)), (columns.codes["image"], len(columns.names["image"]))])
-    found: list[set[str]] = [set() for _ in rows.runs]
-    images = columns.text("image", groups.first)
-    for number, image in zip(columns.run[groups.first], images, strict=True):
-        found[number].add(image)
+    found = [columns.distinct("image", columns.run == number) for number in range(len(rows.runs))]
     if not all(found):
         raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Let steadygaze stress run first.")
     return found

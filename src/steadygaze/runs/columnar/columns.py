@@ -128,6 +128,10 @@ class Columns:
         texts = np.array([bool(value) for value in self.values_of(name)])
         return texts[self.codes[name]]
 
+    def distinct(self, name: str, rows: np.ndarray | slice = slice(None)) -> set[str]:
+        """The texts of these rows in a column."""
+        return set(self.values_of(name)[np.unique(self.codes[name][rows])])
+
     def among(self, name: str, chosen: Container[str], rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Whether each row has one of these texts in this column."""
         texts = np.array([value in chosen for value in self.values_of(name)])
