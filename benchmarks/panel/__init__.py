@@ -15,6 +15,7 @@ for `load_model`. DeiT-Tiny's weights are not included.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import steadygaze as sg
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(os.path.relpath(Path(__file__).parent))  # a model is named by its path, in rows too
 DEIT = "deit_tiny_patch16_224"
 
 
@@ -43,7 +44,7 @@ class PanelModel:
         """weights: the file of DeiT-Tiny's weights."""
         if self.name == "deit_tiny":
             return sg.load_model(DEIT, checkpoint=weights)
-        return sg.load_model("embedded" if self.name == "embedded" else str(FOLDER / self.name))
+        return sg.load_model("embedded" if self.name == "embedded" else (FOLDER / self.name).as_posix())
 
 
 def panel() -> dict[str, PanelModel]:

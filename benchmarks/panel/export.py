@@ -26,10 +26,15 @@ def export(run: Path) -> Path:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     half = {name: x.half() if x.dtype == torch.float32 else x for name, x in weights.items()}
     save_file(half, out / "model.safetensors", metadata)
+    (out / "model.safetensors").chmod(0o644)
     recipe = json.loads((run / "train.json").read_text(encoding="utf-8"))
     data = recipe["settings"]["data"]
     for key in ("train", "test"):
         data[key] = "/".join(PurePath(data[key]).parts[-2:])
+    recipe["about"]["command"] = (
+        f"steadygaze train {run.name} --set data.train={data['train']} --set data.test={data['test']} "
+        f"--out runs/{run.name}"
+    )
     (out / "train.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     (out / "log.csv").write_text((run / "log.csv").read_text(encoding="utf-8"), encoding="utf-8")
     return out
