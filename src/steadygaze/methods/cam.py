@@ -159,13 +159,17 @@ def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> F
     norm = None if at == "input" else _first_norm(run, last)
     if norm is None and at == "norm1":
         raise MethodUnavailable("at='norm1': the last block of this model does not begin with a norm")
+    value, block = query.value(run.logits).sum(), vit.blocks[last]
     a = run.hidden[last] if norm is None else norm
-    (g,) = torch.autograd.grad(query.value(run.logits).sum(), a, create_graph=True)
+    (g,) = torch.autograd.grad(value, a, create_graph=True)
+    if norm is not None and at == "auto" and not block.patches(g, run.layout).any():
+        a = run.hidden[last]  # a norm behind the attention, where the patches have no effect any more
+        (g,) = torch.autograd.grad(value, a, create_graph=True)
     hessian_product = torch.zeros_like(a)
     if g.requires_grad:
         (found,) = torch.autograd.grad(g, a, a.detach(), allow_unused=True)
         hessian_product = hessian_product if found is None else found
-    a, w = (vit.blocks[last].patches(t.detach(), run.layout) for t in (a, g - hessian_product / 2))
+    a, w = (block.patches(t.detach(), run.layout) for t in (a, g - hessian_product / 2))
     return (a * (w if weights == "tokens" else w.mean((1, 2), keepdim=True))).sum(-1)
 
 
