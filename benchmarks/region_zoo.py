@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -23,17 +23,19 @@ def entries() -> Iterator[Entry]:
         yield Entry("regions and detections", kind, partial(question, kind))
 
 
-def segmenter(name: str = "vit_tiny_patch16_224", **options: Any) -> nn.Module:
+def segmenter(
+    name: str = "vit_tiny_patch16_224", decoder: Literal["linear", "segformer"] = "linear", **options: Any
+) -> nn.Module:
     """`sg.modules.segmenter` around a tiny model of timm."""
     small: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
     model = timm.create_model(name, **{**small, **options})
-    return randomise(sg.modules.segmenter(model, CLASSES))
+    return randomise(sg.modules.segmenter(model, CLASSES, decoder))
 
 
-def swin_segmenter() -> nn.Module:
+def swin_segmenter(decoder: Literal["linear", "segformer"] = "linear") -> nn.Module:
     """The same around a hierarchical model."""
     sizes: dict[str, Any] = {"depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
-    return segmenter("swin_tiny_patch4_window7_224", patch_size=4, embed_dim=16, depth=None, **sizes)
+    return segmenter("swin_tiny_patch4_window7_224", decoder, patch_size=4, embed_dim=16, depth=None, **sizes)
 
 
 def dpt(attention: str = "sdpa") -> nn.Module:
@@ -90,6 +92,8 @@ def yolos(middle: bool = True) -> nn.Module:
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "Segmenter of a ViT": segmenter,
     "Segmenter of a Swin": swin_segmenter,
+    "Segmenter of a ViT, MLP decoder": partial(segmenter, decoder="segformer"),
+    "Segmenter of a Swin, MLP decoder": partial(swin_segmenter, decoder="segformer"),
     "DPTForSemanticSegmentation": dpt,
     "SegformerForSemanticSegmentation": segformer,
     "YolosForObjectDetection": yolos,

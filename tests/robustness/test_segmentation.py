@@ -1,6 +1,7 @@
 """Segmentation under corruption: counts and IoU, label maps of every layout, the suite `segmentation`."""
 
 import csv
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ from steadygaze import robustness as r
 from steadygaze.cli import app
 from steadygaze.data.label_maps import CITYSCAPES_IDS, find_maps
 from steadygaze.data.masks import read_mask
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadInput
 from steadygaze.runs.compare import compare
 
 C = 4
@@ -131,6 +134,63 @@ def test_cityscapes(tmp_path):
         [255, 7],
     ]
     assert read(find_maps(tmp_path, part="train")) == [[0, 18], [255, 7]] and len(CITYSCAPES_IDS) == 19
+
+
+def acdc(folder: Path, part: str = "val", kind: str = "labelTrainIds") -> Path:
+    """ACDC's layout with one image of each condition."""
+    for number, condition in enumerate(("fog", "night", "rain", "snow")):
+        stem = f"GOPR{number}_frame_000001"
+        sequence = Path(condition) / part / f"GOPR{number}"
+        values = [[number, 18], [255, 7]] if kind == "labelTrainIds" else [[7, 33], [0, 20]]
+        save(folder / "rgb_anon" / sequence / f"{stem}_rgb_anon.png", np.zeros((2, 2, 3)))
+        save(folder / "gt" / sequence / f"{stem}_gt_{kind}.png", values)
+    return folder
+
+
+def test_acdc(tmp_path):
+    acdc(tmp_path)
+    acdc(tmp_path, "train", "labelIds")
+    found = find_maps(tmp_path)
+    assert (found.layout, found.classes, len(found.items), found.names[18]) == ("ACDC", 19, 4, "bicycle")
+    assert sorted(item.name.split("/")[1] for item in found.items) == ["fog", "night", "rain", "snow"]
+    assert found.items[0].name == "rgb_anon/fog/val/GOPR0/GOPR0_frame_000001_rgb_anon.png"
+    assert read(found, 3) == [[3, 18], [255, 7]]
+    assert read(find_maps(tmp_path, part="train")) == [[0, 18], [255, 7]]
+    (tmp_path / "rgb_anon" / "sleet").mkdir()
+    with pytest.raises(BadInput, match=r"ACDC: expected folders fog, night, rain, snow in .*, got sleet"):
+        find_maps(tmp_path)
+    (tmp_path / "rgb_anon" / "sleet").rmdir()
+    shutil.rmtree(tmp_path / "rgb_anon" / "snow" / "val")
+    with pytest.raises(BadInput, match=r"ACDC: .*snow/val is missing"):
+        find_maps(tmp_path)
+
+
+def test_acdc_is_measured_by_condition(tmp_path):
+    rng = np.random.default_rng(0)
+    for condition in ("fog", "night"):
+        for number in range(2):
+            stem, sequence = f"GOPR{number}_frame_1", Path(condition) / "val" / f"GOPR{number}"
+            save(tmp_path / "rgb_anon" / sequence / f"{stem}_rgb_anon.png", rng.integers(0, 255, (32, 32, 3)))
+            save(tmp_path / "gt" / sequence / f"{stem}_gt_labelTrainIds.png", rng.integers(0, 19, (32, 32)))
+    torch.manual_seed(0)
+    model = sg.modules.segmenter(timm.create_model("vit_tiny_patch16_224", **MODEL), 19).eval()
+    half = (0.5, 0.5, 0.5)
+    config = {"input_size": (3, 32, 32), "mean": half, "std": half, "crop_pct": 1.0}
+    loaded = sg.load_model(
+        model, preprocess=Preprocess.from_timm({**config, "interpolation": "bicubic", "crop_mode": "center"})
+    )
+    rows = sg.stress(loaded, tmp_path, "segmentation", corruptions="fog", severities="3")
+    (card,) = rows.cards()
+    for condition in ("fog", "night"):
+        own = [row for row in rows if row["setting"] == "clean" and f"/{condition}/" in row["image"]]
+        counts = torch.zeros(3, 19)
+        for row in own:
+            detail = torch.tensor(row["detail"]).view(-1, 4)
+            counts[:, detail[:, 0]] += detail[:, 1:].T
+        iou = counts[0] / (counts[1] + counts[2] - counts[0])
+        number = card.numbers[f"acdc/{condition}", "miou"]
+        assert len(own) == number.images == 2 and number.value == pytest.approx(iou.nanmean().item())
+    assert "acdc/rain" not in {label for label, _ in card.numbers}
 
 
 def test_ade20k(tmp_path):

@@ -184,8 +184,60 @@ def test_it_is_made_of_any_view(name):
     assert got.shape == (2, 4, *images.shape[-2:]) and got.dtype == images.dtype and got.std() > 0
 
 
+def test_it_is_the_mlp_decoder_of_several_blocks():
+    """SegFormer's decoder by hand: project each map, upsample, concatenate, fuse, classify."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **{**MODEL, "depth": 8}).eval()
+    made = sg.modules.segmenter(model, 5, decoder="segformer")
+    assert made.layers == (2, 4, 6, 8) and made.decoder_name == "segformer"
+    images = torch.randn(2, 3, SIDE, SIDE)
+    states = model.get_intermediate_layers(images, n=[1, 3, 5, 7], norm=False)
+    d = made.decoder
+    parts = [p(n(z)) for p, n, z in zip(d.project, d.norms, states, strict=True)]
+    batch_norm = d.fuse[1]
+    fused = torch.cat(parts, -1) @ d.fuse[0].weight[:, :, 0, 0].T
+    fused = (fused - batch_norm.running_mean) / (batch_norm.running_var + 1e-5).sqrt()
+    fused = torch.relu(fused * batch_norm.weight + batch_norm.bias)
+    scores = (fused @ d.predict.weight[:, :, 0, 0].T + d.predict.bias).transpose(1, 2).unflatten(2, (4, 4))
+    expected = torch.nn.functional.interpolate(scores, size=(SIDE, SIDE), mode="bilinear")
+    assert torch.allclose(made(images), expected, atol=1e-5)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["Swin", "PVT v2", "torchvision", "transformers ViT", "CaiT"])
+def test_the_mlp_decoder_is_made_of_any_view(name):
+    model = ALL[name]()
+    images = images_of(model)
+    made = sg.modules.segmenter(model, 4, decoder="segformer")
+    got = made.eval()(images)
+    assert got.shape == (2, 4, *images.shape[-2:]) and got.dtype == images.dtype and got.std() > 0
+    grids = [tuple(z.shape[1:3]) for z in made.maps(images, made.layers)]
+    if name in ("Swin", "PVT v2"):
+        assert len(set(grids)) == len(grids) > 1 and grids == sorted(grids, reverse=True), "one map a stage"
+
+
+def test_the_mlp_decoder_is_trained_loaded_and_explained(tmp_path):
+    folder = squares(tmp_path / "data", 8)
+    model = {"name": "vit_tiny_patch16_224", "arguments": MODEL, "decoder": "segformer"}
+    asked = recipe(folder, model=model, modules={"tap": {}}, losses={"cross_entropy": {}, "adl": {}})
+    got = sg.train(asked, tmp_path / "run")
+    loaded = sg.load_model(str(tmp_path / "run"))
+    images = torch.randn(1, 3, SIDE, SIDE)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(images), got.model.eval()(images))
+    again = sg.train(recipe(folder, model={"name": str(tmp_path / "run")}, epochs=1), tmp_path / "again")
+    assert again.model.decoder_name == "segformer", "the weights bring their decoder"
+    region = sg.Region("object", box=(8, 8, 24, 24))
+    assert sg.explain(loaded, images, target=region, method="ixg").scores.shape[0] == 1
+    with pytest.raises(sg.BadInput, match="the weights have a segformer decoder, got 'linear'"):
+        sg.train(recipe(folder, model={"name": str(tmp_path / "run"), "decoder": "linear"}), tmp_path / "no")
+    with pytest.raises(sg.BadInput, match="it is of task = 'segmentation'"):
+        make_recipe({"model": {"name": "x", "decoder": "linear"}})
+
+
 def test_bad_input_is_named():
     model = timm.create_model("vit_tiny_patch16_224", **MODEL)
+    with pytest.raises(sg.UnknownName, match="segformer"):
+        sg.modules.segmenter(model, 2, decoder="segforme")
     for classes in (1, 300, 2.0, True):
         with pytest.raises(sg.BadInput, match="expected an integer from 2 to 255"):
             sg.modules.segmenter(model, classes)

@@ -3,13 +3,14 @@
 | layout | images and label maps | classes |
 | --- | --- | --- |
 | Cityscapes | `leftImg8bit/val/<city>/`, `gtFine/val/<city>/*_labelTrainIds.png` (or labelIds) | its 19 |
+| ACDC | `rgb_anon/<fog, night, ...>/val/<sequence>/`, `gt/.../*_gt_labelTrainIds.png` | those of Cityscapes |
 | ADE20K (2016 challenge) | `images/validation/`, `annotations/validation/` | its 150; 0 is ignored |
 | Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | background and its 20 |
 | your own | MASKS holds the same paths as FOLDER, as .png, and `classes.txt` | a line of classes.txt each |
 | object masks | every other layout of `masks`: index.csv, pairs, ImageNet-S | background and object |
 
 All other values of the files are ignored, and so is the border of object masks. With part "train", images
-come from the training part (Cityscapes and VOC: train, ADE20K: training) where the layout has parts.
+come from the training part (Cityscapes, ACDC and VOC: train, ADE20K: training) where the layout has parts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.data.confusion import IGNORED
+from steadygaze.data.dataset_tree import subfolders
 from steadygaze.data.folders import ClassLookup, Item, interleave
 from steadygaze.data.images import images_in
 from steadygaze.data.masks import (
@@ -43,6 +45,8 @@ CITYSCAPES = (
 )
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # their labelIds
 ADE20K_CLASSES = 150
+ACDC = "ACDC"
+ACDC_CONDITIONS = ("fog", "night", "rain", "snow")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ def _find(root: Path, masks: Path | None, *, training: bool) -> SegmentationImag
         return _from_own_classes(root, masks)
     if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
         return _from_cityscapes(root, "train" if training else "val")
+    if (root / "rgb_anon").is_dir() and (root / "gt").is_dir():
+        return _from_acdc(root, "train" if training else "val")
     if (root / "annotations").is_dir() and (root / "images").is_dir():
         return _from_ade20k(root, "training" if training else "validation")
     if (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
@@ -137,6 +143,42 @@ def _from_cityscapes(root: Path, part: str) -> SegmentationImages:
     items = interleave([cities[name] for name in sorted(cities)])
     decode = _decode_ids(class_ids[kind or "labelTrainIds"])
     return _with_maps(items, decode, "Cityscapes", len(CITYSCAPES), CITYSCAPES)
+
+
+def _from_acdc(root: Path, part: str) -> SegmentationImages:
+    """Adverse conditions, in turn; the classes are those of Cityscapes."""
+    present = subfolders(root / "rgb_anon")
+    unexpected = sorted(set(present) - set(ACDC_CONDITIONS))
+    if unexpected or not present:
+        raise BadInput(
+            f"{ACDC}: expected folders {', '.join(ACDC_CONDITIONS)} in {root / 'rgb_anon'}, "
+            f"got {', '.join(unexpected) or 'none'}"
+        )
+    class_ids: dict[str, Sequence[int]] = {
+        "labelTrainIds": range(len(CITYSCAPES)),
+        "labelIds": CITYSCAPES_IDS,
+    }
+    kind: str | None = None  # of the maps: that of the first image which has one
+    conditions = []
+    for condition in present:
+        images = root / "rgb_anon" / condition / part
+        if not images.is_dir():
+            raise BadInput(f"{ACDC}: {images} is missing. Incomplete download? Fetch the rest.")
+        items = []
+        for image in images_in(images):
+            stem = image.name.removesuffix("_rgb_anon.png")
+            folder = root / "gt" / condition / part / image.parent.relative_to(images)
+            maps = {name: folder / f"{stem}_gt_{name}.png" for name in class_ids}
+            kind = kind or next((name for name in class_ids if maps[name].is_file()), None)
+            items.append(_item(root, image, maps[kind or "labelTrainIds"]))
+        conditions.append(items)
+    decode = _decode_ids(class_ids[kind or "labelTrainIds"])
+    return _with_maps(interleave(conditions), decode, ACDC, len(CITYSCAPES), CITYSCAPES)
+
+
+def acdc_condition(name: str) -> str:
+    """The condition of an image of ACDC by its name, such as "fog"."""
+    return name.split("/")[1]
 
 
 def _from_ade20k(root: Path, part: str) -> SegmentationImages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
@@ -43,6 +43,7 @@ class _Schema(BaseModel):
     classes: Annotated[list[Text], Field(max_length=MAX_CLASSES)] | None
     library: Annotated[str, Field(max_length=100)] = "timm"
     segments: Annotated[int, Field(ge=2, le=255)] | None = None
+    decoder: Literal["linear", "segformer"] = "linear"
     size: tuple[Side, Side]
     mean: tuple[Channel, Channel, Channel]
     std: tuple[Deviation, Deviation, Deviation]

@@ -82,7 +82,7 @@ def rebuild(
     if class_names is None and segments is None:
         class_names = built.class_names
     if segments is not None:
-        model = segmenter(model, segments)
+        model = segmenter(model, segments, description.get("decoder", "linear"))
         fit(model, weights, origin)
     return BuiltModel(
         model, described_preprocess(description), None if class_names is None else tuple(class_names), library

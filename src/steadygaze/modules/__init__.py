@@ -9,7 +9,7 @@ scores = sg.modules.segmenter(model, classes=21)(images)                        
 from steadygaze.modules.base import Cost, Inserted
 from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.insert import cost, insert, inserted, remove, restore
-from steadygaze.modules.segmenter import Segmenter, segmenter
+from steadygaze.modules.segmenter import SegFormerDecoder, Segmenter, segmenter
 from steadygaze.modules.tap import TAP, TokenPool
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ContextBroadcast",
     "Cost",
     "Inserted",
+    "SegFormerDecoder",
     "Segmenter",
     "TokenPool",
     "cost",

@@ -1,8 +1,9 @@
 """Views of segmenters that are asked about a region (`regions.RegionClassifier`).
 
 | segmenter                               | patches                                                          |
-| `modules.segmenter`, around any ViT     | removed where those of the backbone can be, else masked          |
-| transformers DPT, SegFormer             | masked: their heads read several layers and mix patches          |
+| `modules.segmenter`, linear decoder     | removed where those of the backbone can be, else masked          |
+| the same with decoder="segformer", DPT, | masked: their heads read several layers and mix patches          |
+| SegFormer of transformers               |                                                                  |
 | any other around one ViT                | as that of `vit.wrappers`: the segmenter's own code is the head  |
 
 A head that reads several layers is given them as the layout's `taps`: block l adds its input, so that the
@@ -30,7 +31,8 @@ def plan(classifier: RegionClassifier) -> Plan | None:
     """The view of a segmenter with a region; None if its class is not known here."""
     name = type(classifier.model).__name__
     if is_own(classifier.model):
-        return _own(classifier)
+        linear = classifier.model.decoder_name == "linear"
+        return _own(classifier) if linear else _own_of_several_layers(classifier)
     if name == "DPTForSemanticSegmentation":
         return _dpt(classifier)
     if name == "SegformerForSemanticSegmentation":
@@ -40,7 +42,7 @@ def plan(classifier: RegionClassifier) -> Plan | None:
 
 def is_own(model: Any) -> bool:
     """Whether a model is one of `modules.segmenter`."""
-    return type(model).__name__ == "Segmenter" and isinstance(getattr(model, "decoder", None), nn.Linear)
+    return type(model).__name__ == "Segmenter" and hasattr(model, "decoder_name")
 
 
 def _own(classifier: RegionClassifier) -> Plan:
@@ -49,16 +51,7 @@ def _own(classifier: RegionClassifier) -> Plan:
     backbone = adapt(model.backbone)
     tower, last = backbone.plan, len(backbone.blocks)
     norm = model.backbone.get_submodule(model.norm) if model.norm else nn.Identity()
-    _, height, width = tower.input_size
-    if tower.fixed_size and classifier.size != (height, width):
-        raise BadInput(
-            f"region: this Segmenter takes images of {width} x {height} pixels, and the region is one of an "
-            f"image of {classifier.size[1]} x {classifier.size[0]}"
-        )
-    grid = (
-        tower.grid[0] * classifier.size[0] // height,
-        tower.grid[1] * classifier.size[1] // width,
-    )
+    grid = _grid_of(tower, classifier)
 
     def head(x: Tensor, layout: Layout) -> Tensor:
         weights = region_weights(classifier.mask, layout.grid).flatten()
@@ -71,6 +64,47 @@ def _own(classifier: RegionClassifier) -> Plan:
 
     kind = f"steadygaze Segmenter of a {tower.kind}"
     return replace(tower, head=head, grid=grid, kind=kind, **_common(classifier, grid, tower.input_size[0]))
+
+
+def _own_of_several_layers(classifier: RegionClassifier) -> Plan:
+    """A SegFormer decoder: block l adds the map of its input to the taps if the decoder reads it."""
+    model: Any = classifier.model
+    backbone = adapt(model.backbone)
+    tower, last = backbone.plan, len(backbone.blocks)
+    grid = _grid_of(tower, classifier)
+
+    def call(index: int, run: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Layout) -> Tensor:
+        if index in model.layers:
+            layout = replace(layout, taps=(*layout.taps, backbone.patches(index, x, layout)))
+        return remember(run(x, layout), layout)
+
+    def head(x: Tensor, layout: Layout) -> Tensor:
+        maps = (*layout.taps, backbone.patches(last, x, layout))
+        _check_taps(maps, len(model.layers))
+        return classifier.pool(model.decoder(maps))
+
+    return replace(
+        tower,
+        blocks=[{**b, "call": partial(call, i, b["call"])} for i, b in enumerate(tower.blocks)],
+        head=head,
+        grid=grid,
+        kind=f"steadygaze Segmenter of a {tower.kind}",
+        removable=False,
+        mixed=True,
+        reads_layers=True,
+        **_common(classifier, grid, tower.input_size[0]),
+    )
+
+
+def _grid_of(tower: Plan, classifier: RegionClassifier) -> Size:
+    """The patches of an image with the region's size; an error if the model does not take it."""
+    _, height, width = tower.input_size
+    if tower.fixed_size and classifier.size != (height, width):
+        raise BadInput(
+            f"region: this Segmenter takes images of {width} x {height} pixels, and the region is one of an "
+            f"image of {classifier.size[1]} x {classifier.size[0]}"
+        )
+    return tower.grid[0] * classifier.size[0] // height, tower.grid[1] * classifier.size[1] // width
 
 
 def _common(classifier: RegionClassifier, grid: Size, channels: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from steadygaze.loading.new_models import check_new_model
 from steadygaze.loading.run_folder import read_description
 from steadygaze.loading.timm_models import is_timm_name
 from steadygaze.modules.base import Start
+from steadygaze.modules.segmenter import Decoder, Segmenter, segmenter
 from steadygaze.training.images.selection import class_folders
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Recipe
@@ -80,7 +81,9 @@ def build_recipe_model(
         start, reason = _default_start(initial.trained, module_start)
         backbone = _backbone(initial.model, recipe)
         backbone, module_options = insert_modules(backbone, recipe.modules, start, reason)
-        model = backbone if maps is None else _segmenter(initial.model, backbone, maps)
+        model: nn.Module = (
+            backbone if maps is None else _segmenter(initial.model, backbone, maps, recipe.model.decoder)
+        )
     num_classes = _num_classes(backbone, initial.preprocess.size)
     names = next((n for n in (initial.class_names, folders) if n is not None and len(n) == num_classes), None)
     preprocess = initial.preprocess.override(
@@ -111,7 +114,8 @@ def build_recipe_model(
     }
     if maps is not None:
         map_names = None if maps.names is None else list(maps.names)
-        description |= {"segments": maps.classes, "classes": map_names}
+        assert isinstance(model, Segmenter)
+        description |= {"segments": maps.classes, "classes": map_names, "decoder": model.decoder_name}
     return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description, start)
 
 
@@ -187,8 +191,6 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
 
 def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
     """The vision transformer: that of a segmenter, or the model itself."""
-    from steadygaze.modules import Segmenter
-
     if not isinstance(model, Segmenter):
         return model
     if recipe.task != "segmentation":
@@ -199,17 +201,21 @@ def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model.backbone
 
 
-def _segmenter(model: nn.Module, backbone: nn.Module, maps: SegmentationImages) -> nn.Module:
+def _segmenter(
+    model: nn.Module, backbone: nn.Module, maps: SegmentationImages, decoder: Decoder | None
+) -> Segmenter:
     """A segmenter around the backbone; the one that the weights brought, if its classes are those of the
     masks."""
-    from steadygaze.modules import Segmenter, segmenter
-
     if not isinstance(model, Segmenter):
-        return segmenter(backbone, maps.classes)
+        return segmenter(backbone, maps.classes, decoder or "linear")
     if model.classes != maps.classes:
         raise BadInput(
             f"model: its weights are of a segmenter of {model.classes} classes, "
             f"but the masks have {maps.classes}"
+        )
+    if decoder not in (None, model.decoder_name):
+        raise BadInput(
+            f"model.decoder: the weights have a {model.decoder_name} decoder, got {decoder!r}. Leave it out."
         )
     model.backbone = backbone
     return model

@@ -82,6 +82,9 @@ class Model(Table):
     pretrained: bool = False  # start from the pretrained weights of the hub
     num_classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)] | None = None
     new_head: bool = False  # a new classifier, whatever the weights have
+    decoder: Literal["linear", "segformer"] | None = (
+        None  # of task segmentation; None: the weights', or linear
+    )
     arguments: Options = Field(default_factory=dict)
 
 
@@ -254,7 +257,9 @@ class Recipe(Table):
             )
         if self.task == "segmentation":
             _check_segmentation(self)
-        elif self.losses_with_masks:
+        elif self.model.decoder is not None:
+            raise BadInput("model.decoder: it is of task = 'segmentation'. Leave it out, or set the task.")
+        if self.task != "segmentation" and self.losses_with_masks:
             _check_masks(self)
         return self
 

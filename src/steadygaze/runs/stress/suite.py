@@ -117,6 +117,7 @@ class Score:
 
     samples: its value on the data set, then on every resampled data set, in the order of `Card.draws`
     headline: whether the command line prints it on a line of its own
+    shares: of a share of images, the 0 or 1 of each: its interval is then Wilson's
     """
 
     setting: Setting
@@ -125,6 +126,7 @@ class Score:
     images: int
     note: str = ""
     headline: bool = False
+    shares: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,10 @@ class Number:
         samples = score.samples
         low, high = interval(samples[1:]) if len(samples) > 1 else (samples[0], samples[0])
         limits = float(samples[0]), float(low), float(high)
-        return cls(score.setting, score.quantity, *limits, score.images, score.note, samples, score.headline)
+        number = cls(
+            score.setting, score.quantity, *limits, score.images, score.note, samples, score.headline
+        )
+        return number if score.shares is None else with_wilson(number, score.shares)
 
 
 def with_wilson(number: Number, values: np.ndarray) -> Number:

@@ -7,6 +7,7 @@ from steadygaze.runs.stress.suites import attacks
 from steadygaze.runs.stress.suites import occlusion
 from steadygaze.runs.stress.suites import attention
 from steadygaze.runs.stress.suites import shift
+from steadygaze.runs.stress.suites import cue_conflict
 from steadygaze.runs.stress.suites import synthetic
 from steadygaze.runs.stress.suites import neighbours
 from steadygaze.runs.stress.suites import segmentation

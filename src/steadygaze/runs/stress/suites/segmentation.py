@@ -11,6 +11,7 @@ divide.
 | score | setting | what |
 | --- | --- | --- |
 | miou, pixel_accuracy, iou_CLASS | `clean`, `fog/3`; miou of `fog` | of summed counts; by class: clean |
+| miou | `acdc/fog`, `acdc/night`, ... | the clean images of each condition of ACDC |
 | mean_miou, retention | `corruptions` | mean over corruptions, share of clean mIoU; also `_cityscapes_c` |
 """
 
@@ -27,6 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.confusion import iou_of
+from steadygaze.data.label_maps import ACDC, ACDC_CONDITIONS, acdc_condition
 from steadygaze.errors import BadInput
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.segmentation import (
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from steadygaze.runs.stress.images import ImageView
     from steadygaze.runs.stress.suite import Views
 
+CONDITION = "acdc/"  # begins the labels of the conditions of ACDC
 FEW = 8  # classes whose IoU is printed one by one
 MIOU = share("miou", "mIoU")
 PIXEL_ACCURACY = share("pixel_accuracy")
@@ -150,6 +153,8 @@ class Segmentation(Suite):
                     yield Score(setting, iou_quantity(name), by_class[:, index], readable)
 
     def scores(self, card: Card) -> Iterator[Score]:
+        if card.run["settings"].get("layout") == ACDC:
+            yield from condition_scores(card)
         settings = by_corruption(card, "corruptions", "", MIOU)
         samples = {
             name: {level: card.measured[s.label, MIOU.name].samples for level, s in levels.items()}
@@ -166,6 +171,15 @@ class Segmentation(Suite):
         clean = [MIOU, PIXEL_ACCURACY, *classes]
         texts = [card.text(CLEAN.label, quantity.name) for quantity in clean]
         yield Table("clean, %", ["", *(quantity.title for quantity in clean)], [["clean", *texts]])
+        conditions = [label for label, metric in card.scores if _is_condition(label) and metric == MIOU.name]
+        if conditions:
+            columns = ["condition", MIOU.title, "images"]
+            rows = [
+                [label.removeprefix(CONDITION), card.text(label, MIOU.name), str(number.images)]
+                for label in conditions
+                for number in (card.scores[label, MIOU.name],)
+            ]
+            yield Table(f"{ACDC}, %", columns, rows)
         settings = by_corruption(card, "corruptions", "", MIOU)
         if not settings:
             return
@@ -184,6 +198,26 @@ class Segmentation(Suite):
             labels = {name: name for name in settings}
             yield error_bars(card, labels, MIOU, "mIoU by corruption", "mIoU")
             yield from severity_lines(card, settings, MIOU, "mIoU by severity", "mIoU, %")
+
+
+def _is_condition(label: str) -> bool:
+    return label.startswith(CONDITION)
+
+
+def condition_scores(card: Card) -> Iterator[Score]:
+    """mIoU of the clean images of each condition of ACDC, of summed counts."""
+    names = card.names_of("")
+    ranks, details, images = card.details(CLEAN.label, MIOU.name)
+    counts = unpacked(details, ranks, images, len(card.run["settings"]["segments"]))
+    measured = np.zeros(images, dtype=bool)
+    measured[ranks] = [bool(detail) for detail in details]
+    for condition in ACDC_CONDITIONS:
+        own = np.array([acdc_condition(name) == condition for name in names]) & measured
+        if own.any():
+            only = np.where(own[:, None, None], counts, 0)
+            mean, _, _ = set_numbers(resampled(only, card.repeats, card.seed))
+            setting = Setting(Segmentation.name, "acdc", condition, label=f"{CONDITION}{condition}")
+            yield Score(setting, MIOU, mean, int(own.sum()), f"{ACDC}, {condition}", headline=True)
 
 
 def _tinted(evaluator: Evaluator, pixels: np.ndarray) -> Image.Image:
