@@ -18,11 +18,10 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.data.content import names_hash
-from steadygaze.data.cue_conflict import IMAGENET_CLASSES, CueItem, read_cue_conflict
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.errors import BadInput
-from steadygaze.robustness.shape_bias import group_decisions
+from steadygaze.robustness.cue_conflict import IMAGENET_CLASSES, CueItem, group_decisions, read_cue_conflict
 from steadygaze.runs.figures import BarChart, Figure, Table
 from steadygaze.runs.stress.evaluator import Batch, Evaluator, Measurement, broken_rows
 from steadygaze.runs.stress.images import RunImage
@@ -71,7 +70,6 @@ class CueConflictSuite(Suite):
     quantities = (SHAPE, TEXTURE, SHAPE_BIAS)
     tiles: ClassVar = {(name, SHAPE_BIAS.name): "shape bias"}
     compared = (name,)
-    kept_details = frozenset({SHAPE.name})
 
     def check(self) -> None:
         if len(self.arguments) != 1 or not self.arguments[0]:
@@ -182,11 +180,13 @@ def _shape_biases(card: Card) -> list[Number]:
 
 def _shapes(card: Card, count: int) -> np.ndarray:
     """The shape class of each image, in order of name; -1 where the prediction was broken."""
-    ranks, details, _ = card.details(CueConflictSuite.name, SHAPE.name)
+    details = card.details(CueConflictSuite.name, SHAPE.name)
+    if not np.isin(details.lengths, (0, 3)).all():
+        raise BadInput(
+            "expected three numbers behind shape_decisions: shape, texture and decision, got others"
+        )
     shapes = np.full(count, -1)
-    for rank, detail in zip(ranks, details, strict=True):
-        if len(detail) == 3:
-            shapes[rank] = detail[0]
+    shapes[details.ranks[details.lengths > 0]] = details.numbers.reshape(-1, 3)[:, 0]
     return shapes
 
 

@@ -207,10 +207,10 @@ def _is_condition(label: str) -> bool:
 def condition_scores(card: Card) -> Iterator[Score]:
     """mIoU of the clean images of each condition of ACDC, of summed counts."""
     names = card.names_of("")
-    ranks, details, images = card.details(CLEAN.label, MIOU.name)
-    counts = unpacked(details, ranks, images, len(card.run["settings"]["segments"]))
-    measured = np.zeros(images, dtype=bool)
-    measured[ranks] = [bool(detail) for detail in details]
+    details = card.details(CLEAN.label, MIOU.name)
+    counts = unpacked(details, len(card.run["settings"]["segments"]))
+    measured = np.zeros(details.images, dtype=bool)
+    measured[details.ranks] = details.lengths > 0
     for condition in ACDC_CONDITIONS:
         own = np.array([acdc_condition(name) == condition for name in names]) & measured
         if own.any():
