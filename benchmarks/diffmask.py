@@ -25,7 +25,7 @@ from steadygaze.explainer import unavailable
 from steadygaze.faithfulness.ground_truth import Task, counting, score, train
 from steadygaze.faithfulness.metric import Batch
 from steadygaze.heatmap import Attribution
-from steadygaze.methods.diffmask import read_file, write
+from steadygaze.methods.learnt.diffmask import read_file, write
 from steadygaze.models.small_vit import small_vit
 from steadygaze.training.diffmask.settings import Settings
 from steadygaze.training.diffmask.trainer import Trainer, hidden_widths

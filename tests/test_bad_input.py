@@ -232,7 +232,8 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     assert set(tiny_models.served(model)) == {info.name for info in sg.list_methods()} - {
         *ATTENTION,
         "diffmask",
-    }  # diffmask: no file
+        "vit_shapley",
+    }  # diffmask, vit_shapley: no file
     refuse(sg.MethodUnavailable, "grids change", sg.explain, model, images, method="decompx:bias=norm")
     vit = sg.adapt(model)
     refuse(

@@ -17,6 +17,7 @@ HEAVY = ("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "matplo
         "from steadygaze.cli import app; app(['explain', '--help'], standalone_mode=False)",
         "from steadygaze.cli import app; app(['stress', '--help'], standalone_mode=False)",
         "from steadygaze.cli import app; app(['diffmask', 'train', '--help'], standalone_mode=False)",
+        "from steadygaze.cli import app; app(['shapley', 'train', '--help'], standalone_mode=False)",
         "import steadygaze; steadygaze.UnknownName",
     ],
 )

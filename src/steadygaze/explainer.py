@@ -236,11 +236,10 @@ class _Batch:
         if logits is None and reads_hidden:
             run = forward(self.vit, tokens, grad=False)
             logits, hidden = run.logits, run.hidden
-            del run
         logits = self.clean.logits if logits is None else logits
         for m in methods:
             if m.base.kind == "model":
-                queries = [self.query(m, tokens, column, hidden) for column in self.columns(logits)]
+                queries = [self.query(m, column, hidden, logits) for column in self.columns(logits)]
                 made = [m.base.function(query, **m.function_options) for query in queries]
                 maps[m.name] = [one if isinstance(one, Shares) else Shares(one) for one in made]
         results = {}
@@ -261,16 +260,17 @@ class _Batch:
         return replace(result, words=names, word_scores=merged)
 
     def query(
-        self, m: Method, tokens: Tensor, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...]
+        self, m: Method, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...], logits: Tensor
     ) -> Query:
         return Query(
             self.vit,
             self.clean.images,
-            tokens,
+            self.clean.tokens,
             target,
             score=self.score_of(m),
             rules=rules_of(m),
             hidden=hidden,
+            logits=logits,
             on_progress=self.on_progress,
             allow_partial=self.allow_partial,
         )

@@ -60,6 +60,9 @@ def command(name: str, given: Path, out: Path) -> list[object]:
         "diffmask train": [
             *("diffmask", "train", *MODEL, *data, "--steps", 1, "--batch-size", 2, "--out", out / "m"),
         ],
+        "shapley train": [
+            *("shapley", "train", *MODEL, *data, "--steps", 1, "--batch-size", 2, "--out", out / "m"),
+        ],
     }[name]
 
 
@@ -76,9 +79,10 @@ def toml(values: dict) -> str:
 
 COMMANDS = [
     *("explain", "demo", "verify", "stress", "report of stress", "report of verify", "compare-models"),
-    *("card", "train", "curves", "diffmask train"),
+    *("card", "train", "curves", "diffmask train", "shapley train"),
 ]
-RESUMABLE = {"verify", "stress", "card", "train", "diffmask train"}  # exit code 3 once the run has begun
+# exit code 3 once the run has begun
+RESUMABLE = {"verify", "stress", "card", "train", "diffmask train", "shapley train"}
 
 
 def check(name: str, result, out: Path, reason: str) -> None:

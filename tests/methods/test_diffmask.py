@@ -16,16 +16,16 @@ import steadygaze as sg
 from helpers import tiny_models
 from oracles import vit as oracle
 from oracles.models import KINDS, random_images, tiny
-from steadygaze.methods.diffmask import (
+from steadygaze.methods.learnt.diffmask import (
     DiffMask,
     HardConcrete,
     Shape,
     blank,
     masked,
     read_file,
-    with_gates,
     write,
 )
+from steadygaze.methods.learnt.files import with_files
 from steadygaze.training.diffmask.settings import Settings
 from steadygaze.training.diffmask.trainer import (
     ALL_OFF,
@@ -481,18 +481,20 @@ def test_what_a_mask_cannot_explain(tmp_path) -> None:
         sg.explain(model, images, method=sg.method("diffmask", file=bad))
 
 
-def test_with_gates() -> None:
+def test_files_of_learnt_methods() -> None:
     """--diffmask FILE: the method keeps its short name, reads the file, and is added where it was not
     named.
     """
-    assert with_gates(["gaze", "diffmask"], None) == ["gaze", "diffmask"]
-    gaze, gated = with_gates(["gaze"], "f")
+    assert with_files(["gaze", "diffmask"], {"diffmask": None}) == ["gaze", "diffmask"]
+    gaze, gated = with_files(["gaze"], {"diffmask": "f", "vit_shapley": None})
     assert gaze == "gaze" and gated.name == "diffmask" and gated.option("file") == "f"
-    (read,) = with_gates(["diffmask:read=probability"], "f")
+    (read,) = with_files(["diffmask:read=probability"], {"diffmask": "f"})
     assert (
         read.name == "diffmask:read=probability"
         and read.option("file") == "f"
         and read.option("read") == "probability"
     )
-    (own,) = with_gates([sg.method("diffmask", file="g")], "f")
+    (own,) = with_files([sg.method("diffmask", file="g")], {"diffmask": "f"})
     assert own.option("file") == "g"
+    both = with_files(["vit_shapley"], {"diffmask": "f", "vit_shapley": "s"})
+    assert [(m.name, m.option("file")) for m in both] == [("vit_shapley", "s"), ("diffmask", "f")]

@@ -188,6 +188,7 @@ WHOLE_OPTIONS = {
     "shapley_cam": {"at", "weights"},
     "legrad": {"layers"},
     "diffmask": {"file", "read"},  # its oracle is in tests/test_diffmask.py
+    "vit_shapley": {"file"},  # its oracle is in test_vit_shapley.py
 } | {  # searched methods: their oracles are in tests/test_search.py
     "occlusion": {"budget", "hide"},
     "rise": {"budget", "seed", "hide"},
@@ -211,7 +212,8 @@ def test_nothing_is_left_out() -> None:
         assert set(BASES[name].options) == tried, name
     assert {name: set(BASES[name].options) for name in bases("model")} == WHOLE_OPTIONS
     assert set(MATRIX) == set(bases("matrix"))
-    written_here = {"random", "smoothgrad", "gaze_twice", "gaze_halves", "diffmask"} | set(SEARCHED)
+    written_here = {"random", "smoothgrad", "gaze_twice", "gaze_halves", "diffmask", "vit_shapley"}
+    written_here |= set(SEARCHED)
     libra = {name for name in aliases() if name.startswith("libra_")}  # their oracles are in test_libra.py
     assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"} - libra
 

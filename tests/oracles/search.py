@@ -376,3 +376,16 @@ def summed(
     enough = [i for i, p in enumerate(confidence) if p >= threshold]
     best = enough[-1] if enough else max(range(steps), key=lambda i: confidence[i])
     return confidence, history[best], history
+
+
+def exact_shapley_of_removal(model: Any, image: Tensor) -> Tensor:
+    """(P, C) by definition, over all 2^P sets, absent patches removed; of the probability of every class."""
+    P = patches(model)
+    sets = range(2**P)
+    v = [logits(model, image, [j for j in range(P) if keep >> j & 1]).softmax(0) for keep in sets]
+    phi = torch.zeros(P, len(v[0]), dtype=torch.float64)
+    for keep in sets:
+        for j in range(P):
+            if not keep >> j & 1:
+                phi[j] += (v[keep | 1 << j] - v[keep]) / (P * comb(P - 1, keep.bit_count()))
+    return phi

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.methods.diffmask import read_file, write
+from steadygaze.methods.learnt.diffmask import read_file, write
 from steadygaze.training.diffmask import loop as diffmask_run
 from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
 from steadygaze.training.diffmask.settings import Settings

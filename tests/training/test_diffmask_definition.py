@@ -13,7 +13,7 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles.models import random_images, tiny
-from steadygaze.methods.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
+from steadygaze.methods.learnt.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
 from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
 from steadygaze.training.diffmask.settings import Settings
 from steadygaze.training.diffmask.trainer import Trainer, hidden_widths

@@ -14,7 +14,7 @@ import steadygaze as sg
 from helpers.training import content, recipe
 from steadygaze.cli import app
 from steadygaze.files import FileLock, lock_folder
-from steadygaze.methods.diffmask import read_file
+from steadygaze.methods.learnt.diffmask import read_file
 from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
 
 HOLD = """

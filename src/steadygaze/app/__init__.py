@@ -23,12 +23,16 @@ __all__ = ["Limits", "page"]
 
 
 def page(
-    model: LoadedModel | nn.Module, gates: str | Path | None = None, *, limits: Limits = DEFAULT_LIMITS
+    model: LoadedModel | nn.Module,
+    gates: str | Path | None = None,
+    *,
+    shapley: str | Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Any:
     """A gradio page for a model; `.launch()` serves it.
 
     model: from `load_model`, or a module that carries its preprocessing (of timm or transformers)
-    gates: a file of `steadygaze diffmask train`
+    gates, shapley: files of `steadygaze diffmask train` and of `steadygaze shapley train`
     limits: what the page allows, such as `Limits(max_seconds=20)`
     """
     try:
@@ -38,4 +42,6 @@ def page(
     from steadygaze.app.layout import build_page
     from steadygaze.app.viewer import Viewer
 
-    return build_page(Viewer.of(model, None if gates is None else Path(gates), limits))
+    files = {"diffmask": gates, "vit_shapley": shapley}
+    learnt = {name: Path(file) for name, file in files.items() if file is not None}
+    return build_page(Viewer.of(model, learnt, limits))

@@ -7,8 +7,8 @@ Every result is computed from the image: only the image and a list of patches ar
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import Method
 from steadygaze.methods import parse_method
-from steadygaze.methods.diffmask import with_gates
+from steadygaze.methods.learnt.files import with_files
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
 from steadygaze.target import Outputs, percent, predictions, summarise
@@ -66,18 +66,21 @@ class RemovalCurves:
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """One model and what can be shown about it. gates: a file of `steadygaze diffmask train`."""
+    """One model and what can be shown about it. learnt: files of learnt methods, by the method's name."""
 
     loaded: LoadedModel
-    gates: Path | None = None
+    learnt: Mapping[str, Path] = field(default_factory=dict)
     limits: Limits = DEFAULT_LIMITS
 
     @classmethod
     def of(
-        cls, model: LoadedModel | nn.Module, gates: Path | None = None, limits: Limits = DEFAULT_LIMITS
+        cls,
+        model: LoadedModel | nn.Module,
+        learnt: Mapping[str, Path] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> Viewer:
         """For a loaded model, or a module that carries its preprocessing."""
-        return cls(load_model(model), gates, limits)
+        return cls(load_model(model), learnt or {}, limits)
 
     @cached_property
     def vit(self) -> ViT:
@@ -86,7 +89,7 @@ class Viewer:
     @cached_property
     def methods(self) -> list[str]:
         """Names of the methods that this model supports."""
-        return [method.name for method in choose(self.vit, ["all"])] + (["diffmask"] if self.gates else [])
+        return [method.name for method in choose(self.vit, ["all"])] + list(self.learnt)
 
     @cached_property
     def classes(self) -> list[str]:
@@ -261,11 +264,12 @@ class Viewer:
     def _method(self, name: str) -> Method:
         method = parse_method(name)
         check_method(method, self.limits)
-        if method.base.name != "diffmask":
+        file = self.learnt.get(method.base.name)
+        if file is None:
             return method
-        (gated,) = with_gates([method], self.gates)
-        assert isinstance(gated, Method)
-        return gated
+        (with_file,) = with_files([method], {method.base.name: file})
+        assert isinstance(with_file, Method)
+        return with_file
 
     # -- tensors ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 
 from steadygaze import __version__
 from steadygaze.cli.commands import explaining, listing, measuring, training
-from steadygaze.cli.diffmask import diffmask as diffmask_commands
+from steadygaze.cli.learnt.diffmask import diffmask as diffmask_commands
+from steadygaze.cli.learnt.shapley import shapley as shapley_commands
 from steadygaze.errors import SteadygazeError
 
 __all__ = ["app", "main"]
@@ -53,7 +54,7 @@ class Commands(TyperGroup):
         command = self.commands.get(ctx.invoked_subcommand or "")
         while (
             isinstance(command, TyperGroup) and len(command.commands) == 1
-        ):  # diffmask has one command: train
+        ):  # diffmask and shapley have one command: train
             command = next(iter(command.commands.values()))
         for parameter in command.params if command else ():
             if parameter.name == error.option and parameter.opts[0] not in str(error):
@@ -102,6 +103,7 @@ app.command()(training.train)
 app.command()(measuring.card)
 app.command()(training.curves)
 app.add_typer(diffmask_commands, name="diffmask")
+app.add_typer(shapley_commands, name="shapley")
 app.command()(explaining.demo)
 app.command("app")(explaining.serve)
 app.command()(listing.methods)

@@ -35,7 +35,7 @@ from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method
-from steadygaze.methods.diffmask import with_gates
+from steadygaze.methods.learnt.files import with_files
 from steadygaze.progress import OnProgress, Progress
 from steadygaze.questions.ask import ask
 from steadygaze.questions.text import as_classifier
@@ -70,7 +70,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
         )
     for method in request.methods:
         parse_method(method)  # a wrong name is reported before anything is loaded
-    methods = with_gates(request.methods, request.diffmask)
+    methods = with_files(request.methods, request.learnt)
     every_file, damaged = list_images(request.images, request.limit)
     names = unique_names(every_file)
     if request.maps is not None:

@@ -59,6 +59,7 @@ class ExplainOptions:
     region: Region | None = None
     device: str = "auto"
     diffmask: Path | None = None
+    shapley: Path | None = None
     patches: bool = False
     maps: Path | None = None
     shard: Shard = WHOLE
@@ -66,6 +67,11 @@ class ExplainOptions:
     def file(self, stem: str, ending: str) -> Path:
         """The path of a file of results: STEM.ENDING, or that of this shard, STEM-IofN.ENDING."""
         return self.out / f"{'-'.join(filter(None, (stem, self.shard.label)))}.{ending}"
+
+    @property
+    def learnt(self) -> dict[str, Path | None]:
+        """The files of learnt methods, by the method's name."""
+        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @dataclass
@@ -192,7 +198,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
         "weights_hash": loaded.weights_hash,
         **{name: str(value) for name, value in request.model_options.items()},
     }
-    gates = {} if request.diffmask is None else {"diffmask": request.diffmask.name}
+    files = {name: file.name for name, file in request.learnt.items() if file is not None}
     partial = {"partial": results.partial} if results.partial else {}
     write_manifest(
         request.out,
@@ -205,7 +211,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
             "model": model,
             "preprocessing": dict(loaded.preprocess.config),
             "target": request.target if request.top == 1 else f"top {min(request.top, results.class_count)}",
-            **gates,
+            **files,
         },
         after={
             "unreadable": results.unreadable,

@@ -28,6 +28,7 @@ def run(
     checkpoint: Path | None,
     num_classes: int | None,
     diffmask: Path | None,
+    shapley: Path | None,
     device: str,
     host: str | None,
     port: int,
@@ -54,7 +55,7 @@ def run(
     loaded = loaded if words is None else words.applied(loaded)  # without words, the page has a box for them
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), temporary_uploads():
-        blocks = page(loaded, diffmask, limits=limits)
+        blocks = page(loaded, diffmask, shapley=shapley, limits=limits)
         try:
             _, address, _ = blocks.launch(
                 server_name=host,

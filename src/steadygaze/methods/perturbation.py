@@ -138,13 +138,19 @@ def kernel_shap(query: Query, *, budget: int = 1000, seed: int = 0, hide: str = 
 
 def shapley_samples(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]:
     """All, none, and pairs (z, 1 − z) of sizes drawn by the Shapley kernel; from a row of draws per pair."""
+    keep = shapley_pairs(draws)
+    keep[:, 0], keep[:, 1] = True, False
+    return keep
+
+
+def shapley_pairs(draws: Float[Tensor, "b pairs p1"]) -> Bool[Tensor, "b r p"]:
+    """Pairs (z, 1 − z) of sizes drawn by the Shapley kernel, 1 to p − 1; from a row of draws per pair."""
     p = draws.shape[2] - 1
     sizes = torch.arange(1, p, dtype=torch.float64)
     mass = 1 / (sizes * (p - sizes))
     size = 1 + torch.searchsorted(mass.cumsum(0) / mass.sum(), draws[:, :, 0].contiguous()).clamp_max(p - 2)
     rank = draws[:, :, 1:].argsort(2).argsort(2)
     z = rank < size[:, :, None]
-    z[:, 0] = True
     return torch.stack([z, ~z], 2).flatten(1, 2)
 
 

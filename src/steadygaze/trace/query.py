@@ -22,6 +22,7 @@ class Query:
     rules: rules of the backward pass
     score, target: the quantity to explain: `score` of class target[b], or whatever a callable target returns
     hidden: x^0 .. x^{L-1} and the output of the last block, for methods registered with reads_hidden=True
+    logits: of the whole images, from the same forward pass
     on_progress: called during long searches
     allow_partial: whether an interrupted search may return a map of the runs that were done
     """
@@ -33,6 +34,7 @@ class Query:
     score: str = "logit"
     rules: Rules = PLAIN
     hidden: tuple[Tensor, ...] = ()
+    logits: Float[Tensor, "b classes"] | None = None
     on_progress: OnProgress = ignore_progress
     allow_partial: bool = True
 

@@ -1,4 +1,4 @@
-"""Training: recipes, losses, the loop; DiffMask gates and TokenCut masks.
+"""Training: recipes, losses, the loop; learnt explanation methods and TokenCut masks.
 
 | module          | content                                                                              |
 | --------------- | ------------------------------------------------------------------------------------ |
@@ -13,7 +13,9 @@
 | evaluation      | test loss and accuracy                                                               |
 | run_files       | the files of a run                                                                   |
 | recipes/        | the recipes that ship with the package                                               |
+| learnt/         | what the trainings of learnt explanation methods share: images, the resumable run    |
 | diffmask/       | training of Vision DiffMask gates                                                    |
+| shapley/        | training of ViT-Shapley explainers                                                   |
 | tokencut/       | object masks without labels                                                          |
 """
 

@@ -136,7 +136,8 @@ def subset_logits(
         results = [(piece.place, logits) for piece, logits in run_pieces(vit, tokens, wanted)]
     else:
         grid = vit.layout(tokens).grid
-        for rows in rest.split(max(1, chunk_of(tokens) // tokens.shape[1])):
+        size = max(1, chunk_of(tokens) // tokens.shape[1])
+        for rows in rest.split(size) if len(rest) else ():  # an empty tensor is split into one empty piece
             cells = keep[rows].view(-1, *grid)
             if mode == "mask":
                 results.append((rows, masked_logits(vit, tokens, cells, image[rows])))

@@ -76,6 +76,7 @@ def verify(
     keep_maps: Annotated[
         bool, typer.Option("--keep-maps", help="Store the maps of the methods in float16, in OUT/maps.")
     ] = False,
+    shapley: options.Shapley = None,
     limit: options.Limit = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = 16,
@@ -139,6 +140,7 @@ def verify(
         shard=parse_shard(shard),
         maps=maps,
         keep_maps=maps_folder(keep_maps, out),
+        shapley=shapley,
     )
     raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
 

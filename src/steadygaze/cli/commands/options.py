@@ -120,6 +120,10 @@ DiffMask = Annotated[
     Path | None,
     typer.Option(help="Gates trained by `steadygaze diffmask train`; required by the method diffmask."),
 ]
+Shapley = Annotated[
+    Path | None,
+    typer.Option(help="Explainer trained by `steadygaze shapley train`; required by the method vit_shapley."),
+]
 
 Corruptions = Annotated[
     list[str] | None,

@@ -25,7 +25,7 @@ from steadygaze.manifest import versions
 from steadygaze.maps import MapWriter, open_maps
 from steadygaze.maps.sources import Given
 from steadygaze.method_registry import DEFAULT, Method
-from steadygaze.methods.diffmask import with_gates
+from steadygaze.methods.learnt.files import with_files
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.load_ahead import default_num_workers
@@ -62,7 +62,7 @@ class VerifyRequest(Request):
         one class for each image
     start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
     mean, std: the normalisation of images in memory
-    diffmask: trained gates, for the method diffmask
+    diffmask, shapley: files of the learnt methods diffmask and vit_shapley
     maps: maps to measure besides those of `methods`: a folder, or arrays by method
     keep_maps: a folder for the maps that are computed
     """
@@ -79,6 +79,12 @@ class VerifyRequest(Request):
     diffmask: Path | None = None
     maps: Given | None = None
     keep_maps: Path | None = None
+    shapley: Path | None = None
+
+    @property
+    def learnt(self) -> dict[str, Path | None]:
+        """The files of learnt methods, by the method's name."""
+        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def run_verify(
 def _plan(request: VerifyRequest, vit: ViT) -> Plan:
     return make_plan(
         vit,
-        with_gates(request.methods, request.diffmask),
+        with_files(request.methods, request.learnt),
         request.metrics,
         request.scores,
         request.ratios,
@@ -200,9 +206,10 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         "device": next(vit.model.parameters()).device.type,
     }
     origin = request.origin(loaded)
-    if request.diffmask is not None:
-        described["diffmask"] = hashlib.sha256(request.diffmask.read_bytes()).hexdigest()[:16]
-        origin["diffmask"] = str(request.diffmask)
+    for name, file in request.learnt.items():
+        if file is not None:
+            described[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            origin[name] = str(file)
     return PreparedVerify(
         request,
         vit,

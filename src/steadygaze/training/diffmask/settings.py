@@ -36,7 +36,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.methods.diffmask import HardConcrete, Shape
+from steadygaze.methods.learnt.diffmask import HardConcrete, Shape
 
 CHOICES = {
     "dual": ("ascent", "reference"),

@@ -3,9 +3,9 @@
     min over gates and b, max over λ ≥ 0:   L0 + λ_l · (KL(p ‖ p̂) − m)
     l is drawn anew for each batch, and the gates 0..l are active
 
-p is the model's prediction, p̂ its prediction for x̂ (`methods/diffmask.py`). The model itself never changes.
-A step costs two forward passes of the model and one backward pass to its tokens. `settings.py` explains the
-options.
+p is the model's prediction, p̂ its prediction for x̂ (`methods/learnt/diffmask.py`). The model itself never
+changes. A step costs two forward passes of the model and one backward pass to its tokens. `settings.py`
+explains the options.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.methods.diffmask import DiffMask, blank, masked, prefix_tokens, states
+from steadygaze.methods.learnt.diffmask import DiffMask, blank, masked, prefix_tokens, states
 from steadygaze.trace.capture import forward
 from steadygaze.training.diffmask.settings import Settings
+from steadygaze.training.learnt.adam import moments, restore_moments
 from steadygaze.vit import ViT
 from steadygaze.vit.view import evaluation_mode
 
@@ -202,8 +203,7 @@ class Trainer:
         tensors |= {f"dual.{i}": p for i, p in enumerate(self.duals)}
         tensors |= {f"slow.{name}": value for name, value in self.slow.items()}
         for name, p in self.parameters.items():
-            moments = self._optimiser_of(name).state.get(p, {})
-            tensors |= {f"adam.{key}.{name}": value for key, value in moments.items()}
+            tensors |= moments(name, p, self._optimiser_of(name))
         facts = {"steps": self.steps, "settings": asdict(self.settings)}
         return facts, {key: value.detach().clone() for key, value in tensors.items()}
 
@@ -220,11 +220,7 @@ class Trainer:
             for i, p in enumerate(self.duals):
                 p.copy_(tensors[f"dual.{i}"])
         for name, p in self.parameters.items():
-            if f"adam.step.{name}" not in tensors:
-                continue
-            moments = {key: tensors[f"adam.{key}.{name}"].to(p).clone() for key in ("exp_avg", "exp_avg_sq")}
-            step = tensors[f"adam.step.{name}"].clone()
-            self._optimiser_of(name).state[p] = {"step": step, **moments}
+            restore_moments(name, p, self._optimiser_of(name), tensors)
 
     def _optimiser_of(self, name: str) -> torch.optim.Optimizer:
         return self.dual_optimiser if name.startswith("dual.") else self.optimiser

@@ -1,8 +1,6 @@
-"""`steadygaze diffmask train`: gates that learn which patches a model does not need. Torch is imported inside
-the command.
+"""`steadygaze diffmask train`: gates that learn which patches a model does not need.
 
-Exit codes: 0, success; 1, the masks diverged or have not started to close, or images could not be read; 2,
-invalid input; 3, the file could not be written; 130, interrupted.
+Exit codes: see `running`.
 """
 
 from __future__ import annotations
@@ -13,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadygaze.cli.commands.options import TrustRemoteCode
+from steadygaze.cli.learnt import running
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskResult
-
-LISTED = 20  # unreadable images that are listed at the end
+    from steadygaze.training.diffmask.loop import DiffMaskRequest
+    from steadygaze.training.learnt.run import LearntResult
 
 diffmask = typer.Typer(no_args_is_help=True, help="Vision DiffMask: train the gates that --diffmask uses.")
 
@@ -31,28 +29,20 @@ def top() -> None:
 
 @diffmask.command()
 def train(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="timm name, torchvision:NAME, transformers folder or owner/name, run folder, or 'embedded'."
-        ),
-    ],
-    data: Annotated[
-        list[Path],
-        typer.Option(help="Folder of images, at any depth; labels are not needed. May be repeated."),
-    ],
-    out: Annotated[Path, typer.Option(help="Output file, .safetensors. Repeat the command to resume.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="Local weights of the model.")] = None,
+    model: running.Model,
+    data: running.Data,
+    out: running.Out,
+    checkpoint: running.Checkpoint = None,
     preset: Annotated[
         list[str] | None,
         typer.Option(help="cifar10 (default) or imagenet: the paper's values; reference: those of its code."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps. Default: see --epochs.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the images.")] = 5,
+    steps: running.Steps = None,
+    epochs: running.Epochs = 5,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", "--batch", min=1, help="Images per step. Default: 16.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed. Default: 0.")] = None,
+    seed: running.Seed = None,
     gate_rate: Annotated[
         float | None, typer.Option(help="Learning rate of the gates. Default: 2e-5.")
     ] = None,
@@ -98,11 +88,9 @@ def train(
         int, typer.Option(min=0, help="Number of new attempts if the masks become all on or all off.")
     ] = 0,
     restart_with: Annotated[str, typer.Option(help="seed: the next one; stretch: also α + 5.")] = "seed",
-    save_every: Annotated[int, typer.Option(min=1, help="Steps between two saves.")] = 200,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes, if not that of the checkpoint.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    save_every: running.SaveEvery = 200,
+    num_classes: running.NumClasses = None,
+    device: running.Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Learn which patches the model needs for its prediction; the model itself is not changed."""
@@ -150,34 +138,17 @@ def train(
 
 def run(request: DiffMaskRequest) -> int:
     """Train the gates; returns the exit code."""
-    from rich.console import Console
-
-    from steadygaze.cli.running import print_line, progress_bar
-    from steadygaze.cli.train import printed_log
-    from steadygaze.errors import RowsNotWritten
     from steadygaze.training.diffmask.loop import DiffMaskRun
 
-    notes = Console(stderr=True)
-    training = DiffMaskRun(request)
-    steps = f"{training.total_steps} steps of {training.settings.batch}"
-    start = f", resumed after {training.resumed}" if training.resumed else ""
-    if request.warm_start and not start:
-        start = f", starting from {request.warm_start}"
-    print_line(notes, f"{request.model}: {len(training.images.files)} images, {steps}{start}")
-    try:
-        with progress_bar(notes) as on_progress, printed_log(notes):
-            result = training.execute(on_progress)
-    except RowsNotWritten as error:
-        print_line(notes, f"error: {error}", "red")
-        return 3
-    except KeyboardInterrupt:
-        print_line(notes, f"interrupted; repeat the command to resume ({request.out})")
-        return 130
-    return print_result(request, result, Console())
+    return running.run_training(
+        lambda: DiffMaskRun(request),
+        lambda result, console: print_result(request, result, console),
+        f", starting from {request.warm_start}" if request.warm_start else "",
+    )
 
 
-def print_result(request: DiffMaskRequest, result: DiffMaskResult, console: Console) -> int:
-    """Print how training ended; returns the exit code."""
+def print_result(request: DiffMaskRequest, result: LearntResult, console: Console) -> None:
+    """Print how training ended."""
     from steadygaze.cli.running import print_line
 
     report, initial = result.report, result.initial
@@ -191,12 +162,10 @@ def print_result(request: DiffMaskRequest, result: DiffMaskResult, console: Cons
             f" (before training: {100 * initial.l0:.1f} %, {initial.kl:.3f}, {100 * initial.accuracy:.1f} %)"
         )
     print_line(console, text)
-    for reason in result.unreadable[:LISTED]:
-        print_line(console, f"not used: {reason}", "red")
+    running.print_unreadable(result, console)
     if result.too_early:
         advice = "Continue with more --steps, or start again with a higher --gate-rate"
         print_line(console, f"not trained yet: {result.problem}, as at the start. {advice}", "red")
     elif result.problem:
         advice = "Try --restarts 3, --restart-with stretch, another --seed or other rates (with a new --out)"
         print_line(console, f"diverged: {result.problem}. {advice}", "red")
-    return 1 if result.problem or result.unreadable else 0

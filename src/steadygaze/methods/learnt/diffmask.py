@@ -18,9 +18,8 @@ its code), in 0..1, from one forward pass. `steadygaze.training.diffmask` trains
 models the gates lie on the map's grid.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from math import log
 from pathlib import Path
@@ -34,10 +33,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from steadygaze.errors import BadCheckpoint, MethodUnavailable, UnknownName
-from steadygaze.files import write_atomic
-from steadygaze.method_names import parse_method
-from steadygaze.method_registry import Method, register_method
+from steadygaze.errors import MethodUnavailable, UnknownName
+from steadygaze.method_registry import register_method
+from steadygaze.methods.learnt.files import FileKind, changed_at, take_prefix, with_prefix
+from steadygaze.methods.learnt.states import hidden_states, on_grid
 from steadygaze.trace.query import Query
 from steadygaze.vit.masking import token_indices
 from steadygaze.vit.view import ViT, remember
@@ -52,7 +51,7 @@ PREFIX_PARAMETERS = (
     "reg_token",
     "register_tokens",
 )
-META = "steadygaze.diffmask"  # metadata key that marks a file of gates
+FILE = FileKind("steadygaze.diffmask", "gates of Vision DiffMask", "steadygaze diffmask train")
 
 
 @dataclass(frozen=True)
@@ -173,19 +172,10 @@ def states(vit: ViT, empty: Tensor, hidden: Sequence[Tensor], prefix: Tensor | N
     if vit.plan.global_attention:
         if prefix is not None:
             content = torch.cat([prefix.expand(len(content), -1, -1), content[:, vit.prefix :]], 1)
-        return [content, *hidden]
-    layout = vit.layout(hidden[0])
-    pairs = [(vit.blocks[0], content), *zip(vit.blocks, hidden[:-1], strict=True)]
-    if hidden[-1].shape[1] == hidden[-2].shape[1]:  # the last block keeps the grid
-        pairs.append((vit.blocks[-1], hidden[-1]))
-    return [_on_grid(block.patches(x, layout), layout.grid) for block, x in pairs]
-
-
-def _on_grid(x: Float[Tensor, "b h w d"], grid: tuple[int, int]) -> Float[Tensor, "b t d"]:
-    """The mean over each cell of the grid."""
-    if tuple(x.shape[1:3]) != tuple(grid):
-        x = F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
-    return x.flatten(1, 2)
+    else:
+        layout = vit.layout(hidden[0])
+        content = on_grid(vit.blocks[0].patches(content, layout), layout.grid)
+    return [content, *hidden_states(vit, hidden)]
 
 
 def masked(vit: ViT, tokens: Tensor, empty: Tensor, z: Float[Tensor, "b t"], baseline: Tensor) -> Tensor:
@@ -208,39 +198,17 @@ def write(
     path: str | Path, mask: DiffMask, facts: Mapping[str, Any], extra: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write gates, facts about them and the trainer's state to one safetensors file, atomically."""
-    from safetensors.torch import save
-
-    tensors = {f"mask.{name}": value for name, value in mask.state_dict().items()} | dict(extra or {})
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    about = json.dumps({"shape": asdict(mask.shape), **facts})
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save(plain, metadata={META: about}))
+    tensors = with_prefix("mask.", mask) | dict(extra or {})
+    FILE.write(path, {"shape": asdict(mask.shape), **facts}, tensors)
 
 
 def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:
     """(gates, facts, the trainer's state) from a file that `write` wrote. No code in it is executed."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        what = f"{path}, a folder" if Path(path).is_dir() else f"{path}: no such file"
-        raise BadCheckpoint(f"expected a file of gates from `steadygaze diffmask train`, got {what}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = (file.metadata() or {}).get(META)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{path} is not a readable safetensors file ({error})") from error
-    if about is None:
-        raise BadCheckpoint(
-            f"{path} holds no gates of Vision DiffMask. Train them with `steadygaze diffmask train`."
-        )
-    facts = json.loads(about)
+    facts, tensors = FILE.read(path)
     made = facts.pop("shape")
     shape = Shape(tuple(made["widths"]), made["stretch"], made["shift"], HardConcrete(**made["concrete"]))
     mask = DiffMask(shape)
-    mask.load_state_dict(
-        {name.removeprefix("mask."): tensors.pop(name) for name in list(tensors) if name.startswith("mask.")}
-    )
+    mask.load_state_dict(take_prefix("mask.", tensors))
     return mask.eval().requires_grad_(False), facts, tensors
 
 
@@ -255,29 +223,7 @@ def _read(
 def load(path: str | Path, vit: ViT) -> tuple[DiffMask, dict[str, Any]]:
     """The gates in a file, on the device and in the precision of the model; cached."""
     parameter = next(vit.model.parameters())
-    file = Path(path)
-    changed = file.stat().st_mtime_ns if file.is_file() else 0
-    return _read(str(path), changed, parameter.device, parameter.dtype)
-
-
-def with_gates(methods: Sequence[str | Method], file: str | Path | None) -> list[str | Method]:
-    """The methods, with `diffmask` reading this file; it is added if it was not among them."""
-    if file is None:
-        return list(methods)
-    requested = list(methods) if any(_is_diffmask(m) for m in methods) else [*methods, "diffmask"]
-    return [_with_file(m, file) if _is_diffmask(m) else m for m in requested]
-
-
-def _is_diffmask(method: str | Method) -> bool:
-    return str(method).partition(":")[0] == "diffmask"
-
-
-def _with_file(method: str | Method, file: str | Path) -> Method:
-    parsed = parse_method(method) if isinstance(method, str) else method
-    if parsed.option("file") is not None:
-        return parsed
-    options = {**dict(parsed.options), "file": str(file)}
-    return replace(parsed, options=tuple(sorted(options.items())))
+    return _read(str(path), changed_at(path), parameter.device, parameter.dtype)
 
 
 # -- the method -------------------------------------------------------------------------------------
@@ -304,7 +250,7 @@ def trained(vit: ViT, file: Any = None) -> str:
 @register_method(
     "diffmask",
     "model",
-    family="masking",
+    family="learnt",
     gradient=False,
     class_specific=False,
     cost=1.0,

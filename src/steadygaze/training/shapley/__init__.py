@@ -1,0 +1,1 @@
+"""Training of ViT-Shapley (`steadygaze shapley train`): settings, one step, and the resumable run."""
