@@ -143,7 +143,7 @@ def explain(
     clean = CleanForward.of(vit, images)
     if note := range_note(model, clean.images):
         warn(note, ImagesOutOfRange, stacklevel=2)
-    results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, words=True)
+    results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, details=True)
     if isinstance(given, (str, Method)):
         return results[chosen[0].name]
     return {name: results[m.name] for name, m in requested.items()}
@@ -156,12 +156,12 @@ def explain_batch(
     score: str | None,
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
-    words: bool = False,
+    details: bool = False,
 ) -> dict[str, Attribution]:
     """`explain` for images that others embed too; attributions by name of the method.
 
     clean: the images; its tokens and logits are used, so that they are computed once
-    words: whether attributions of a question have scores of its words
+    details: whether attributions have `parts`, and those of a question the scores of its words
     """
     vit = clean.vit
     if score is not None:
@@ -177,9 +177,9 @@ def explain_batch(
         if reason := unavailable(m, vit):
             raise MethodUnavailable(f"{m.name}: {reason}")
     with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
-        batch = _Batch(clean, target, score, on_progress, allow_partial)
+        batch = _Batch(clean, target, score, on_progress, allow_partial, details)
         results = batch.explain(methods)
-        if words and isinstance(vit.model, VisualQuestion):
+        if details and isinstance(vit.model, VisualQuestion):
             results = {name: batch.with_words(result) for name, result in results.items()}
     return results
 
@@ -212,6 +212,7 @@ class _Batch:
     score: str | None
     on_progress: OnProgress
     allow_partial: bool
+    details: bool
 
     @property
     def vit(self) -> ViT:
@@ -276,8 +277,10 @@ class _Batch:
         )
 
     def position(self, methods: list[Method]) -> Tensor | None:
-        """Position embeddings, if a map is input x gradient at the input of block 0."""
-        split = any(m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods)
+        """Position embeddings, if a map is input x gradient at the input of block 0 and has to be split."""
+        split = self.details and any(
+            m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods
+        )
         return position_tokens(self.vit, self.clean.images) if split else None
 
     def attribution(self, m: Method, maps: list[Shares], logits: Tensor) -> Attribution:
