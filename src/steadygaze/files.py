@@ -25,6 +25,7 @@ except ImportError:  # Windows has no such lock; everything else is the same
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"  # the file whose lock stands for its whole folder
+LOCK_TRIES, LOCK_WAIT = 3, 0.05  # seconds between two tries
 CLAIM_SECONDS = 10.0  # that the owner of a claim has to write its file
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -169,7 +170,7 @@ class FileLock:
             raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
         if fcntl is not None:
             try:
-                fcntl.flock(self.file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                _lock(self.file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             except BlockingIOError as error:
                 self.close()
                 raise BadInput(
@@ -191,6 +192,37 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lock(file: int, kind: int) -> None:
+    """Take a lock; a reader that tests it (`is_locked`) holds it for a moment only."""
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOCK_WAIT)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether another process holds the lock of a file alone; None if the file system cannot say."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(file)
+    return None
 
 
 def lock_folder(folder: str | Path) -> FileLock:

@@ -96,6 +96,7 @@ def root(
 app.command()(explaining.explain)
 app.command()(measuring.verify)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(measuring.stress)
+app.command()(measuring.status)
 app.command("compare-models")(measuring.compare_models)
 app.command()(measuring.report)
 app.command()(measuring.export)

@@ -26,6 +26,8 @@ from steadygaze.runs.load_ahead import load_ahead
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards.locks import lock_run
+from steadygaze.runs.shards.progress_files import ProgressFile
+from steadygaze.runs.shards.tally import Tally
 from steadygaze.runs.store import Done, Store, holds_run, make_folder, prepare
 
 T = TypeVar("T")
@@ -162,9 +164,11 @@ class Run:
         self.task, self.unit, self.total, self.on_progress = task, unit, total, on_progress
         self.pace = Pace()
         self.done = Done(None)
-        self._finished = self._resumed = 0
+        self._finished = self._resumed = self._planned = 0
         self._gathered: list[Row] = []
         self._lock = ExitStack()
+        self._tally = Tally(self.done)
+        self._progress_file: ProgressFile | None = None
         self._store: Store | None = None
         self._prepared: dict[int, Job] = {}  # required jobs that are done, by id
         self._readable: dict[str, bool] = {}  # images that were unreadable in an earlier run, tried again
@@ -190,6 +194,8 @@ class Run:
         self._store = Store(out, self.world.label)
         self.world.wait()  # every file is open before any process reads them
         self.done = Done(out, self.world.shard)
+        self._tally = Tally(self.done)
+        self._progress_file = ProgressFile(out, self.world)
 
     def _close(self) -> None:
         if self._store is not None:
@@ -200,6 +206,9 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._progress_file is not None:
+                self._tally.complete |= error is None
+                self._progress_file.end(self._tally.counts(), error)
             if error is None:
                 self.world.wait()  # the folder is locked until the last process is done
         finally:
@@ -251,6 +260,7 @@ class Run:
             clock = time.perf_counter()
             self.pace.model += clock - began
             self._append(rows)
+            self._tally.finish_job(job.images, job.keys)
             self._report(job.size)
 
     def remaining(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
@@ -260,6 +270,13 @@ class Run:
         own = [job for job in jobs if self.world.owns(job.batch)]
         self._forget_replaced(own, loader)
         pending = self._pending(own, loader)
+        self._tally.add_jobs((job.images, job.keys) for job in own)
+        self._planned += _size(own) + _size(job for job in _required(own) if id(job) not in self._prepared)
+        self._tally.complete = self._planned == self.total
+        left = {id(job) for job in pending}
+        for job in own:
+            if id(job) not in left:
+                self._tally.finish_job(job.images, job.keys)
         required = [job for job in _required(pending) if id(job) not in self._prepared]
         todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
         new = [job for job in _required(own) if id(job) not in self._prepared]
@@ -352,6 +369,7 @@ class Run:
                 yield {**row, "content": content[row["image"]]}
 
     def _append(self, rows: list[Row]) -> None:
+        self._tally.add_rows(rows)
         if rows and self._store is not None:
             self._store.append(rows)
         elif rows:
@@ -360,6 +378,7 @@ class Run:
     def _report(self, units: int) -> None:
         if units:
             self._finished += units
-            self.on_progress(
-                Progress(self.task, self._finished, self.total, self.unit, resumed=self._resumed)
-            )
+            progress = Progress(self.task, self._finished, self.total, self.unit, resumed=self._resumed)
+            if self._progress_file is not None:
+                self._progress_file.report(progress, self._tally.counts)
+            self.on_progress(progress)

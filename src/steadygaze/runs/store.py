@@ -207,6 +207,7 @@ class Done:
     """What a folder already holds: which rows of each image, of which content, and which images were
     unreadable.
 
+    flagged: (image, method or setting, score) of maps that are empty or broken
     shard: the part of the run that is computed here; files that cannot hold its rows are not read
     """
 
@@ -215,6 +216,7 @@ class Done:
         self.content: dict[
             str, str
         ] = {}  # image -> content hash of its rows; "" where rows of one image disagree
+        self.flagged: set[tuple[str, str, str]] = set()
         self._rows = KeySet()
         if folder is not None:
             self._read(folder, shard)
@@ -228,6 +230,7 @@ class Done:
         reasons = {image: reason for _, image, reason in rows.unreadable}
         self.unreadable = {image: reason for image, reason in reasons.items() if reason}
         self._rows.add_columns(rows)
+        self.flagged = _flagged(rows)
         known = np.flatnonzero(rows.codes["content"] != ABSENT)
         first = known[rows.groups(["image", "content"], known).first]
         for image, content in zip(rows.text("image", first), rows.text("content", first), strict=True):
@@ -243,6 +246,20 @@ class Done:
         """Whether any of these rows of an image is missing."""
         return self._rows.lacks(image, keys)
 
+    def count(self, image: str, keys: Iterable[RowKey]) -> int:
+        """How many of these rows of an image are there."""
+        return self._rows.count(image, keys)
+
     def forget(self, image: str) -> None:
         """The rows of an image no longer count."""
         self._rows.forget(image)
+        self.flagged = {entry for entry in self.flagged if entry[0] != image}
+
+
+def _flagged(rows: Columns) -> set[tuple[str, str, str]]:
+    """(image, method or setting, score) of the maps that are empty or broken."""
+    flagged = np.flatnonzero(rows.filled("flag"))
+    columns = ("image", "method", "setting", "score")
+    first = flagged[rows.groups(columns, flagged).first]
+    texts = zip(*(rows.text(name, first) for name in columns), strict=True)
+    return {(image, method or setting, score or "") for image, method, setting, score in texts}

@@ -1,4 +1,4 @@
-"""Commands that measure and report: verify, stress, report, compare-models, card."""
+"""Commands that measure and report: verify, stress, status, report, compare-models, card."""
 
 from __future__ import annotations
 
@@ -290,6 +290,20 @@ def export(
     from steadygaze.cli.report import export_runs
 
     raise typer.Exit(export_runs(runs, to, partition))
+
+
+def status(
+    *,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of `steadygaze verify` or `steadygaze stress`, also while they run."),
+    ],
+    as_json: options.Json = False,
+) -> None:
+    """Show how far runs have come: shards, images, rows, errors, speed and time left."""
+    from steadygaze.cli.status import run
+
+    raise typer.Exit(run(runs, as_json))
 
 
 def compare_models(

@@ -53,6 +53,10 @@ class KeySet:
         mask = self._mask(tuple(keys))
         return self._rows.get(image, 0) & mask != mask
 
+    def count(self, image: str, keys: Iterable[RowKey]) -> int:
+        """How many of these rows of an image are there."""
+        return (self._rows.get(image, 0) & self._mask(tuple(keys))).bit_count()
+
     def forget(self, image: str) -> None:
         """Remove the rows of an image."""
         self._rows.pop(image, None)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from steadygaze.errors import BadInput
-from steadygaze.files import LOCK, FileLock, lock_folder
+from steadygaze.files import LOCK, FileLock, is_locked, lock_folder
 from steadygaze.runs.shards.shard import Shard, shard_of_file
 
 
@@ -27,7 +27,7 @@ def lock_run(folder: Path, shard: Shard) -> ExitStack:
             locks.enter_context(lock_folder(folder))
             return locks.pop_all()
         locks.enter_context(FileLock(folder / LOCK, shared=True))
-        locks.enter_context(FileLock(folder / f"{LOCK}-{shard.label}"))
+        locks.enter_context(FileLock(lock_file(folder, shard)))
         for path in sorted(folder.glob(f"{LOCK}-*of*")):
             other = shard_of_file(path)
             if other.count != shard.count and is_locked(path):
@@ -39,10 +39,6 @@ def lock_run(folder: Path, shard: Shard) -> ExitStack:
         return locks.pop_all()
 
 
-def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of this file, as far as the file system can say."""
-    try:
-        FileLock(path).close()
-    except BadInput:
-        return True
-    return False
+def lock_file(folder: Path, shard: Shard) -> Path:
+    """The file that is locked while this shard is written."""
+    return folder / "-".join(filter(None, (LOCK, shard.label)))

@@ -41,6 +41,7 @@ from steadygaze.runs.request import (
     task_setting,
 )
 from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.shards.progress_files import others_are_running
 from steadygaze.runs.verify.given_maps import check_complete, warn_of_missing_maps
 from steadygaze.runs.verify.images import FilesSource, ImageSource, MemorySource, open_images
 from steadygaze.runs.verify.measure import TargetOf, compute_rows
@@ -159,8 +160,8 @@ def run_verify(
     rows = run.rows()
     if request.keep_maps is not None and run.resumed and world.rank == 0:
         warn_of_missing_maps(request.keep_maps, rows)
-    if request.out is not None and world.rank == 0:
-        store_samples(request.out, ready, rows)
+    if request.out is not None and world.rank == 0 and not others_are_running(request.out, request.shard):
+        store_samples(request.out, ready, Rows.read(request.out))  # of all shards, by the last one
     return rows
 
 
