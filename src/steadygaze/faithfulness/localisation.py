@@ -138,6 +138,7 @@ def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
         summary=summary,
         combine=combine,
         family="localisation",
+        by_map=True,
         compute=compute,
         needs_masks=True,
         uses_model=False,

@@ -82,6 +82,7 @@ class Metric(Quantity):
     uses_model: false for metrics that look at maps and masks only
     uses_fill: whether it paints pixels with the option `fill`
     detail_by_method: the detail has one number for each map, not a curve
+    by_map: the numbers of a map depend on no other map, so that maps can be measured a few at a time
     outputs: what models it can measure give
     """
 
@@ -93,6 +94,7 @@ class Metric(Quantity):
     uses_model: bool = True
     uses_fill: bool = False
     detail_by_method: bool = False
+    by_map: bool = False
     curve: Curve | None = None
     outputs: tuple[Outputs, ...] = ("classes", "labels", "values", "features")
 
@@ -128,6 +130,7 @@ def register_metric(
     family: str = "custom",
     needs_masks: bool = False,
     needs_explain: bool = False,
+    by_map: bool = False,
     combine: Combine = mean,
     replace: bool = False,
 ) -> Callable[[Callable[[MetricInput], Tensor | Values]], Callable[[MetricInput], Tensor | Values]]:
@@ -162,6 +165,8 @@ def register_metric(
     family: heading under which the metric is listed
     needs_masks: it is given images with masks; data without masks is an error
     needs_explain: it runs the methods again, by `given.explain_again(model, target)`
+    by_map: the numbers of a map depend on no other map; then rows are written as soon as a map is measured,
+        otherwise when all maps of a batch are
     combine: (values, details) -> the number of a data set; the mean by default
     replace: replace a metric that has this name already, instead of raising an error
     """
@@ -194,6 +199,7 @@ def register_metric(
             compute=compute,
             needs_masks=needs_masks,
             needs_explain=needs_explain,
+            by_map=by_map,
         )
         METRICS.add(name, entry, replace=replace)
         return function

@@ -172,6 +172,7 @@ def _entry(name: str, unit: str, better: Better, high: float, summary: str) -> M
         high,
         summary=summary,
         family="perturbation",
+        by_map=True,
         compute=compute,
         uses_fill=uses_fill,
         outputs=("classes", "labels") if uses_fill else ("classes",),

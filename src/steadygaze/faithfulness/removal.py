@@ -189,6 +189,7 @@ def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Me
         high,
         summary=f"{summary}; {area_text}",
         family="removal",
+        by_map=True,
         compute=compute,
         curve=curve,
         outputs=("classes", "labels"),
@@ -197,7 +198,7 @@ def _entry(name: str, low: float, high: float, summary: str, curve: Curve) -> Me
 
 def _value_entry(name: str, summary: str, curve: Curve) -> Metric:
     text = f"{summary}; area under the curve over the ratios, by token removal"
-    return Metric(name, "", "higher", summary=text, family="value", compute=compute, curve=curve)
+    return Metric(name, "", "higher", summary=text, family="value", compute=compute, curve=curve, by_map=True)
 
 
 KEPT, REMOVED = "Only the top patches kept", "The top patches removed"

@@ -71,6 +71,7 @@ def _entry(name: str, unit: str, high: float, summary: str) -> Metric:
         high,
         summary=summary,
         family="truth",
+        by_map=True,
         compute=compute,
         needs_masks=True,
         uses_model=False,

@@ -96,7 +96,23 @@ class Loader(Protocol[J_contra, T_co]):
         ...
 
 
-Compute = Callable[[J, T], Iterable[Row]]
+Lacks = Callable[[Iterable[str], tuple[RowKey, ...]], bool]  # whether an image lacks one of these rows
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Rows of a job that become known together, and are written at once.
+
+    work: units of progress; those that no portion of a job has are counted when the job is done
+    known: they were computed by an earlier run, so no time was spent on them now
+    """
+
+    rows: Sequence[Row]
+    work: int = 0
+    known: bool = False
+
+
+Compute = Callable[[J, T, Lacks], Iterable[Portion]]
 
 
 @dataclass
@@ -165,6 +181,7 @@ class Run:
         self.pace = Pace()
         self.done = Done(None)
         self._finished = self._resumed = self._planned = 0
+        self._reported = False
         self._gathered: list[Row] = []
         self._lock = ExitStack()
         self._tally = Tally(self.done)
@@ -252,16 +269,29 @@ class Run:
             todo = (job for group in groups for job in self.remaining(group, loader))
         clock = time.perf_counter()
         for job, inputs in load_ahead(loader.load, todo, num_workers, processes=processes):
-            began = time.perf_counter()
-            self.pace.waiting += began - clock
-            rows = self._unreadable_rows(inputs)
-            if inputs.data is not None:
-                rows += self._new_rows(compute(job, inputs.data), inputs.content)
-            clock = time.perf_counter()
-            self.pace.model += clock - began
-            self._append(rows)
+            clock = self._spent("waiting", clock)
+            self._append(self._unreadable_rows(inputs))
+            left = job.size
+            for portion in () if inputs.data is None else compute(job, inputs.data, self._any_lacks):
+                rows = list(self._new_rows(portion.rows, inputs.content))
+                clock = self._spent("model", clock)
+                self._append(rows)
+                left -= portion.work
+                self._resumed += portion.work if portion.known else 0
+                self._report(portion.work)
+                clock = self._spent("waiting", clock)
+            clock = self._spent("model", clock)
             self._tally.finish_job(job.images, job.keys)
-            self._report(job.size)
+            self._report(left)
+
+    def _spent(self, on: str, since: float) -> float:
+        """Add the time since then to the pace; returns the time now."""
+        now = time.perf_counter()
+        setattr(self.pace, on, getattr(self.pace, on) + now - since)
+        return now
+
+    def _any_lacks(self, images: Iterable[str], keys: tuple[RowKey, ...]) -> bool:
+        return any(self.done.lacks(image, keys) for image in images)
 
     def remaining(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs of this process that have rows to compute, after the jobs that they require."""
@@ -376,7 +406,8 @@ class Run:
             self._gathered.extend(rows)
 
     def _report(self, units: int) -> None:
-        if units:
+        if units or not self._reported:
+            self._reported = True
             self._finished += units
             progress = Progress(self.task, self._finished, self.total, self.unit, resumed=self._resumed)
             if self._progress_file is not None:

@@ -1,9 +1,17 @@
-"""The rows of a batch: attribution maps of every column, measured by every metric."""
+"""The rows of a batch, as they become known: maps of every column, measured by every metric.
+
+Methods that share passes are explained together (a part). Their maps are then measured a few at a time, so
+that rows are on the disk soon after their map is made; metrics that run methods again follow for the whole
+part, and metrics that compare maps with one another when all parts are done. What is measured together
+depends on the plan and the device only, never on what was done before: the rows of a resumed batch are those
+of an undisturbed one.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,77 +21,130 @@ from torch import Tensor, nn
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import CachedForward
 from steadygaze.faithfulness.metric import METRICS, Batch, Values
-from steadygaze.maps import MapName, MapWriter
+from steadygaze.maps import MapName, MapWriter, StoredMethod
+from steadygaze.runs.loop import Lacks, Portion
 from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
-from steadygaze.runs.rows import Row, json_number
-from steadygaze.runs.verify.plan import Plan
+from steadygaze.runs.rows import Row, RowKey, json_number
+from steadygaze.runs.verify.plan import MapPart, Plan
 from steadygaze.target import task_of_outputs
 from steadygaze.vit import adapt
 from steadygaze.vit.clean_forward import CleanForward
 
-Flags = dict[tuple[int, int], str]  # (map, image) -> zero or broken
+AT_ONCE = {"cpu": 1}  # maps that are measured together: more would not run faster
+AT_ONCE_ELSEWHERE = 8
 TargetOf = Callable[[Batch, CachedForward], Tensor]  # the class that is explained for each image, (B,)
+Maps = dict[int, MethodMaps]  # by number in the plan
 
 
-def compute_rows(
-    forward: CachedForward,
-    batch: Batch,
-    plan: Plan,
-    target: Tensor,
-    identity: dict[str, Any],
-    keep: MapWriter | None = None,
-) -> Iterator[Row]:
-    """Every row of a batch, by image, column and metric; all maps and metrics share `forward`.
+@dataclass(frozen=True)
+class BatchRows:
+    """Computes the rows of one batch; all maps and metrics share `forward`.
 
+    lacks: which rows are missing; the others are not computed
     keep: stores the maps, before their rows are returned
     """
-    vit = forward.vit
-    made = plan_maps(forward, target, plan, batch.names)
-    maps, flags = _stacked([one.maps for one in made]), _flags(made)
-    if keep is not None:
-        keep_maps(keep, batch, maps, flags, target, plan)
 
-    def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        view = adapt(model, task_of_outputs(vit.plan.outputs))
-        again = plan_maps(CleanForward.of(view, images), classes, plan, batch.names)
-        return _stacked([one.maps for one in again])
+    forward: CachedForward
+    batch: Batch
+    plan: Plan
+    target: Tensor
+    identity: dict[str, Any]
+    lacks: Lacks
+    keep: MapWriter | None = None
 
-    evaluation = evaluate(
-        vit,
-        batch,
-        maps,
-        plan.metrics,
-        target=target,
-        seed=plan.seed,
-        ratios=plan.ratios,
-        fill=plan.fill,
-        explain=explain_again,
-        forward=forward,
-        unattributed=_stacked([one.unattributed for one in made]),
-        explained=_stacked([one.explained for one in made]),
-    )
-    numbers = {name: _Numbers(name, values, plan) for name, values in evaluation.values.items()}
-    for b, image in enumerate(batch.names):
-        for column, source in zip(plan.columns, plan.source, strict=True):
-            flag = flags.get((source, b))
-            for name in plan.metrics:
-                row: Row = {
-                    **identity,
-                    "method": column.method.name,
-                    "score": column.score,
-                    "metric": name,
-                    "image": image,
-                }
+    def portions(self) -> Iterator[Portion]:
+        """The rows that are missing, in portions that are known together."""
+        plan, maps = self.plan, Maps()
+        compared = self._missing(range(len(plan.maps)), plan.comparing_metrics)
+        for part in plan.parts(len(self.forward.vit.blocks)):
+            groups = self._groups(part.numbers)
+            missing = [self._missing(group, plan.single_metrics) for group in groups]
+            again = self._missing(part.numbers, plan.repeating_metrics)
+            work = len(self.batch.names)
+            if not any(missing) and not again and not compared:
+                yield Portion([], work * len(part.numbers), known=True)
+                continue
+            made = part_maps(self.forward, self.target, part, self.batch.names)
+            maps |= made
+            if self.keep is not None and not part.stored:
+                keep_maps(self.keep, self.batch, made, self.target, plan)
+            for group, wanted in zip(groups, missing, strict=True):
+                chosen = {number: made[number] for number in group}
+                rows = self._rows(chosen, plan.single_metrics) if wanted else []
+                yield Portion(rows, work * len(group), known=not wanted and bool(plan.single_metrics))
+            if again:
+                yield Portion(self._rows(made, plan.repeating_metrics, part))
+        if compared:
+            yield Portion(self._rows(dict(sorted(maps.items())), plan.comparing_metrics))
+
+    def _groups(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """Maps that are measured together."""
+        size = AT_ONCE.get(self.forward.images.device.type, AT_ONCE_ELSEWHERE)
+        return [tuple(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+    def _missing(self, numbers: Sequence[int], metrics: Sequence[str]) -> bool:
+        keys = self._keys(tuple(numbers), tuple(metrics))
+        return bool(keys) and self.lacks(self.batch.names, keys)
+
+    def _keys(self, numbers: Sequence[int], metrics: Sequence[str]) -> tuple[RowKey, ...]:
+        wanted = set(numbers)
+        columns = zip(self.plan.columns, self.plan.source, strict=True)
+        return tuple(column.key(name) for column, source in columns if source in wanted for name in metrics)
+
+    def _rows(self, maps: Maps, metrics: Sequence[str], part: MapPart | None = None) -> list[Row]:
+        """The rows of these maps, by image, column and metric.
+
+        part: the methods that metrics may run again; None: all
+        """
+        vit, plan = self.forward.vit, self.plan
+
+        def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+            clean = CleanForward.of(adapt(model, task_of_outputs(vit.plan.outputs)), images)
+            parts = plan.parts(len(vit.blocks)) if part is None else [part]
+            return _stacked([one.maps for one in _maps_of_parts(clean, classes, parts, self.batch.names)])
+
+        evaluation = evaluate(
+            vit,
+            self.batch,
+            _stacked([one.maps for one in maps.values()]),
+            metrics,
+            target=self.target,
+            seed=plan.seed,
+            ratios=plan.ratios,
+            fill=plan.fill,
+            explain=explain_again,
+            forward=self.forward,
+            unattributed=_stacked([one.unattributed for one in maps.values()]),
+            explained=_stacked([one.explained for one in maps.values()]),
+        )
+        numbers = {name: _Numbers(name, values, plan) for name, values in evaluation.values.items()}
+        position = {number: index for index, number in enumerate(maps)}
+        rows = []
+        for b, image in enumerate(self.batch.names):
+            for column, source in zip(plan.columns, plan.source, strict=True):
+                if source not in maps:
+                    continue
+                flag = maps[source].flags.get(b)
                 broken = flag == BROKEN
-                row["value"] = None if broken else numbers[name].value(source, b)
-                optional = {
-                    "detail": None if broken else numbers[name].detail(source, b),
-                    "note": evaluation.notes.get(name),
-                    "flag": flag,
-                }
-                row |= {key: value for key, value in optional.items() if value}
-                row["seed"] = plan.seed
-                yield row
+                for name in metrics:
+                    row: Row = {
+                        **self.identity,
+                        "method": column.method.name,
+                        "score": column.score,
+                        "metric": name,
+                        "image": image,
+                    }
+                    index = position[source]
+                    row["value"] = None if broken else numbers[name].value(index, b)
+                    optional = {
+                        "detail": None if broken else numbers[name].detail(index, b),
+                        "note": evaluation.notes.get(name),
+                        "flag": flag,
+                    }
+                    row |= {key: value for key, value in optional.items() if value}
+                    row["seed"] = plan.seed
+                    rows.append(row)
+        return rows
 
 
 class _Numbers:
@@ -104,25 +165,42 @@ class _Numbers:
         return None if self._details is None else [json_number(x) for x in self._details[m, b]]
 
 
-def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> list[MethodMaps]:
-    """The maps of the plan, those that are computed first, then those that are read.
+def part_maps(clean: CleanForward, target: Tensor, part: MapPart, names: Sequence[str]) -> Maps:
+    """The maps of methods that share passes, and which of them are zero or broken (those are zero here).
 
     names: keys of the images, for maps that are read
     """
-    found: list[MethodMaps] = []
-    for score, methods in plan.calls:
-        found += maps_of(clean, target, methods, score)
+    if not part.stored:
+        methods = [m for m in part.methods if not isinstance(m, StoredMethod)]
+        made = maps_of(clean, target, methods, part.score)
+        return dict(zip(part.numbers, made, strict=True))
     height, width = clean.images.shape[-2:]
-    for method in plan.stored:
+    logit = clean.logits.gather(1, target[:, None])[:, 0]  # what they explain is not stored
+    read: Maps = {}
+    for number, method in zip(part.numbers, part.methods, strict=True):
+        assert isinstance(method, StoredMethod)
         maps, broken = method.batch(names, target.tolist(), clean.grid, (height, width))
-        logit = clean.logits.gather(1, target[:, None])[:, 0]  # what they explain is not stored
         maps = maps.to(clean.images.device)
-        found.append(MethodMaps(maps, flags_of(maps, broken), torch.zeros_like(logit), logit))
-    return found
+        read[number] = MethodMaps(maps, flags_of(maps, broken), torch.zeros_like(logit), logit)
+    return read
 
 
-def _flags(made: Sequence[MethodMaps]) -> Flags:
-    return {(m, b): flag for m, one in enumerate(made) for b, flag in one.flags.items()}
+def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[str]) -> list[MethodMaps]:
+    """The maps of the whole plan, those that are computed first, then those that are read.
+
+    names: keys of the images, for maps that are read
+    """
+    return _maps_of_parts(clean, target, plan.parts(len(clean.vit.blocks)), names)
+
+
+def _maps_of_parts(
+    clean: CleanForward, target: Tensor, parts: Sequence[MapPart], names: Sequence[str]
+) -> list[MethodMaps]:
+    """In the order of the plan."""
+    maps: Maps = {}
+    for part in parts:
+        maps |= part_maps(clean, target, part, names)
+    return [maps[number] for number in sorted(maps)]
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -131,20 +209,15 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([tensor.to(widest) for tensor in tensors])
 
 
-def keep_maps(
-    writer: MapWriter, batch: Batch, maps: Tensor, flags: Flags, target: Tensor, plan: Plan
-) -> None:
-    """Store the maps of a batch that were computed, not read."""
-    names = [MapName(method.name, score) for method, score in plan.computed]
-    if not names:
-        return
+def keep_maps(writer: MapWriter, batch: Batch, maps: Maps, target: Tensor, plan: Plan) -> None:
+    """Store maps of a batch that were computed, not read."""
+    names = {number: MapName(plan.maps[number].method.name, plan.maps[number].score) for number in maps}
     broken = {
-        name: [b for b in range(len(batch.names)) if flags.get((m, b)) == BROKEN]
-        for m, name in enumerate(names)
+        names[number]: [b for b, flag in one.flags.items() if flag == BROKEN] for number, one in maps.items()
     }
     writer.write(
         batch.names,
-        dict(zip(names, maps, strict=False)),
+        {names[number]: one.maps for number, one in maps.items()},
         target.tolist(),
         {name: positions for name, positions in broken.items() if positions},
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
-from steadygaze.explainer import rules_of, unavailable
+from steadygaze.explainer import plan_passes, rules_of, unavailable
 from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
@@ -47,6 +47,21 @@ class Column:
     def key(self, metric: str) -> RowKey:
         """What tells this column's rows of a metric from the other rows of an image."""
         return self.method.name, self.score, metric
+
+
+@dataclass(frozen=True)
+class MapPart:
+    """Methods whose maps are made together: they share passes, or are a single search.
+
+    numbers: of their maps in `Plan.maps`
+    score: what they explain; None is each method's own
+    stored: the maps are read, not computed
+    """
+
+    numbers: tuple[int, ...]
+    methods: tuple[Method | StoredMethod, ...]
+    score: str | None = None
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,38 @@ class Plan:
             return ((None, tuple(method for method, _ in self.computed)),)
         scores = dict.fromkeys(score for _, score in self.computed)
         return tuple((score, tuple(m for m, own in self.computed if own == score)) for score in scores)
+
+    def parts(self, depth: int) -> list[MapPart]:
+        """Methods whose maps are made together, in the order of `calls`; then the maps that are read.
+
+        depth: number of the model's blocks
+        """
+        numbers = {(m.name, score): number for number, (m, score) in enumerate(self.computed)}
+        scores = {m.name: score for m, score in self.computed}
+        parts = []
+        for score, methods in self.calls:
+            passes = [{m.name for m in one.methods} for one in plan_passes(list(methods), depth).values()]
+            together = [tuple(m for m in methods if m.name in names) for names in passes]
+            for some in (*together, *((m,) for m in methods if m.base.kind == "model")):
+                own = tuple(numbers[m.name, score or scores[m.name]] for m in some)
+                parts.append(MapPart(own, some, score))
+        read = enumerate(self.stored, len(self.computed))
+        return [*parts, *(MapPart((number,), (m,), stored=True) for number, m in read)]
+
+    @cached_property
+    def single_metrics(self) -> tuple[str, ...]:
+        """Metrics that measure each map by itself."""
+        return tuple(n for n in self.metrics if METRICS[n].by_map and not METRICS[n].needs_explain)
+
+    @cached_property
+    def repeating_metrics(self) -> tuple[str, ...]:
+        """Metrics that measure each map by itself and run its method again."""
+        return tuple(n for n in self.metrics if METRICS[n].by_map and METRICS[n].needs_explain)
+
+    @cached_property
+    def comparing_metrics(self) -> tuple[str, ...]:
+        """Metrics that are given all maps of a batch at once."""
+        return tuple(n for n in self.metrics if not METRICS[n].by_map)
 
     @cached_property
     def keys(self) -> tuple[RowKey, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from steadygaze.methods.learnt.files import with_files
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.load_ahead import default_num_workers
-from steadygaze.runs.loop import Job, Pace, Run
+from steadygaze.runs.loop import J, Job, Lacks, Pace, Portion, Run
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
 from steadygaze.runs.request import (
@@ -40,11 +40,11 @@ from steadygaze.runs.request import (
     number_of_classes,
     task_setting,
 )
-from steadygaze.runs.rows import Row, Rows
+from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards.progress_files import others_are_running
 from steadygaze.runs.verify.given_maps import check_complete, warn_of_missing_maps
 from steadygaze.runs.verify.images import FilesSource, ImageSource, MemorySource, open_images
-from steadygaze.runs.verify.measure import TargetOf, compute_rows
+from steadygaze.runs.verify.measure import BatchRows, TargetOf
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
 from steadygaze.target import Outputs
@@ -118,12 +118,16 @@ class PreparedVerify:
             return 0 if self.request.in_memory else default_num_workers(self.device)
         return given
 
-    def compute(self, job: Job, batch: Batch) -> Iterator[Row]:
-        """The rows of one batch."""
+    def compute(self, job: Job, batch: Batch, lacks: Lacks) -> Iterator[Portion]:
+        """The rows of one batch, as they become known."""
         batch = batch.to(self.device)
         forward = CachedForward.of(self.vit, batch.images)
         target = self.target_of(batch, forward)
-        return compute_rows(forward, batch, self.plan, target, self.identity, self._writer)
+        return BatchRows(forward, batch, self.plan, target, self.identity, lacks, self._writer).portions()
+
+    def counted(self, jobs: Iterable[J]) -> Iterator[J]:
+        """The jobs with maps as units of progress."""
+        return (replace(job, work=len(job.images) * len(self.plan.maps)) for job in jobs)
 
     @cached_property
     def _writer(self) -> MapWriter | None:
@@ -148,12 +152,23 @@ def run_verify(
     """Execute a run. Rows go into `request.out`; those that are there already are not computed again."""
     world = (world or World()).of_shard(request.shard)
     ready = prepared or prepare_verify(request, world)
-    run = Run(request.out, ready.settings, ready.about, task="verify", world=world, on_progress=on_progress)
-
+    run = Run(
+        request.out,
+        ready.settings,
+        ready.about,
+        task="verify",
+        unit="maps",
+        world=world,
+        on_progress=on_progress,
+    )
     run.pace = pace or run.pace
     with run, report_searches(on_progress):
-        for jobs in ready.source.jobs(ready.plan.keys):
-            run.total = ready.source.work(world)
+        for group in ready.source.jobs(ready.plan.keys):
+            images = ready.source.work(world)
+            run.total = None if images is None else images * len(ready.plan.maps)
+            jobs = ready.counted(group)
+            if isinstance(group, Sequence):
+                jobs = list(jobs)
             run.execute(jobs, ready.source, ready.compute, num_workers=ready.num_workers)
     for damage in ready.source.damaged:
         warnings.warn(damage, DamagedData, stacklevel=2)
