@@ -12,6 +12,8 @@ EXAMPLES = sorted(path.stem for path in (Path(__file__).parents[1] / "examples")
 def test_an_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "ray_tasks":
+        pytest.importorskip("ray", reason="needs the extra ray: pip install steadygaze[ray]")
     monkeypatch.chdir(tmp_path)
     importlib.import_module(f"examples.{name}").main()
     assert capsys.readouterr().out

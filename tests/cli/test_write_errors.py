@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze.files as files
-from helpers.runs import pictures
+from helpers.runs import pictures, rows_of
 from helpers.training import content
 from helpers.training import pictures as training_images
 from steadygaze.cli import app, file_error
@@ -131,6 +131,25 @@ def test_a_full_disk(given, tmp_path, monkeypatch, name):
     result = run(*command(name, given, out))
     check(name, result, out, "No space left on device")
     assert "/some/temporary/file" not in result.output, "the file that the user knows is named"
+
+
+def test_a_disk_that_fills_up_during_a_shard_loses_nothing(given, tmp_path):
+    """Half of the rows fit. The error names the file, the rows before are whole, and the command resumes."""
+    words = ["verify", *MODEL, "--data", given / "data", *VERIFY[:4], "--batch-size", 4]
+    assert run(*words, "--out", tmp_path / "whole").exit_code == 0
+    wanted = rows_of(tmp_path / "whole")
+    out = tmp_path / "out"
+    shards = [[*words, "--out", out, "--shard", f"{index}/2"] for index in (0, 1)]
+    with file_size_limit(len("".join(wanted)) // 3):
+        failed = run(*shards[0])
+    assert failed.exit_code == 3 and "rows-00000of00002-00000.jsonl could not be written" in failed.output
+    assert "free some space and run the same command again" in failed.output
+    before = rows_of(out)
+    assert before and set(before) < set(wanted), "rows that were written before are intact"
+    assert "failed" in run("status", out).output
+    for shard in shards:
+        assert run(*shard).exit_code == 0
+    assert rows_of(out) == wanted
 
 
 def test_a_file_that_was_there_is_kept(given, tmp_path):
