@@ -92,6 +92,7 @@ add_metrics(
             summary="whether removing patches with higher scores loses more probability, over pairs of "
             "10 groups of patches, weighted by the difference of their scores",
             family="magnitude",
+            by_map=True,
             compute=_saco,
             outputs=("classes", "labels"),
         ),
@@ -104,6 +105,7 @@ add_metrics(
             summary="|sum of the map + what the method gives to no patch − the explained quantity|, in the "
             "unit of that quantity",
             family="magnitude",
+            by_map=True,
             compute=_completeness,
         ),
     ]

@@ -243,6 +243,7 @@ add_metrics(
             summary="area between the probability with the least important and with the top patches removed "
             "first, by token removal",
             family="removal",
+            by_map=True,
             compute=compute,
             outputs=("classes", "labels"),
         ),

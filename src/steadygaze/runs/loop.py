@@ -272,7 +272,7 @@ class Run:
             clock = self._spent("waiting", clock)
             self._append(self._unreadable_rows(inputs))
             left = job.size
-            for portion in () if inputs.data is None else compute(job, inputs.data, self._any_lacks):
+            for portion in () if inputs.data is None else compute(job, inputs.data, self.done.any_lacks):
                 rows = list(self._new_rows(portion.rows, inputs.content))
                 clock = self._spent("model", clock)
                 self._append(rows)
@@ -290,9 +290,6 @@ class Run:
         setattr(self.pace, on, getattr(self.pace, on) + now - since)
         return now
 
-    def _any_lacks(self, images: Iterable[str], keys: tuple[RowKey, ...]) -> bool:
-        return any(self.done.lacks(image, keys) for image in images)
-
     def remaining(self, jobs: Sequence[J], loader: Loader[J, T]) -> list[J]:
         """The jobs of this process that have rows to compute, after the jobs that they require."""
         if self.world.shard:
@@ -300,13 +297,10 @@ class Run:
         own = [job for job in jobs if self.world.owns(job.batch)]
         self._forget_replaced(own, loader)
         pending = self._pending(own, loader)
-        self._tally.add_jobs((job.images, job.keys) for job in own)
+        left = {id(job) for job in pending}
+        self._tally.add_jobs((job.images, job.keys, id(job) in left) for job in own)
         self._planned += _size(own) + _size(job for job in _required(own) if id(job) not in self._prepared)
         self._tally.complete = self._planned == self.total
-        left = {id(job) for job in pending}
-        for job in own:
-            if id(job) not in left:
-                self._tally.finish_job(job.images, job.keys)
         required = [job for job in _required(pending) if id(job) not in self._prepared]
         todo: list[J] = [*required, *pending]  # type: ignore[list-item]  # a job requires jobs of its own kind
         new = [job for job in _required(own) if id(job) not in self._prepared]

@@ -246,6 +246,10 @@ class Done:
         """Whether any of these rows of an image is missing."""
         return self._rows.lacks(image, keys)
 
+    def any_lacks(self, images: Iterable[str], keys: tuple[RowKey, ...]) -> bool:
+        """Whether any of these images lacks any of these rows."""
+        return any(self.lacks(image, keys) for image in images)
+
     def count(self, image: str, keys: Iterable[RowKey]) -> int:
         """How many of these rows of an image are there."""
         return self._rows.count(image, keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from steadygaze.runs.rows import Row, row_key
+from steadygaze.runs.rows import Row, RowKey, row_key
 from steadygaze.runs.shards.progress_files import Counts
 from steadygaze.runs.store import Done
 
@@ -22,9 +22,9 @@ class Tally:
         self._open: dict[str, int] = {}  # image -> jobs that are not done
         self._images = self._rows = self._rows_total = 0
 
-    def add_jobs(self, jobs: Iterable[tuple[Sequence[str], tuple[tuple[str, str, str], ...]]]) -> None:
-        """Jobs that this process owns: (images, keys of the rows of each)."""
-        for images, keys in jobs:
+    def add_jobs(self, jobs: Iterable[tuple[Sequence[str], tuple[RowKey, ...], bool]]) -> None:
+        """Jobs that this process owns: (images, keys of the rows of each, whether rows are missing)."""
+        for images, keys, pending in jobs:
             if not keys:
                 continue
             self._rows_total += len(images) * len(keys)
@@ -32,6 +32,8 @@ class Tally:
                 self._rows += self.done.count(image, keys)
                 self._images -= self._open.get(image) == 0
                 self._open[image] = self._open.get(image, 0) + 1
+            if not pending:
+                self.finish_job(images, keys)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Rows that were written."""
