@@ -13,7 +13,7 @@ from steadygaze.runs.messages import plural
 from steadygaze.runs.shards.status import FINISHED, NOT_STARTED, RUNNING, RunStatus, ShardStatus, run_status
 
 WIDTH = 80
-COLUMNS = "{:<11}{:<12}{:>15}{:>22}{:>9}{:>11}"  # 80 characters
+COLUMNS = "{:<9}{:<12}{:>15}{:>22}{:>10}{:>12}"  # 80 characters
 SHOWN = 40  # shards that are listed one by one; the finished and waiting ones of more are counted
 
 
@@ -46,7 +46,11 @@ def status_lines(run: RunStatus) -> list[str]:
     lines += [_line("all" if whole else str(shard.shard), shard) for shard in listed]
     if not whole:
         lines.append(_summary(run))
-    lines += [f"shard {shard.shard}: {shard.error}"[:WIDTH] for shard in shards if shard.error]
+    lines += [
+        _short(shard.error if whole else f"shard {shard.shard}: {shard.error}")
+        for shard in shards
+        if shard.state == "failed"
+    ]
     counts = run.counts
     lines.append(f"unreadable images: {counts.unreadable}; flagged maps: {counts.flagged}")
     if run.stopped:

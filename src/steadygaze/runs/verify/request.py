@@ -166,9 +166,8 @@ def run_verify(
         for group in ready.source.jobs(ready.plan.keys):
             images = ready.source.work(world)
             run.total = None if images is None else images * len(ready.plan.maps)
-            jobs = ready.counted(group)
-            if isinstance(group, Sequence):
-                jobs = list(jobs)
+            counted = ready.counted(group)
+            jobs = list(counted) if isinstance(group, Sequence) else counted  # a stream is read as it runs
             run.execute(jobs, ready.source, ready.compute, num_workers=ready.num_workers)
     for damage in ready.source.damaged:
         warnings.warn(damage, DamagedData, stacklevel=2)
