@@ -91,7 +91,13 @@ def test_running_died_and_failed(run):
 
 @pytest.mark.parametrize(
     "facts",
-    [{"pid": "first"}, {"units": -1}, {"updated": float("nan")}, {"shard": [4, 4]}, {"counts": {"rows": "x"}}],
+    [
+        {"pid": "first"},
+        {"units": -1},
+        {"updated": float("nan")},
+        {"shard": [4, 4]},
+        {"counts": {"rows": "x"}},
+    ],
 )
 def test_a_progress_file_of_a_stranger(run, facts):
     change(run, 1, **facts)

@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
     assert read_image
 
     def attempt(out: Path, slow: bool) -> None:
-        real, compute = os.write, request.BatchRows
+        real, compute = os.write, request.compute_rows
 
         def write(file, piece):  # a kill may fall between two pieces of a batch
             time.sleep(0.002)
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
 
         if slow:
             store.os = type("os", (), {**vars(os), "write": staticmethod(write)})
-            request.BatchRows = counted
+            request.compute_rows = counted
         request.run_verify(ask(out), prepared=ready)
 
     def rows(out: Path) -> list[bytes]:

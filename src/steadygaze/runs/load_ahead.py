@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -19,7 +20,39 @@ from steadygaze.errors import SteadygazeError
 
 J = TypeVar("J")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+J_contra = TypeVar("J_contra", contravariant=True)
 PREFETCHED = 4  # jobs that each worker process loads ahead
+
+
+@dataclass(frozen=True)
+class Inputs(Generic[T_co]):
+    """What loading a job gives.
+
+    data: for the function that computes; None if no image of the job could be read
+    content: image -> content hash, for each image that was read
+    unreadable: image -> reason
+    """
+
+    data: T_co | None
+    content: Mapping[str, str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+class Loader(Protocol[J_contra, T_co]):
+    """Reads the images of a job. It is pickled for worker processes where a platform has no fork."""
+
+    def load(self, job: J_contra) -> Inputs[T_co]:
+        """The images of a job, ready for the model."""
+        ...
+
+    def readable(self, job: J_contra, image: str) -> bool:
+        """Whether an image that could not be read in an earlier run can be read now."""
+        ...
+
+    def content(self, job: J_contra, image: str) -> str:
+        """The content hash of an image as it is now; may raise `BadImage`. "" if there is no way to know."""
+        ...
 
 
 def load_ahead(

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from steadygaze.errors import BadImage
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.runs.load_ahead import load_ahead
+from steadygaze.runs.load_ahead import Inputs as Inputs
+from steadygaze.runs.load_ahead import Loader, load_ahead
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards.locks import lock_run
@@ -31,7 +32,6 @@ from steadygaze.runs.shards.tally import Tally
 from steadygaze.runs.store import Done, Store, holds_run, make_folder, prepare
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 CHECKED = 4  # jobs of an iterator that are compared with what is on disk at a time
 READERS = 8  # threads that read files to check their content
 NAMED = 5  # replaced images that a warning names
@@ -63,37 +63,6 @@ class Job:
 
 
 J = TypeVar("J", bound=Job)
-J_contra = TypeVar("J_contra", bound=Job, contravariant=True)
-
-
-@dataclass(frozen=True)
-class Inputs(Generic[T_co]):
-    """What loading a job gives.
-
-    data: for the function that computes; None if no image of the job could be read
-    content: image -> content hash, for each image that was read
-    unreadable: image -> reason
-    """
-
-    data: T_co | None
-    content: Mapping[str, str]
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-
-class Loader(Protocol[J_contra, T_co]):
-    """Reads the images of a job. It is pickled for worker processes where a platform has no fork."""
-
-    def load(self, job: J_contra) -> Inputs[T_co]:
-        """The images of a job, ready for the model."""
-        ...
-
-    def readable(self, job: J_contra, image: str) -> bool:
-        """Whether an image that could not be read in an earlier run can be read now."""
-        ...
-
-    def content(self, job: J_contra, image: str) -> str:
-        """The content hash of an image as it is now; may raise `BadImage`. "" if there is no way to know."""
-        ...
 
 
 Lacks = Callable[[Iterable[str], tuple[RowKey, ...]], bool]  # whether an image lacks one of these rows
@@ -113,6 +82,11 @@ class Portion:
 
 
 Compute = Callable[[J, T, Lacks], Iterable[Portion]]
+
+
+def at_once(rows_of: Callable[[J, T], Iterable[Row]]) -> Compute[J, T]:
+    """From a function that gives all rows of a job."""
+    return lambda job, data, lacks: [Portion(list(rows_of(job, data)))]
 
 
 @dataclass

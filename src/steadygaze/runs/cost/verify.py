@@ -246,7 +246,8 @@ class _Pieces:
         column = Column(parse_method("random"), self.plan.columns[0].score)
         plan, name = replace(self.plan, columns=(column,)), given.batch.names[0]
         sizes: dict[str, float] = {}
-        for row in compute_rows(given.forward, given.batch, plan, given.target, self.prepared.identity):
+        portions = compute_rows(given.forward, given.batch, plan, given.target, self.prepared.identity)
+        for row in (row for portion in portions for row in portion.rows):
             length = self._length({**row, "content": self.contents.get(name, "")}) - len(name.encode())
             sizes[row["metric"]] = length + self.left.name_length
         rows = sum(

@@ -17,7 +17,7 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.load_ahead import default_num_workers
-from steadygaze.runs.loop import Lacks, Pace, Portion, Run, owned_images, total_work
+from steadygaze.runs.loop import Pace, Run, at_once, owned_images, total_work
 from steadygaze.runs.normalisation import Normalisation, normalisation_of
 from steadygaze.runs.processes import World
 from steadygaze.runs.request import Request, about_run, identity_of, named_by_data
@@ -121,11 +121,8 @@ class PreparedStress:
         sets = total_work(set_jobs(self.image_sets, self.request.batch_size), world)
         return None if images is None else images * views + sets
 
-    def compute(self, job: StressJob, made: MadeImages, lacks: Lacks) -> Iterator[Portion]:
-        """The rows of one job, all at once."""
-        yield Portion(list(self._rows(job, made)))
-
-    def _rows(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
+    def compute(self, job: StressJob, made: MadeImages) -> Iterable[Row]:
+        """The rows of one job."""
         assert job.condition is not None
         views = self._views(job.condition, made)
         batch = Batch(made.images, views, made.label_maps)
@@ -175,7 +172,9 @@ def run_stress(
     run.pace = pace or run.pace
     with run:
         for number, jobs in enumerate(ready.groups()):
-            run.execute(jobs, ready.loader, ready.compute, num_workers=ready.num_workers, processes=True)
+            run.execute(
+                jobs, ready.loader, at_once(ready.compute), num_workers=ready.num_workers, processes=True
+            )
             if request.out is not None and world.rank == request.shard.index == number == 0:
                 store_samples(request.out, ready, jobs)
     for damage in ready.damaged:

@@ -36,13 +36,26 @@ TargetOf = Callable[[Batch, CachedForward], Tensor]  # the class that is explain
 Maps = dict[int, MethodMaps]  # by number in the plan
 
 
-@dataclass(frozen=True)
-class BatchRows:
-    """Computes the rows of one batch; all maps and metrics share `forward`.
+def compute_rows(
+    forward: CachedForward,
+    batch: Batch,
+    plan: Plan,
+    target: Tensor,
+    identity: dict[str, Any],
+    lacks: Lacks = lambda images, keys: True,
+    keep: MapWriter | None = None,
+) -> Iterator[Portion]:
+    """The rows of a batch that are missing, in portions that become known together.
 
     lacks: which rows are missing; the others are not computed
     keep: stores the maps, before their rows are returned
     """
+    return _BatchRows(forward, batch, plan, target, identity, lacks, keep).portions()
+
+
+@dataclass(frozen=True)
+class _BatchRows:
+    """Computes the rows of one batch; all maps and metrics share `forward`."""
 
     forward: CachedForward
     batch: Batch
@@ -50,10 +63,10 @@ class BatchRows:
     target: Tensor
     identity: dict[str, Any]
     lacks: Lacks
-    keep: MapWriter | None = None
+    keep: MapWriter | None
 
     def portions(self) -> Iterator[Portion]:
-        """The rows that are missing, in portions that are known together."""
+        """See `compute_rows`."""
         plan, maps = self.plan, Maps()
         compared = self._missing(range(len(plan.maps)), plan.comparing_metrics)
         for part in plan.parts(len(self.forward.vit.blocks)):

@@ -44,7 +44,7 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards.progress_files import others_are_running
 from steadygaze.runs.verify.given_maps import check_complete, warn_of_missing_maps
 from steadygaze.runs.verify.images import FilesSource, ImageSource, MemorySource, open_images
-from steadygaze.runs.verify.measure import BatchRows, TargetOf
+from steadygaze.runs.verify.measure import TargetOf, compute_rows
 from steadygaze.runs.verify.plan import DEFAULT_METRICS, Plan, make_plan, parse_start_layers
 from steadygaze.runs.verify.samples import store_samples
 from steadygaze.target import Outputs
@@ -123,7 +123,7 @@ class PreparedVerify:
         batch = batch.to(self.device)
         forward = CachedForward.of(self.vit, batch.images)
         target = self.target_of(batch, forward)
-        return BatchRows(forward, batch, self.plan, target, self.identity, lacks, self._writer).portions()
+        return compute_rows(forward, batch, self.plan, target, self.identity, lacks, self._writer)
 
     def counted(self, jobs: Iterable[J]) -> Iterator[J]:
         """The jobs with maps as units of progress."""
