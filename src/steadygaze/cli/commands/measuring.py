@@ -301,7 +301,7 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Show how far runs have come: shards, images, rows, errors, speed and time left."""
-    from steadygaze.cli.status import run
+    from steadygaze.cli.scale.status import run
 
     raise typer.Exit(run(runs, as_json))
 

@@ -1,1 +1,1 @@
-"""The command line for large runs: what they will cost."""
+"""The command line for large runs: what they will cost, and how far they have come."""
