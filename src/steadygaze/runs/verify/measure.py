@@ -1,10 +1,9 @@
 """The rows of a batch, as they become known: maps of every column, measured by every metric.
 
 Methods that share passes are explained together (a part). Their maps are then measured a few at a time, so
-that rows are on the disk soon after their map is made; metrics that run methods again follow for the whole
-part, and metrics that compare maps with one another when all parts are done. What is measured together
-depends on the plan and the device only, never on what was done before: the rows of a resumed batch are those
-of an undisturbed one.
+that rows are on the disk soon after their map is made; metrics that compare maps or run the methods again
+follow when all parts are done. What is measured together depends on the plan and the device only, never on
+what was done before: the rows of a resumed batch are those of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -68,13 +67,12 @@ class _BatchRows:
     def portions(self) -> Iterator[Portion]:
         """See `compute_rows`."""
         plan, maps = self.plan, Maps()
-        compared = self._missing(range(len(plan.maps)), plan.comparing_metrics)
+        joint = self._missing(range(len(plan.maps)), plan.joint_metrics)
         for part in plan.parts(len(self.forward.vit.blocks)):
             groups = self._groups(part.numbers)
             missing = [self._missing(group, plan.single_metrics) for group in groups]
-            again = self._missing(part.numbers, plan.repeating_metrics)
             work = len(self.batch.names)
-            if not any(missing) and not again and not compared:
+            if not any(missing) and not joint:
                 yield Portion([], work * len(part.numbers), known=True)
                 continue
             made = part_maps(self.forward, self.target, part, self.batch.names)
@@ -85,10 +83,8 @@ class _BatchRows:
                 chosen = {number: made[number] for number in group}
                 rows = self._rows(chosen, plan.single_metrics) if wanted else []
                 yield Portion(rows, work * len(group), known=not wanted and bool(plan.single_metrics))
-            if again:
-                yield Portion(self._rows(made, plan.repeating_metrics, part))
-        if compared:
-            yield Portion(self._rows(dict(sorted(maps.items())), plan.comparing_metrics))
+        if joint:
+            yield Portion(self._rows(dict(sorted(maps.items())), plan.joint_metrics))
 
     def _groups(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """Maps that are measured together."""
@@ -104,17 +100,13 @@ class _BatchRows:
         columns = zip(self.plan.columns, self.plan.source, strict=True)
         return tuple(column.key(name) for column, source in columns if source in wanted for name in metrics)
 
-    def _rows(self, maps: Maps, metrics: Sequence[str], part: MapPart | None = None) -> list[Row]:
-        """The rows of these maps, by image, column and metric.
-
-        part: the methods that metrics may run again; None: all
-        """
+    def _rows(self, maps: Maps, metrics: Sequence[str]) -> list[Row]:
+        """The rows of these maps, by image, column and metric."""
         vit, plan = self.forward.vit, self.plan
 
         def explain_again(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
             clean = CleanForward.of(adapt(model, task_of_outputs(vit.plan.outputs)), images)
-            parts = plan.parts(len(vit.blocks)) if part is None else [part]
-            return _stacked([one.maps for one in _maps_of_parts(clean, classes, parts, self.batch.names)])
+            return _stacked([one.maps for one in plan_maps(clean, classes, plan, self.batch.names)])
 
         evaluation = evaluate(
             vit,
@@ -203,15 +195,8 @@ def plan_maps(clean: CleanForward, target: Tensor, plan: Plan, names: Sequence[s
 
     names: keys of the images, for maps that are read
     """
-    return _maps_of_parts(clean, target, plan.parts(len(clean.vit.blocks)), names)
-
-
-def _maps_of_parts(
-    clean: CleanForward, target: Tensor, parts: Sequence[MapPart], names: Sequence[str]
-) -> list[MethodMaps]:
-    """In the order of the plan."""
     maps: Maps = {}
-    for part in parts:
+    for part in plan.parts(len(clean.vit.blocks)):
         maps |= part_maps(clean, target, part, names)
     return [maps[number] for number in sorted(maps)]
 

@@ -135,14 +135,9 @@ class Plan:
         return tuple(n for n in self.metrics if METRICS[n].by_map and not METRICS[n].needs_explain)
 
     @cached_property
-    def repeating_metrics(self) -> tuple[str, ...]:
-        """Metrics that measure each map by itself and run its method again."""
-        return tuple(n for n in self.metrics if METRICS[n].by_map and METRICS[n].needs_explain)
-
-    @cached_property
-    def comparing_metrics(self) -> tuple[str, ...]:
-        """Metrics that are given all maps of a batch at once."""
-        return tuple(n for n in self.metrics if not METRICS[n].by_map)
+    def joint_metrics(self) -> tuple[str, ...]:
+        """Metrics that are given all maps of a batch at once: they compare maps, or run all methods again."""
+        return tuple(n for n in self.metrics if n not in self.single_metrics)
 
     @cached_property
     def keys(self) -> tuple[RowKey, ...]:
