@@ -24,12 +24,16 @@ from steadygaze.training.recipe_files import make_recipe
 
 PLAIN: dict[str, Any] = {"cross_entropy": {}}
 CANDIDATES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {  # losses, modules, goal
-    "CB": (PLAIN, {"cb": {}}, 1.03),
-    "TAP": (PLAIN, {"tap": {}}, 1.15),
-    "ADL": ({"cross_entropy": {}, "adl": {}}, {}, 1.15),
-    "relevance": ({"relevance": {}}, {}, 2.2),
-    "relevance, second order": ({"relevance": {"second_order": True}}, {}, None),
-    "TAP and ADL": ({"cross_entropy": {}, "adl": {}}, {"tap": {}}, None),
+    "CB": (PLAIN, {"cb": {}}, 1.02),
+    "CB as identity": (PLAIN, {"cb": {"start": "identity"}}, 1.02),
+    "CB scaled": (PLAIN, {"cb": {"variant": "scaled"}}, 1.02),
+    "TAP": (PLAIN, {"tap": {}}, 1.10),
+    "TAP as identity": (PLAIN, {"tap": {"start": "identity"}}, 1.10),
+    "ADL": ({"cross_entropy": {}, "adl": {}}, {}, 1.08),
+    "TAP and ADL": ({"cross_entropy": {}, "adl": {}}, {"tap": {}}, 1.18),
+    "relevance by rollout": ({"relevance": {"method": "rollout"}}, {}, 1.35),
+    "relevance by GAE": ({"relevance": {}}, {}, 1.6),
+    "relevance by GAE to second order": ({"relevance": {"second_order": True}}, {}, None),
     "GradMask": ({"gradmask": {}}, {}, None),
 }
 
