@@ -11,7 +11,7 @@ With w_j the weight of key j before the rows of A are normalised, q^l_j is ∂T/
 
 | name         | map                                                                               | passes |
 | gaze_removal | Σ_l (s^l / L + q^l) + p                                                           | 2      |
-| gaze_halves  | r + ¼ · r with the better half of the patches alone, and with the other half alone | 4      |
+| gaze_halves  | r + ¼ · r with the better half of the patches alone, and with the other half alone | 5      |
 | gaze_twice   | F + 0.35 · F with the best 70 % of patches alone, and with the other patches alone | 5      |
 
 r is gaze_removal.
@@ -146,7 +146,7 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
     freeze=0.75,
     score="log_odds",
     unsupported=_removable,
-    cost=4.0,
+    cost=5.0,
 )
 def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h w"]:
     """`gaze_removal` of the whole image, and of its better half and its other half alone.
