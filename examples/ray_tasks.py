@@ -16,17 +16,16 @@ from pathlib import Path
 import steadygaze as sg
 
 
-def measure(model: str, data: str, methods: list[str], out: str, shard: tuple[int, int]) -> int:
-    """One shard; returns the number of its rows."""
-    return len(sg.verify(model, data, methods=methods, out=out, shard=shard))
-
-
 def run(model: str, data: str, methods: list[str], out: str, shards: int, cpus: float = 1) -> sg.Rows:
     """All shards as tasks of Ray; returns the rows of the whole run."""
     import ray
 
+    def measure(index: int) -> int:
+        """One shard; returns the number of its rows."""
+        return len(sg.verify(model, data, methods=methods, out=out, shard=(index, shards)))
+
     task = ray.remote(num_cpus=cpus, max_retries=3)(measure)  # with GPUs: num_gpus=1
-    ray.get([task.remote(model, data, methods, out, (index, shards)) for index in range(shards)])
+    ray.get([task.remote(index) for index in range(shards)])
     return sg.Rows.read(out)
 
 

@@ -17,11 +17,8 @@ METHODS = "rollout"
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """What a node has: a shell, and a `python` with the package."""
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
-    (binaries / "python").symlink_to(sys.executable)
     return {
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(Path(sg.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",
         "HOME": str(tmp_path),
