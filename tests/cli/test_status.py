@@ -50,7 +50,7 @@ def states(run: Path) -> list[str]:
 
 def test_done_and_not_started(run):
     output = status(run)
-    assert "verify of embedded on data, 4 shards" in output
+    assert "verify of embedded on data, 4 shards" in output and "maps/s" in output
     lines = {line.split()[0]: line for line in output.splitlines() if "/4" in line[:4]}
     assert "done" in lines["0/4"] and "6/6" in lines["0/4"] and "20/24" in lines["0/4"]
     assert "not started" in lines["1/4"] and "done" in lines["2/4"]
@@ -61,6 +61,13 @@ def test_done_and_not_started(run):
     assert (
         record["images"] == 12 and record["rows"] == 44 and record["unreadable"] == 1 and not record["done"]
     )
+
+
+def test_a_report_of_some_shards_says_so(run, tmp_path):
+    result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert "not complete (2 of 4 shards not done)" in " ".join(result.output.split())
+    assert (tmp_path / "page.html").exists()
 
 
 def test_running_died_and_failed(run):

@@ -137,7 +137,14 @@ def test_stress_costs_what_was_estimated(
     )
     assert not any(tmp_path.iterdir())
     request = StressRequest(
-        model="embedded", data=data, limit=7, batch_size=4, suites=suites, options=options, num_workers=0
+        model="embedded",
+        data=data,
+        limit=7,
+        batch_size=4,
+        suites=suites,
+        options=options,
+        num_workers=0,
+        out=tmp_path / "run",  # the samples of the report are stored there, and count
     )
     ready = prepare_stress(request)
     assert ready.evaluator.vit is not None
@@ -147,7 +154,19 @@ def test_stress_costs_what_was_estimated(
     assert found["rows"] == found["rows_left"] == len(rows)
     assert found["passes"] == pytest.approx(counter.passes, abs=PROBE)
     assert found["bytes"] == pytest.approx(size(rows), rel=0.1)
-    assert found["seconds"] > 0 and {part["name"] for part in found["parts"]} >= {"model: clean"}
+    assert found["seconds"] > 0 and {part["name"] for part in found["parts"]} >= {
+        "model: clean",
+        "samples of the report",
+    }
+
+
+def test_a_dry_run_of_a_shard_is_of_that_shard(data: Path, tmp_path: Path) -> None:
+    command = ["verify", "--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "2"]
+    command += ["--methods", "gae", "--out", tmp_path / "run"]
+    parts = [estimated(*command, "--shard", f"{index}/3") for index in range(3)]
+    assert [part["images"] for part in parts] == [3, 2, 2]
+    assert parts[0]["shards"] == {} and "shard 0/3 only" in parts[0]["notes"][0]
+    assert sum(part["passes"] for part in parts) == pytest.approx(estimated(*command)["passes"])
 
 
 def test_a_dry_run_counts_what_is_left(data: Path, tmp_path: Path) -> None:

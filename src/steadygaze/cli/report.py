@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from steadygaze.cli.running import progress_bar
+from steadygaze.cli.scale.status import note_incomplete
 from steadygaze.report.html import write_report
 from steadygaze.runs.columnar.export import export_rows
 from steadygaze.runs.rows import Rows
@@ -21,6 +22,7 @@ def run(
         written = write_report(runs, out, baseline=baseline, images=images, on_progress=on_progress)
     for path in written:
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    note_incomplete(runs, Console(stderr=True))
     return 0
 
 
@@ -32,4 +34,5 @@ def export_runs(
     with progress_bar(Console(stderr=True)) as on_progress:
         path = export_rows(Rows.read(*runs), to, partition, on_progress)
     console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    note_incomplete(runs, Console(stderr=True))
     return 0

@@ -94,7 +94,9 @@ class BarDisplay:
     def __call__(self, progress: Progress) -> None:
         name = progress.task
         if name not in self.bar_of:
-            self.bar_of[name] = self.bars.add_task(escape(name), unit=progress.unit, detail="")
+            self.bar_of[name] = self.bars.add_task(
+                escape(name), total=progress.total, unit=progress.unit, detail=""
+            )
             self.resumed[name] = 0
         bar = self.bar_of[name]
         if progress.resumed != self.resumed[name]:
@@ -165,7 +167,7 @@ def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
         print_line(
             console,
             f"shard {rows.shard}: the numbers above are of this part of the run only. All shards together: "
-            f"steadygaze report {out}",
+            f"steadygaze report {out}, followed by the folders of the other shards if they have their own",
             "yellow",
         )
 

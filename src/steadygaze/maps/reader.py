@@ -176,7 +176,8 @@ def missing_message(name: MapName, missing: list[str], total: int, unknown: set[
     return (
         f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
         f"{_shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
-        "or 0, 1, ... for images in memory. Add the missing maps, or use fewer images."
+        "its key in streamed data, or 0, 1, ... for images in memory. Add the missing maps, or use "
+        "fewer images."
     )
 
 

@@ -65,7 +65,8 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     pictures = (
         f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
     )
-    limit = f", at most {settings['limit']}, spread evenly over the classes" if settings.get("limit") else ""
+    chosen = "the first ones" if settings.get("stream") else "spread evenly over the classes"
+    limit = f", at most {settings['limit']}, {chosen}" if settings.get("limit") else ""
     shifts = "; ".join(
         f"{s['name']}: {s['pictures']} images, {s['hash']}" for s in settings.get("shifts", ())
     )

@@ -99,7 +99,11 @@ Masks = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Use at most this many images, spread evenly over the classes.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Use at most this many images, spread evenly over the classes; of a stream, the first ones.",
+    ),
 ]
 
 Methods = Annotated[

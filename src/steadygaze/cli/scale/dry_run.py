@@ -52,15 +52,20 @@ def print_estimate(found: Estimate, console: Console) -> None:
     console.print(facts)
     if found.parts:
         console.print(_parts(found))
+    if found.shards:
+        console.print(_shards(found))
+    for note in found.notes:
+        print_line(console, f"note: {note}", "yellow")
+
+
+def _shards(found: Estimate) -> Table:
     shards = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     shards.add_column("processes" if found.task == "train" else "shards", justify="right")
     shards.add_column("hours", justify="right")
     shards.add_column("time of the slowest, startup included")
     for number, seconds in found.shards.items():
         shards.add_row(f"{number:,}", f"{seconds / 3600:.2f}", duration(seconds))
-    console.print(shards)
-    for note in found.notes:
-        print_line(console, f"note: {note}", "yellow")
+    return shards
 
 
 def _facts(found: Estimate) -> list[tuple[str, str, str]]:

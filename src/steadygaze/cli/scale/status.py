@@ -32,6 +32,18 @@ def run(folders: Sequence[Path], as_json: bool, console: Console | None = None) 
     return 0
 
 
+def note_incomplete(folders: Sequence[Path], console: Console) -> None:
+    """Say of each run with shards that are not done that numbers from its rows are not final."""
+    for run in run_status(*folders):
+        waiting = sum(shard.state != FINISHED for shard in run.shards)
+        if waiting:
+            names = " ".join(map(str, run.folders))
+            shards = len(run.shards)
+            missing = f" ({waiting} of {plural(shards, 'shard')} not done)" if shards > 1 else ""
+            text = f"note: {names}: the run is not complete{missing}; these are its rows so far."
+            print_line(console, f"{text} See steadygaze status {names}", "yellow")
+
+
 def status_lines(run: RunStatus) -> list[str]:
     """The lines of one run, of at most 80 characters."""
     shards = run.shards
@@ -41,7 +53,8 @@ def status_lines(run: RunStatus) -> list[str]:
     )
     if not shards:
         return [_short(title), "no progress file: written by an earlier version, or not started"]
-    lines = [_short(title), COLUMNS.format("shard", "state", "images", "rows", "unit/s", "left").rstrip()]
+    speed = next((f"{shard.unit}/s" for shard in shards if shard.processes), "")
+    lines = [_short(title), COLUMNS.format("shard", "state", "images", "rows", speed, "left").rstrip()]
     listed = shards if len(shards) <= SHOWN else [s for s in shards if s.state not in (FINISHED, NOT_STARTED)]
     lines += [_line("all" if whole else str(shard.shard), shard) for shard in listed]
     if not whole:

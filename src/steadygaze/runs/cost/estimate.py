@@ -14,6 +14,7 @@ import torch
 from steadygaze.errors import BadInput
 from steadygaze.runs.loop import Inputs, Job, Run
 from steadygaze.runs.rows import RowKey
+from steadygaze.runs.shards.shard import Shard
 
 SHARDS = (1, 8, 64)
 J = TypeVar("J", bound=Job)
@@ -40,7 +41,7 @@ class Estimate:
     startup: seconds before that, which every shard spends: loading the model, listing the images
     bytes: on disk, for what is left
     memory: bytes at the peak, of the GPU or of the process
-    shards: number of shards -> seconds of the slowest one, startup included
+    shards: number of shards -> seconds of the slowest one, startup included; empty for a shard
     parts: where forward passes and seconds go; loading beside the model hides behind it
     """
 
@@ -71,6 +72,11 @@ def check_shards(numbers: Iterable[int]) -> tuple[int, ...]:
     if not given or given[0] < 1:
         raise BadInput(f"shards: expected whole numbers of 1 or more, such as 1,8,64, got {list(numbers)}")
     return given
+
+
+def note_of_shard(shard: Shard) -> list[str]:
+    """Says that an estimate is of a part of the run, if it is."""
+    return [f"of shard {shard} only; leave out --shard to estimate the whole run"] if shard else []
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,27 @@ condition.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from steadygaze.errors import BadInput
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
-from steadygaze.runs.cost.estimate import SHARDS, Estimate, Left, Part, Speed, Work, sample_jobs, what_is_left
+from steadygaze.runs.cost.estimate import (
+    SHARDS,
+    Estimate,
+    Left,
+    Part,
+    Speed,
+    Work,
+    note_of_shard,
+    sample_jobs,
+    what_is_left,
+)
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.runs.loop import Run
 from steadygaze.runs.processes import World
@@ -20,7 +32,15 @@ from steadygaze.runs.rows import STRESS, RowKey
 from steadygaze.runs.store import row_line
 from steadygaze.runs.stress.images import ImageView, MadeImages, StressJob
 from steadygaze.runs.stress.request import PreparedStress, StressRequest, prepare_stress
-from steadygaze.runs.stress.sources import MemoryData
+from steadygaze.runs.stress.samples import (
+    MOST,
+    are_stored,
+    condition_samples,
+    data_images,
+    first_readable,
+    image_samples,
+)
+from steadygaze.runs.stress.sources import MemoryData, StreamData
 from steadygaze.runs.stress.suite import Condition
 
 ALLOWED = 60.0  # seconds for all kinds of conditions together, about
@@ -61,6 +81,9 @@ def estimate_stress(
         sums[0] += cost.passes_a_batch + images * cost.passes
         sums[1] += images * cost.seconds
     parts = [Part(name, passes, seconds) for name, (passes, seconds) in model.items()]
+    if pieces.samples is not None and request.shard.index == 0:
+        parts.append(pieces.samples)
+        work.add(0, pieces.samples.seconds, 0.0)
     loading = work.every[1] + sum(seconds for _, seconds in work.batches.values())
     if parts:
         parts.append(Part("loading and making images", 0.0, loading))
@@ -77,9 +100,9 @@ def estimate_stress(
         startup,
         sum(count * pieces.row_bytes(key) for key, count in left.missing.items()),
         held(prepared.evaluator.device) + pieces.memory,
-        work.by_shards(shards),
+        {} if request.shard else work.by_shards(shards),
         parts,
-        prepared.notes,
+        [*prepared.notes, *note_of_shard(request.shard)],
     )
 
 
@@ -100,6 +123,7 @@ class _Pieces:
     """Conditions of a run, measured on a few images of two of their jobs.
 
     making: seconds that a worker needs for the views of one image, without reading the image
+    samples: the images that the report shows; None if they are stored
     """
 
     def __init__(self, prepared: PreparedStress, left: Left, on_progress: OnProgress) -> None:
@@ -107,6 +131,7 @@ class _Pieces:
         self.making: dict[Condition, float] = {}
         self.reading = 0.0
         self.memory = 0.0
+        self.samples: Part | None = None
         self._costs: dict[Hashable, Cost] = {}
         self._row_bytes: dict[RowKey, float] = {}
 
@@ -140,6 +165,9 @@ class _Pieces:
             label = _condition(jobs[0]).settings
             self._report(len(conditions) + number, total, f"model, {label[0].label}" if label else "")
             self._run(meter, jobs)
+        out = self.prepared.request.out
+        if out is not None and not are_stored(out, self.prepared):
+            self.samples = self._samples(meter)
         self._report(total, total, "")
 
     def _report(self, done: int, total: int, detail: str) -> None:
@@ -202,6 +230,26 @@ class _Pieces:
         self.memory = max(self.memory, cost.memory)
         self._costs[_kind(jobs[0])] = cost
         self._measure_rows(*pairs[0], jobs)
+
+    def _samples(self, meter: Meter) -> Part | None:
+        """One image under all conditions, and maps of two of those that the report shows."""
+        ready = self.prepared
+        stream = isinstance(ready.data, StreamData)  # it has been read, and keeps its first images
+        images = data_images(ready, () if stream else next(ready.groups()))[:MOST]
+        shown = first_readable(ready, images)
+        if shown is None:
+            return None
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            image_samples(folder, ready, [shown])  # caches of the libraries
+            conditions = meter.sample(partial(condition_samples, folder, ready, shown))
+            maps = meter.sample(partial(image_samples, folder, ready, [shown] * 2))
+        each = len(images) / 2
+        return Part(
+            "samples of the report",
+            conditions.passes + each * maps.passes,
+            conditions.seconds + each * maps.seconds,
+        )
 
     def _measure_rows(self, job: StressJob, made: MadeImages, jobs: list[StressJob]) -> None:
         if not job.keys:

@@ -23,7 +23,17 @@ from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
 from steadygaze.runs.cost.declared import forward_passes
-from steadygaze.runs.cost.estimate import SHARDS, Estimate, Left, Part, Speed, Work, sample_jobs, what_is_left
+from steadygaze.runs.cost.estimate import (
+    SHARDS,
+    Estimate,
+    Left,
+    Part,
+    Speed,
+    Work,
+    note_of_shard,
+    sample_jobs,
+    what_is_left,
+)
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.runs.loop import Run
 from steadygaze.runs.processes import World
@@ -84,8 +94,9 @@ def estimate_verify(
         startup,
         row_bytes,
         held(prepared.device) + total.memory,
-        work.by_shards(shards),
+        {} if request.shard else work.by_shards(shards),
         parts,
+        note_of_shard(request.shard),
     )
 
 

@@ -72,22 +72,20 @@ def read_samples(run: Path) -> Samples | None:
 
 def store_samples(out: Path, ready: PreparedStress, jobs: Iterable[StressJob]) -> None:
     """Store the samples of a run, unless they are there. jobs: the first group, whose images are shown."""
-    images = _data_images(ready, jobs)
-    before = read_samples(out)
-    done = before is not None and before.method == ready.request.map_method
-    if done or not images:
+    images = data_images(ready, jobs)
+    if not images or are_stored(out, ready):
         return
     try:
-        shown = _first_readable(ready, images)
+        shown = first_readable(ready, images)
         if shown is None:
             return
-        image_samples = _image_samples(out, ready, images[:MOST])
+        images_shown = image_samples(out, ready, images[:MOST])
         record = {
             "image": shown.name,
             "method": ready.request.map_method,
-            "conditions": [asdict(one) for one in _condition_samples(out, ready, shown)],
-            "images": [asdict(one) for one in image_samples],
-            "class_names": _names_of(ready, image_samples),
+            "conditions": [asdict(one) for one in condition_samples(out, ready, shown)],
+            "images": [asdict(one) for one in images_shown],
+            "class_names": _names_of(ready, images_shown),
             "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
         }
         write_index(out, record)
@@ -95,7 +93,13 @@ def store_samples(out: Path, ready: PreparedStress, jobs: Iterable[StressJob]) -
         warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
 
 
-def _first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
+def are_stored(out: Path, ready: PreparedStress) -> bool:
+    """Whether the folder has the samples of this run."""
+    before = read_samples(out)
+    return before is not None and before.method == ready.request.map_method
+
+
+def first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
     """The first image by name that can be read."""
     for image in sorted(images, key=lambda one: one.name):
         try:
@@ -112,7 +116,7 @@ def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int,
     return {} if names is None else {c: names[c] for c in sorted(classes)}
 
 
-def _data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunImage]:
+def data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunImage]:
     """The images of the data, in its order; of a stream, the first ones."""
     if isinstance(ready.data, StreamData):
         return ready.data.first_images
@@ -120,7 +124,8 @@ def _data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunIm
     return list(own.values())
 
 
-def _condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
+def condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
+    """Store one image under the conditions of each suite."""
     view = ImageView(image, ready.loader)
     samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
     stored = []
@@ -132,7 +137,8 @@ def _condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> lis
     return stored
 
 
-def _image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
+def image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
+    """Store thumbnails and maps of images; those that cannot be read are left out."""
     if any(suite.label_maps for suite in ready.suites.values()) or ready.evaluator.outputs != "classes":
         return []
     stored = []
