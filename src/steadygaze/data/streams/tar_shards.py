@@ -101,7 +101,8 @@ class TarShards:
 
     @property
     def name(self) -> str:
-        return self.spec.location.rpartition("/")[2] or self.spec.location
+        """The patterns, without the folders or buckets that hold them."""
+        return "::".join(part.rpartition("/")[2] or part for part in self.spec.location.split("::"))
 
     @property
     def local(self) -> bool:
