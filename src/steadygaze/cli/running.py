@@ -163,7 +163,14 @@ def duration(seconds: float) -> str:
 
 def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
     """Say that a table is of a part of the run, if it is."""
-    if rows.shard:
+    if rows.shard and not len(rows) and not rows.unreadable:
+        print_line(
+            console,
+            f"shard {rows.shard} has nothing to compute: the run has fewer batches than shards. To use all "
+            "jobs, choose fewer shards, or a smaller --batch-size and another output folder",
+            "yellow",
+        )
+    elif rows.shard:
         print_line(
             console,
             f"shard {rows.shard}: the numbers above are of this part of the run only. All shards together: "
