@@ -15,6 +15,7 @@ def test_an_example_runs(
     if name == "ray_tasks":
         pytest.importorskip("ray", reason="needs the extra ray: pip install steadygaze[ray]")
         monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes the token of its cluster there
+        monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15, which waits long on a busy machine
     monkeypatch.chdir(tmp_path)
     importlib.import_module(f"examples.{name}").main()
     assert capsys.readouterr().out
