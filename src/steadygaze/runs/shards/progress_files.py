@@ -90,8 +90,8 @@ class ProgressFile:
             now,
             now,
         )
-        self._written = 0.0
         self._write()
+        self._written = float("-inf")  # the first report has the totals: it is written at once
 
     def report(self, progress: Progress, counts: Callable[[], Counts]) -> None:
         """Record the progress, if the last write is long enough ago."""
