@@ -213,6 +213,8 @@ ATTENTION = [
     "atman",
     "legrad",
     "grad_eclip",
+    "libra_attcat",
+    "tokentm",
 ]
 
 
