@@ -132,7 +132,7 @@ class Seam(Interception):
         simple = v.requires_grad and v.dim() == 4 and not (dropout_p or is_causal or enable_gqa)
         scaled = (rules.attention, rules.value) != (1.0, 1.0)
         if simple and not want.weights and (want.keys or scaled):
-            return scaled_attention(func, q, k, v, attn_mask, scale, rules, self.key_weights(k))
+            return scaled_attention(func, q, k, v, attn_mask, scale, rules, self.key_weights(q, k))
         if not (want.weights or want.keys):
             q, k = (scale_grad(t, rules.attention) for t in (q, k))
             options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
@@ -154,9 +154,9 @@ class Seam(Interception):
             return out
         return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
 
-    def key_weights(self, k: Tensor) -> Tensor | None:
-        """Ones (b, keys) whose gradient is the effect of each key, if that is wanted."""
-        if not self.want.keys:
+    def key_weights(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Ones (b, keys) whose gradient is the effect of each key, if it is wanted and every key is a query."""
+        if not self.want.keys or q.shape[-2] != k.shape[-2]:
             return None
         weights = torch.ones(k.shape[0], k.shape[-2], dtype=k.dtype, device=k.device, requires_grad=True)
         self.record.keys.append(weights)
