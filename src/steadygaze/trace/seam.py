@@ -155,7 +155,7 @@ class Seam(Interception):
         return self.attention_offset(raw, q.requires_grad + k.requires_grad, a, v, out)
 
     def key_weights(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """Ones (b, keys) whose gradient is the effect of each key, if it is wanted and every key is a query."""
+        """Ones (b, keys) whose gradient is the effect of each key, if wanted and if every key is a query."""
         if not self.want.keys or q.shape[-2] != k.shape[-2]:
             return None
         weights = torch.ones(k.shape[0], k.shape[-2], dtype=k.dtype, device=k.device, requires_grad=True)
