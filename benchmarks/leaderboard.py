@@ -20,6 +20,7 @@ import numpy as np
 import steadygaze as sg
 from benchmarks.panel import panel
 from benchmarks.panel.tables import REPEATS, Scores, difference, read_scores, text_with_interval
+from steadygaze.runs.cost.declared import forward_passes
 
 OTHER = {  # column -> (metrics, how they become one number per image)
     "SRG": (("srg",), lambda x: x[:, 0]),
@@ -27,6 +28,13 @@ OTHER = {  # column -> (metrics, how they become one number per image)
     "perturbation": (("negative_perturbation", "positive_perturbation"), lambda x: x[:, 0] - x[:, 1]),
     "AP": (("average_precision",), lambda x: x[:, 0]),
     "known truth": (("truth_auroc",), lambda x: 100 * x[:, 0]),
+}
+MEANING = {
+    "SRG": "area between least-first and most-first removal",
+    "SaCo": "do larger scores have larger effects, -1 to 1",
+    "perturbation": "accuracy with the least relevant pixels black minus with the most relevant ones, points",
+    "AP": "localisation: average precision of the object's pixels",
+    "known truth": "AUROC of the patches that decide, in a task where they are known",
 }
 SHOWN_IN_FIGURE = 20
 
@@ -89,17 +97,18 @@ def markdown(root: Path) -> tuple[str, list[Entry]]:
     every = {name: scores for name, folder in folders.items() if (scores := read_scores(folder)) is not None}
     scores = {name: s for name, s in every.items() if models[name].removable}
     entries, columns = ranked(scores), other_columns(folders)
-    costs = {info.name: info.cost for info in sg.list_methods()}
-    lines = [_introduction(scores), *_ranking(entries, columns, costs), *_by_model(every, entries)]
+    costs = {entry.method: forward_passes(sg.method(entry.method)) for entry in entries}
+    lines = [_introduction(scores, columns), *_ranking(entries, columns, costs), *_by_model(every, entries)]
     return "\n".join([*lines, _own_method()]) + "\n", entries
 
 
-def _introduction(scores: Mapping[str, Scores]) -> str:
+def _introduction(scores: Mapping[str, Scores], columns: Mapping[str, object]) -> str:
     counts = ", ".join(f"{name} ({s.images})" for name, s in scores.items())
     return f"""# Leaderboard
 
-Every method on every model of the [panel](evidence/default.md), from committed rows. This page is written by
-`python -m benchmarks.leaderboard`; the rows by `python -m benchmarks.panel`.
+The methods that were measured on these models of the [panel](evidence/default.md#the-panel), from committed
+rows. This page is written by `python -m benchmarks.leaderboard`; the rows by `python -m benchmarks.panel`,
+which adds methods, models and measures.
 
 ![Mean of the four removal scores, with 95 % intervals](images/leaderboard.png)
 
@@ -109,13 +118,14 @@ removal, nine ratios, in percent, higher is better), averaged over the models wh
 **Rank** is the interval of the rank under the same draws. A method marked **=** is level with the one above
 it: the interval of their paired difference contains 0, so that their order is not shown. **Cost** is in
 forward passes of one image.
+{_columns_text(columns)}"""
 
-The other columns are means over the models that have them, higher is better in all: **SRG** (area between
-least-first and most-first removal), **SaCo** (do larger scores have larger effects, -1 to 1),
-**perturbation** (accuracy with the least relevant pixels black minus with the most relevant ones, points),
-**AP** (localisation: average precision of the object's pixels, DeiT-Tiny on pets), **known truth** (AUROC of
-the patches that decide, in a task where they are known).
-"""
+
+def _columns_text(columns: Mapping[str, object]) -> str:
+    if not columns:
+        return ""
+    meanings = "; ".join(f"**{name}** ({MEANING[name]})" for name in columns)
+    return f"\nOther columns, means over the models that have them, higher is better: {meanings}.\n"
 
 
 def _ranking(
@@ -125,12 +135,10 @@ def _ranking(
     lines = ["## Ranking", "", f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
     for place, entry in enumerate(entries, 1):
         first, last = entry.rank
-        base = entry.method.split(":")[0]
-        cost = costs.get(entry.method) or costs.get(base)
         cells = [
             f"{place}{' =' if entry.level_with_previous else ''}",
             f"`{entry.method}`",
-            "" if cost is None else f"{cost:g}",
+            f"{costs[entry.method]:g}",
             f"{entry.mean:.1f} [{entry.low:.1f}, {entry.high:.1f}]",
             f"{first}–{last}" if first != last else str(first),
             *(_number(column.get(entry.method), name) for name, column in columns.items()),
@@ -190,7 +198,7 @@ CIFAR-10 models alone with `--models`."""
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:
-    """The figure: one bar with its interval for each of the best methods."""
+    """The figure: a point with its interval for each of the best methods."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,9 +209,12 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
     values = np.array([entry.mean for entry in shown])
     errors = np.array([[e.mean - e.low, e.high - e.mean] for e in shown]).T
     colours = ["#c2410c" if entry.method.startswith("gaze") else "#94a3b8" for entry in shown]
-    axes.barh(
-        [entry.method for entry in shown], values, xerr=errors, color=colours, ecolor="#334155", height=0.7
-    )
+    names = [entry.method for entry in shown]
+    axes.grid(axis="x", color="#e2e8f0")
+    axes.set_axisbelow(True)
+    for place, (value, error, colour) in enumerate(zip(values, errors.T, colours, strict=True)):
+        axes.errorbar(value, place, xerr=error[:, None], fmt="o", color=colour, capsize=3)
+    axes.set_yticks(range(len(names)), names)
     axes.set_xlim(max(0, min(e.low for e in shown) - 3), max(e.high for e in shown) + 2)
     axes.set_xlabel("mean of four removal scores over the panel (%, higher is better; 95 % intervals)")
     axes.spines[["top", "right"]].set_visible(False)
