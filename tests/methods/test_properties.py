@@ -372,7 +372,7 @@ def test_a_list_equals_single_calls_and_shares_the_passes() -> None:
     ]
     with counted(model) as passes:
         together = sg.explain(model, images, target=TARGET, method=names)
-    rules = {"plain", "decompx 1", "gaze 3/4", "attnlrp", "tangent 1", "half tangent", "half"}
+    rules = {"plain", "decompx 1", "gaze 3/4", "attnlrp", "libra", "tangent 1", "half tangent", "half"}
     assert passes["forward"] == len(rules)
     assert passes["backward"] == len(rules) + 1  # three quarters frozen serves gaze's log-odds and a logit
     for name in names:
