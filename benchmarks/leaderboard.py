@@ -181,6 +181,7 @@ A method is a function of a trace. Register it, measure it on the panel, and wri
 # mine.py
 import steadygaze as sg
 
+
 @sg.register_method("mine", "map", family="gradient", aggregator="plus", score="log_odds")
 def mine(trace, layer):
     x, g = trace.patches(layer)  # x^l and its gradient, (B, rows, columns, channels)

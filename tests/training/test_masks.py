@@ -133,7 +133,7 @@ def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
         Image.fromarray(np.full((8, 16) if number == 3 else (16, 16), 255, np.uint8)).save(mask)
     given = content(data, losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = str(tmp_path / "masks")
-    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its image 3\.png is 16x16"):
+    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its image bright/3\.png is 16x16"):
         loop.TrainingRun(make_recipe(given), tmp_path / "run")
 
 
