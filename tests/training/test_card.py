@@ -58,7 +58,7 @@ def test_one_page_before_and_after(runs, tmp_path):
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
     assert "faithfulness" in out and "12 images are few" in out
-    assert "verify: 12/12 images" in out and "stress: " in out
+    assert "verify: 12/12 maps" in out and "stress: " in out
     changes = {
         (row["setting"], row["metric"]): row
         for row in csv.DictReader((tmp_path / "card" / "card.csv").open())

@@ -25,6 +25,7 @@ DRAWN = (
     "kernel_shap",
     "hsic",
     "vit_cx",
+    "tis",
 )  # draw by the pixels of the image: other pixels, other masks
 
 

@@ -117,15 +117,14 @@ class LineDisplay:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.started: dict[str, float] = {}
-        self.unit = ""  # of the first task reported: the outer ones count it, searches inside count others
         self.printed = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        self.unit = self.unit or progress.unit
         started = self.started.setdefault(progress.task, now)
+        outer = next(iter(self.started)) == progress.task  # not a search inside a run
         finished = progress.fraction == 1
-        if now - self.printed >= INTERVAL or (finished and progress.unit == self.unit):
+        if now - self.printed >= INTERVAL or (finished and outer):
             self.printed = now
             print_line(self.console, progress_line(progress, now - started))
         if finished:

@@ -14,8 +14,10 @@ Formulas: docs/equations.md#attnlrp, docs/equations.md#gamma-rule.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from steadygaze.errors import BadInput, UnknownName
 from steadygaze.method_registry import Options, register_method
 from steadygaze.methods.gradient import ixg
 from steadygaze.trace.capture import Trace, forward
+from steadygaze.trace.intercept import TorchFunction
 from steadygaze.trace.query import Query
 from steadygaze.trace.rules import ATTNLRP, Rules
 from steadygaze.trace.seam import Seam
@@ -83,9 +86,24 @@ def attnlrp_gamma(
     if attention == "held":
         rules = replace(rules, attention=0.0, value=1.0)
     with torch.enable_grad():
-        pixels = query.images.detach().requires_grad_()
-        with Seam(rules):
-            tokens = query.vit.embed(pixels)
+        images = query.images.detach().requires_grad_()
+        with _Embedding(rules) as embedding:
+            tokens = query.vit.embed(images)
         run = forward(query.vit, tokens, rules=rules, cut=False)
+        pixels = images if embedding.pixels is None else embedding.pixels
         (g,) = torch.autograd.grad(query.value(run.logits).sum(), pixels)
-    return query.per_patch(query.images * g, "pixels")
+    return query.per_patch(pixels.detach() * g, "pixels")
+
+
+class _Embedding(Seam):
+    """Keeps the pixels as the first convolution sees them: a normalisation in front of it changes no map."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.pixels: Tensor | None = None
+        self.intercept("convolution", F.conv2d)
+
+    def convolution(self, func: TorchFunction, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.pixels is None:
+            self.pixels = x
+        return super().convolution(func, x, *args, **kwargs)
