@@ -42,7 +42,7 @@ def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callab
     vit = sg.adapt(model)
     runs: dict[str, Callable[[], Any]] = {
         name: partial(sg.explain, vit, images, 1, name)
-        for name in ("decompx+skipplus", "decompx+plus", "gaze", "cat", "gae")
+        for name in ("decompx+skipplus", "decompx+plus", "gaze", "gaze_removal", "gaze_halves", "cat", "gae")
     }
     runs |= {
         f"{label} ({len(names)} names)": partial(sg.explain, vit, images, 1, names)

@@ -130,8 +130,10 @@ class Seam(Interception):
         """Fused attention; written out where the weights are wanted."""
         want, rules, self.met = self.want, self.rules, True
         simple = v.requires_grad and v.dim() == 4 and not (dropout_p or is_causal or enable_gqa)
-        scaled = (rules.attention, rules.value) != (1.0, 1.0)
-        if simple and not want.weights and (want.keys or scaled):
+        held = (
+            rules.attention == 0.0 and rules.value == 1.0
+        )  # then the kernel's own backward pass does too much
+        if simple and not want.weights and (want.keys or held):
             return scaled_attention(func, q, k, v, attn_mask, scale, rules, self.key_weights(q, k))
         if not (want.weights or want.keys):
             q, k = (scale_grad(t, rules.attention) for t in (q, k))
