@@ -27,6 +27,7 @@ from steadygaze.manifest import versions
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.evaluation import evaluate
 from steadygaze.training.images.sampling import RemainingBatches
+from steadygaze.training.optimisation import recipe_lr
 from steadygaze.training.random_state import seeded
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.recipe_files import make_recipe, read_recipe
@@ -251,7 +252,7 @@ class TrainingRun(TrainingSetup):
 
     def _report(self, row: dict[str, float]) -> None:
         epoch = self.step / self.sampler.steps_per_epoch
-        lr = max(group["lr"] for group in self.optimiser.param_groups)
+        lr = recipe_lr(self.optimiser)
         if self.log is not None:
             position = {"step": self.step, "epoch": round(epoch, 6), "lr": lr}
             self.log.add({**position, **row, "seconds": round(self.seconds, 3)})

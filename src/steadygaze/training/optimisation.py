@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from steadygaze.errors import BadInput
-from steadygaze.training.recipe import Recipe
+from steadygaze.modules import inserted
+from steadygaze.training.recipe import Optimiser, Recipe
 
 
 def make_accelerator(recipe: Recipe, device: str) -> Any:
@@ -41,6 +42,8 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     lr = o.lr * (recipe.batch / o.lr_batch if o.lr_batch else 1.0)
     options: dict[str, Any] = {} if o.betas is None else {"betas": tuple(o.betas)}
     options |= {} if o.eps is None else {"eps": o.eps}
+    if o.module_factor != 1 and inserted(model):
+        options["param_group_fn"] = lambda model: _groups_with_modules(model, o)
     try:
         return create_optimizer_v2(
             model,
@@ -54,6 +57,34 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     except Exception as error:  # optimisers of many packages each raise their own kinds
         raise BadInput(f"optimiser: timm cannot create {o.name!r} with these options ({error})") from error
+
+
+def _groups_with_modules(model: nn.Module, o: Optimiser) -> list[dict[str, Any]]:
+    """timm's parameter groups, with the parameters of inserted modules in groups of their own: `lr_scale` is
+    the factor that timm's schedules apply to a group."""
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    no_decay = getattr(model, "no_weight_decay", set)()
+    options: dict[str, Any] = {"no_weight_decay_list": no_decay, "weight_decay_exclude_1d": not o.decay_all}
+    if o.layer_decay is None:
+        groups = param_groups_weight_decay(model, o.weight_decay, **options)
+    else:
+        groups = param_groups_layer_decay(model, o.weight_decay, layer_decay=o.layer_decay, **options)
+    of_modules = {id(p) for module in inserted(model).values() for p in module.parameters()}
+    split = []
+    for group in groups:
+        scale = o.module_factor * group.get("lr_scale", 1.0)
+        parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+        for parameter in group["params"]:
+            parts[id(parameter) in of_modules].append(parameter)
+        split += [{**group, "params": parts[0]}] if parts[0] else []
+        split += [{**group, "params": parts[1], "lr_scale": scale, "inserted": True}] if parts[1] else []
+    return split
+
+
+def recipe_lr(optimiser: torch.optim.Optimizer) -> float:
+    """The learning rate of this step, without the factors of layers and inserted modules."""
+    return max(group["lr"] for group in optimiser.param_groups if not group.get("inserted"))
 
 
 def make_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int) -> Any:

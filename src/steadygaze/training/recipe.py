@@ -153,7 +153,11 @@ class Augment(Table):
 
 class Optimiser(Table):
     """Optimiser of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
-    scaled."""
+    scaled.
+
+    module_factor: learning rate of inserted modules (TAP, CB) as a multiple of `lr`. A gate that starts at 0
+        moves by about one learning rate per step of Adam, too little in a short fine-tuning
+    """
 
     name: str = "adamw"
     lr: Positive = 1e-3
@@ -164,6 +168,7 @@ class Optimiser(Table):
     eps: float | None = None
     decay_all: bool = False  # weight decay also of biases and norms
     layer_decay: float | None = None
+    module_factor: Positive = 1.0
     clip: Positive | None = None  # largest gradient norm
 
 
