@@ -11,7 +11,7 @@ from steadygaze.training.recipe_files import make_recipe
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 def test_modules_move_by_the_factor_and_nothing_else_does(layer_decay, data, tmp_path):
     plain = sg.train(recipe(data, epochs=1), tmp_path / "plain").folder
-    rules = {"name": "sgd", "momentum": 0.0, "lr": 0.01, "layer_decay": layer_decay, "clip": 1e9}
+    rules = {"name": "momentum", "momentum": 0.0, "lr": 0.01, "layer_decay": layer_decay, "clip": 1e9}
 
     def trained(factor: float) -> dict[str, torch.Tensor]:
         changes = {

@@ -64,7 +64,7 @@ def _groups_with_modules(model: nn.Module, o: Optimiser) -> list[dict[str, Any]]
     the factor that timm's schedules apply to a group."""
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
-    no_decay = getattr(model, "no_weight_decay", set)()
+    no_decay: set[str] = getattr(model, "no_weight_decay", set)()
     options: dict[str, Any] = {"no_weight_decay_list": no_decay, "weight_decay_exclude_1d": not o.decay_all}
     if o.layer_decay is None:
         groups = param_groups_weight_decay(model, o.weight_decay, **options)
