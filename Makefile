@@ -1,4 +1,4 @@
-# make demo | make test | make lint. Each sets up .venv by itself, and again only when pyproject.toml has changed.
+# make demo | test | lint | docs | wheel | test-lowest. Each sets up its environment by itself, and again only when pyproject.toml changes.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint setup clean
+# what is tested on the lowest versions: every library that has a lower bound is used by one of these
+LOWEST_TESTS ?= tests/test_names.py tests/test_explain.py tests/test_heatmap.py tests/vit/test_adapters.py tests/loading/test_load.py \
+	tests/modules/test_modules.py tests/faithfulness tests/runs/test_runs.py tests/runs/test_stress.py tests/runs/test_export.py \
+	tests/data/test_streams.py tests/report tests/cli/test_cli.py tests/questions/test_open_clip.py tests/methods/test_oracles.py
+
+.PHONY: demo test lint setup docs wheel test-lowest clean
 
 setup: $(READY)
 
@@ -35,5 +40,31 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+	@echo "site/index.html: open it in a browser; no server or network needed"
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
+# sdist and wheel; then the wheel alone in an empty environment, far from this folder
+wheel: $(VENV)/.build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/check_wheel.py dist --python "$(PYTHON)"
+
+$(VENV)/.build: $(READY)
+	$(BIN)/python -m pip install --quiet "build>=1.2"
+	@touch $@
+
+test-lowest: .venv-lowest/.ready
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n $(JOBS) $(LOWEST_TESTS)
+
+.venv-lowest/.ready: pyproject.toml constraints/lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --constraint constraints/lowest.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,85 @@
+"""Files for contributors and CI: they parse, name what exists, and agree with pyproject.toml."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import steadygaze as sg
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+YAML_FILES = [*WORKFLOWS, *sorted((ROOT / ".github").rglob("ISSUE_TEMPLATE/*.yml"))]
+YAML_FILES += [ROOT / ".github" / "dependabot.yml", ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff"]
+
+pytestmark = pytest.mark.skipif(not WORKFLOWS, reason="an unpacked release has no .github folder")
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def lowest_of(requirement: str) -> tuple[str, str]:
+    """(name, lower bound) of a requirement such as "torch>=2.6" """
+    match = re.match(r"^([\w-]+)(?:\[\w+\])?>=([\d.]+)", requirement)
+    assert match, f"expected a lower bound, got {requirement!r}"
+    return match[1], match[2]
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: path.name)
+def test_yaml_files_parse(path: Path) -> None:
+    assert read(path)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_exist(path: Path) -> None:
+    workflow = read(path)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, flags=re.MULTILINE))
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"]
+        chosen = job.get("strategy", {}).get("matrix", {}).get("target", [])
+        commands = " \n".join(step.get("run", "") for step in job["steps"])
+        called = {*re.findall(r"\bmake ([\w-]+)", commands), *chosen}
+        assert called <= targets, called - targets
+
+
+def test_the_matrix_of_systems_and_versions() -> None:
+    matrix = read(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["tests"]["strategy"]["matrix"]
+    assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
+    assert matrix["python"] == ["3.11", "3.12", "3.13"]
+    assert PROJECT["requires-python"] == ">=" + matrix["python"][0]
+
+
+def test_releases_publish_without_a_password() -> None:
+    publish = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+
+
+def test_the_lowest_versions_are_those_of_pyproject() -> None:
+    lines = (ROOT / "constraints" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    bounds = dict(lowest_of(requirement) for group in groups for requirement in group)
+    assert {name: bounds.get(name) for name in pinned} == pinned
+    tested = [*PROJECT["dependencies"]]
+    tested += [one for extra in ("hf", "clip", "app", "data") for one in PROJECT["optional-dependencies"][extra]]
+    assert {lowest_of(requirement)[0] for requirement in tested} <= set(pinned)
+
+
+def test_the_citation_has_the_version_and_the_papers() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    assert citation["version"] == sg.__version__
+    titles = " ".join(reference["title"] for reference in citation["references"])
+    for paper in ("SkipPLUS", "Relevance Maps", "DiffMask", "Token Attention", "Uniform Attention"):
+        assert paper in titles
+
+
+def test_the_changelog_has_the_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings[0] == sg.__version__

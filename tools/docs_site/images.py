@@ -1,0 +1,232 @@
+"""Images of the reference, drawn with the embedded model on the demo images when the site is built."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+import steadygaze as sg
+from steadygaze.explainer import unavailable
+from steadygaze.heatmap import Attribution
+from steadygaze.runs.samples import read_index
+from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
+
+SIDE, GAP = 256, 12
+SHOWN = 1  # images of a method's page
+COMPARED = ("gaze_removal", "gae", "rollout", "gradcam", "random")
+SEARCH_BUDGET = 64  # forward passes of a search: enough for an image, far too few for a measurement
+OWN_DATA = ("shift", "cue_conflict", "neighbours", "segmentation", "vqa")  # suites that need files of others
+STRESS_OPTIONS: Mapping[str, dict[str, Any]] = {"corruptions": {"severities": (3,)}}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The embedded model with the demo images. masks: the central half of each image, for illustration."""
+
+    loaded: sg.LoadedModel
+    images: Tensor
+    labels: Tensor
+    masks: Tensor
+
+
+def demo() -> Demo:
+    loaded = sg.load_model("embedded")
+    folder = files("steadygaze") / "assets" / "demo"
+    paths = sorted((p for p in folder.iterdir() if p.name.endswith(".png")), key=lambda p: p.name)
+    assert loaded.class_names is not None
+    names = list(loaded.class_names)
+    opened = [Image.open(BytesIO(path.read_bytes())).convert("RGB") for path in paths]
+    images = torch.stack([loaded.preprocess(image) for image in opened])
+    labels = torch.tensor([names.index(path.name.removesuffix(".png")) for path in paths])
+    height, width = images.shape[-2:]
+    masks = torch.zeros(len(images), height, width)
+    masks[:, height // 4 : -height // 4, width // 4 : -width // 4] = 1
+    return Demo(loaded, images, labels, masks)
+
+
+def method_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
+    """(file, PNG) of every method that needs no trained file: the image beside its map."""
+    vit = sg.adapt(shown.loaded.model)
+    names = [info.name for info in sg.list_methods()]
+    able = [name for name in names if not unavailable(sg.method(name), vit)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # maps without any evidence are shown as they are
+        for name in able:
+            options = {"budget": SEARCH_BUDGET} if "budget" in dict(sg.method(name).base.options) else {}
+            with contextlib.suppress(sg.MethodUnavailable):  # learnt methods need their file
+                maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
+                yield f"methods/{name}.png", png(_row(shown, maps))
+
+
+def metric_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
+    """(file, SVG) of every metric that can be measured on the demo images: bars of five methods."""
+    for info in sg.list_metrics():
+        masks = 255 * shown.masks
+        batch = (shown.images, shown.labels, masks) if info.needs_masks else (shown.images, shown.labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.suppress(sg.SteadygazeError):  # metrics of other tasks
+                rows = sg.verify(shown.loaded, [batch], methods=list(COMPARED), metrics=[info.name])
+                values = {name: [r["value"] for r in rows if r["method"] == name] for name in COMPARED}
+                means = {name: sum(each) / len(each) for name, each in values.items() if each}
+                if means:
+                    better = f"{info.better} is better" if info.better != "neither" else ""
+                    title = f"{info.label} on four demo images{', ' + better if better else ''}"
+                    yield f"metrics/{info.name}.svg", bars(title, means, info.unit).encode()
+
+
+def suite_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
+    """(file, PNG) of every suite that needs no data of others: the samples that a report shows."""
+    for info in sg.list_suites():
+        if info.name in OWN_DATA:
+            continue
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = Path(folder) / "run"
+            data = Path(folder) / "photos"
+            _write_photos(shown, data)
+            with contextlib.suppress(sg.SteadygazeError):
+                given = STRESS_OPTIONS.get(info.name, {})
+                sg.stress(shown.loaded, data, suites=[info.name], limit=1, out=run, **given)
+                record = read_index(run)
+                names = [] if record is None else list(dict.fromkeys(_files(record)))
+                tiles = [Image.open(run / "samples" / name).convert("RGB") for name in names][:10]
+                if tiles:
+                    yield f"suites/{info.name}.png", png(beside(tiles))
+
+
+def loss_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
+    """(file, PNG) of every loss: an image beside the size of the loss's gradient at its patches."""
+    model = shown.loaded.model
+    for name, kind in LOSSES.items():
+        given = {"teacher": "embedded"} if name == "distillation" else {}
+        options = kind.Options(**given)
+        setup = LossSetup(model, num_classes=10, preprocess=shown.loaded.preprocess)
+        loss = kind(options, setup)
+        observer = loss.observer()
+        images = shown.images[:SHOWN].clone().requires_grad_()
+        masks = shown.masks[:SHOWN] if kind.needs_masks else None
+        observers = {} if observer is None else {name: observer}
+        batch = LossBatch(model, images, shown.labels[:SHOWN], masks=masks, observers=observers)
+        values = loss(batch)
+        total = values if isinstance(values, Tensor) else torch.stack(list(values.values())).sum()
+        (gradient,) = torch.autograd.grad(total, images)
+        size = torch.nn.functional.avg_pool2d(gradient.abs().sum(1, keepdim=True), 4)[:, 0]
+        maps = sg.explain(model, shown.images[:SHOWN], method="gae")
+        yield f"losses/{name}.png", png(_row(shown, _with_scores(maps, size)))
+
+
+def _with_scores(attribution: Attribution, scores: Tensor) -> Attribution:
+    return replace(attribution, scores=scores)
+
+
+def _row(shown: Demo, maps: Attribution) -> Image.Image:
+    """Each image beside its overlay."""
+    tiles = []
+    for i in range(len(maps)):
+        image = shown.loaded.to_image(shown.images[i]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        tiles += [image, maps[i].overlay(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)]
+    return beside(tiles)
+
+
+def beside(tiles: list[Image.Image], columns: int = 5) -> Image.Image:
+    """Tiles in rows, on white."""
+    width, height = max(t.width for t in tiles), max(t.height for t in tiles)
+    columns = min(columns, len(tiles))
+    rows = -(-len(tiles) // columns)
+    sheet = Image.new("RGB", (columns * (width + GAP) - GAP, rows * (height + GAP) - GAP), "white")
+    for i, tile in enumerate(tiles):
+        sheet.paste(tile, (i % columns * (width + GAP), i // columns * (height + GAP)))
+    return sheet
+
+
+def bars(title: str, values: Mapping[str, float], unit: str) -> str:
+    """A bar chart as SVG; zero is marked where values are negative."""
+    low, high = min(0.0, *values.values()), max(0.0, *values.values())
+    span = (high - low) or 1.0
+    left, width, step = 130, 330, 26
+
+    def place(value: float) -> float:
+        return left + (value - low) / span * width
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 560 {34 + step * len(values)}" width="560" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<text x="6" y="18" font-weight="bold">{escape(title)}</text>',
+    ]
+    for i, (name, value) in enumerate(values.items()):
+        y = 30 + i * step
+        start, end = sorted((place(0), place(value)))
+        lines += [
+            f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
+            f'<rect x="{start:.1f}" y="{y}" width="{max(1.0, end - start):.1f}" height="18" fill="#31688e"/>',
+            f'<text x="{end + 6:.1f}" y="{y + 14}">{value:.3g}{" " + escape(unit) if unit else ""}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"])
+
+
+def png(image: Image.Image) -> bytes:
+    opened = BytesIO()
+    image.save(opened, "PNG", optimize=True)
+    return opened.getvalue()
+
+
+def _write_photos(shown: Demo, folder: Path) -> None:
+    assert shown.loaded.class_names is not None
+    for image, label in zip(shown.images, shown.labels.tolist(), strict=True):
+        place = folder / shown.loaded.class_names[label]
+        place.mkdir(parents=True)
+        shown.loaded.to_image(image).save(place / "image.png")
+
+
+def _files(record: Any) -> Iterator[str]:
+    """Names of image files anywhere in the record of a run's samples."""
+    if isinstance(record, Mapping):
+        for value in record.values():
+            yield from _files(value)
+    elif isinstance(record, list):
+        for value in record:
+            yield from _files(value)
+    elif isinstance(record, str) and record.endswith((".jpg", ".png")):
+        yield record
+
+
+def all_images(cache: Path | None = None) -> dict[str, bytes]:
+    """Path below reference/images -> content. cache: a folder that keeps them until the package changes."""
+    kept = None if cache is None else cache / _package_hash()
+    if kept is not None and (kept / "complete").exists():
+        return {
+            p.relative_to(kept).as_posix(): p.read_bytes() for p in sorted(kept.rglob("*.*")) if p.is_file()
+        }
+    shown = demo()
+    makers = (method_images, loss_images, suite_images, metric_images)
+    images = {path: content for maker in makers for path, content in maker(shown)}
+    if kept is not None:
+        for path, content in images.items():
+            (kept / path).parent.mkdir(parents=True, exist_ok=True)
+            (kept / path).write_bytes(content)
+        (kept / "complete").touch()
+    return images
+
+
+def _package_hash() -> str:
+    """Of the package's code and of this file: what the images depend on."""
+    package = Path(sg.__file__).parent
+    digest = sha256(Path(__file__).read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
