@@ -67,8 +67,8 @@ def test_the_lowest_versions_are_those_of_pyproject() -> None:
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     bounds = dict(lowest_of(requirement) for group in groups for requirement in group)
     assert {name: bounds.get(name) for name in pinned} == pinned
-    tested = [*PROJECT["dependencies"]]
-    tested += [one for extra in ("hf", "clip", "app", "data") for one in PROJECT["optional-dependencies"][extra]]
+    extras = [PROJECT["optional-dependencies"][name] for name in ("hf", "clip", "app", "data")]
+    tested = [requirement for group in (PROJECT["dependencies"], *extras) for requirement in group]
     assert {lowest_of(requirement)[0] for requirement in tested} <= set(pinned)
 
 
@@ -81,5 +81,6 @@ def test_the_citation_has_the_version_and_the_papers() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\S+)", changelog, flags=re.MULTILINE)
     assert headings[0] == sg.__version__

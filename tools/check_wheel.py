@@ -43,9 +43,9 @@ def check(wheel: Path, folder: Path, interpreter: str) -> None:
         (photos / image.stem).mkdir(parents=True)
         (photos / image.stem / image.name).write_bytes(image.read_bytes())
     run([command, "demo", "--out", "demo"], folder)
-    run([command, "explain", "photos", "--model", "embedded", "--method", "gae,gaze", "--out", "seen"], folder)
-    methods = ["--methods", "gae,gaze_removal,random"]
-    run([command, "verify", "--model", "embedded", "--data", "photos", *methods, "--out", "run"], folder)
+    methods = ["--model", "embedded", "--methods", "gae,gaze_removal,random"]
+    run([command, "explain", "photos", *methods, "--out", "seen"], folder)
+    run([command, "verify", *methods, "--data", "photos", "--out", "run"], folder)
     run([command, "report", "run"], folder)
     for name in ("demo/grid.png", "seen/grid.png", "seen/manifest.json", "run/report.html"):
         assert (folder / name).stat().st_size > 1000, f"{name} was not written"

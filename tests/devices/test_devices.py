@@ -1,4 +1,4 @@
-"""What a GPU changes: results agree with the CPU, and half precision and autocast work or are refused in words.
+"""Results on a GPU agree with those on the CPU, also in half precision and under autocast.
 
 Every test here is marked `cuda` or `mps` and skipped where there is no such device: pytest -m "cuda or mps".
 """

@@ -23,7 +23,7 @@ UP = "../../"  # from reference/<kind>/<name>.md to docs/
 
 @dataclass(frozen=True)
 class Entry:
-    """One page: `kind` is its folder, `summary` its line in the table of the kind, `group` its heading there."""
+    """One page. kind: its folder; summary, group: its line in the table of the kind, and its heading."""
 
     kind: str
     name: str
@@ -62,7 +62,7 @@ def methods() -> Iterator[Entry]:
             "composes with aggregators": "yes: `+last`, `+rollout`, `+plus`, `+skipplus`"
             if info.layers
             else "no",
-            "result": "`Attribution.scores`: (B, rows, columns), one signed score for each patch, unnormalised",
+            "result": "`Attribution.scores`: (B, rows, columns), one signed score per patch, unnormalised",
         }
         if info.alias_of:
             facts = {"stands for": f"`{info.alias_of}`", **facts}

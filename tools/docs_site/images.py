@@ -112,7 +112,7 @@ def loss_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
     """(file, PNG) of every loss: an image beside the size of the loss's gradient at its patches."""
     model = shown.loaded.model
     for name, kind in LOSSES.items():
-        given = {"teacher": "embedded"} if name == "distillation" else {}
+        given: dict[str, Any] = {"teacher": "embedded"} if name == "distillation" else {}
         options = kind.Options(**given)
         setup = LossSetup(model, num_classes=10, preprocess=shown.loaded.preprocess)
         loss = kind(options, setup)
