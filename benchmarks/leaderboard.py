@@ -1,16 +1,15 @@
-"""Write docs/leaderboard.md and its figure from the panel's rows.
+"""Write docs/leaderboard.md and its figure from committed rows.
 
     python -m benchmarks.leaderboard [docs/evidence/rows/panel] [--out docs/leaderboard.md]
 
-Everything is computed from committed rows, which `python -m benchmarks.panel` adds to. Methods are ranked by
-the mean of the four removal scores, averaged over the models whose patches can be removed. The interval of a
-rank comes from a bootstrap: images are drawn with replacement inside each model, and the methods are ranked
-anew. A method is "level with" the one above it if the 95 % interval of their paired difference contains 0.
+`python -m benchmarks.panel` adds rows. How methods are ranked: benchmarks/panel/ranking.py; what is measured:
+benchmarks/panel/columns.py.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,162 +17,263 @@ from pathlib import Path
 import numpy as np
 
 import steadygaze as sg
-from benchmarks.panel import panel
-from benchmarks.panel.tables import REPEATS, Scores, difference, read_scores, text_with_interval
+from benchmarks.panel import PanelModel, panel
+from benchmarks.panel.columns import (
+    FOUR,
+    REMOVAL_MEAN,
+    Measure,
+    all_columns,
+    column_of,
+    read_each,
+)
+from benchmarks.panel.cost import read_costs
+from benchmarks.panel.figure import draw
+from benchmarks.panel.learnt import learnt_table
+from benchmarks.panel.methods import LEFT_OUT, SEARCHES
+from benchmarks.panel.ranking import Column, Entry, interval, ranked
+from steadygaze.errors import UnknownName
+from steadygaze.method_registry import DEFAULT
 from steadygaze.runs.cost.declared import forward_passes
 
-OTHER = {  # column -> (metrics, how they become one number per image)
-    "SRG": (("srg",), lambda x: x[:, 0]),
-    "SaCo": (("saco",), lambda x: x[:, 0]),
-    "perturbation": (("negative_perturbation", "positive_perturbation"), lambda x: x[:, 0] - x[:, 1]),
-    "AP": (("average_precision",), lambda x: x[:, 0]),
-    "known truth": (("truth_auroc",), lambda x: 100 * x[:, 0]),
-}
-MEANING = {
-    "SRG": "area between least-first and most-first removal",
-    "SaCo": "do larger scores have larger effects, -1 to 1",
-    "perturbation": "accuracy with the least relevant pixels black minus with the most relevant ones, points",
-    "AP": "localisation: average precision of the object's pixels",
-    "known truth": "AUROC of the patches that decide, in a task where they are known",
-}
-SHOWN_IN_FIGURE = 20
+ROWS = Path("docs/evidence/rows/panel")
+SHOWN_FIRST = 6
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of the leaderboard."""
+class Board:
+    """Everything the page shows. ranks: the methods by measure; apart: models with attention masking"""
 
-    method: str
-    mean: float
-    low: float
-    high: float
-    rank: tuple[int, int]
-    level_with_previous: bool
-
-
-def ranked(scores: Mapping[str, Scores]) -> list[Entry]:
-    """The methods that every model has, best first."""
-    methods = [m for m in next(iter(scores.values())).values if all(m in s.values for s in scores.values())]
-    draws = np.zeros((REPEATS, len(methods)))
-    rng = np.random.default_rng(0)
-    for model in scores.values():
-        each = np.stack([model.mean(m) for m in methods], axis=1)  # (images, methods)
-        counts = rng.multinomial(model.images, [1 / model.images] * model.images, size=REPEATS)
-        draws += counts @ each / model.images / len(scores)
-    means = {m: float(np.mean([s.mean(m).mean() for s in scores.values()])) for m in methods}
-    ranks = (-draws).argsort(axis=1).argsort(axis=1) + 1
-    entries: list[Entry] = []
-    for method in sorted(methods, key=lambda m: -means[m]):
-        i = methods.index(method)
-        low, high = np.percentile(draws[:, i], [2.5, 97.5])
-        first, last = np.percentile(ranks[:, i], [2.5, 97.5])
-        level = False
-        if entries:
-            above = entries[-1].method
-            change = [(s.values[above] - s.values[method]) for s in scores.values()]
-            level = difference(change)[1] <= 0
-        entries.append(Entry(method, means[method], low, high, (round(first), round(last)), level))
-    return entries
+    models: Mapping[str, PanelModel]
+    columns: Mapping[Measure, Mapping[str, Column]]
+    ranks: Mapping[Measure, Sequence[Entry]]
+    apart: Mapping[str, Column]
+    measured_cost: Mapping[str, float]
 
 
-def other_columns(folders: Mapping[str, Path]) -> dict[str, dict[str, float]]:
-    """column -> method -> mean over the models that have it."""
-    columns: dict[str, dict[str, float]] = {}
-    for name, (metrics, number) in OTHER.items():
-        found = [s for folder in folders.values() if (s := read_scores(folder, metrics)) is not None]
-        if not found:
-            continue
-        methods = {m for scores in found for m in scores.values}
-        columns[name] = {
-            m: float(np.mean([number(s.values[m]).mean() for s in found if m in s.values])) for m in methods
-        }
-    return columns
+def read_board(root: Path, models: Mapping[str, PanelModel] | None = None) -> Board:
+    """Rows below `root`, by model (default: the panel's)."""
+    models = panel() if models is None else models
+    columns = all_columns(root, models)
+    ranks = {
+        measure: ranked(list(by_model.values()), _reference(by_model))
+        for measure, by_model in columns.items()
+    }
+    masked = [name for name, model in models.items() if not model.removable]
+    apart = column_of(REMOVAL_MEAN, read_each(root, masked, REMOVAL_MEAN.metrics))
+    return Board(models, columns, ranks, apart, read_costs(root))
 
 
-def markdown(root: Path) -> tuple[str, list[Entry]]:
-    """The page, and the ranking for the figure."""
-    models = panel()
-    folders = {name: root / name for name in models}
-    every = {name: scores for name, folder in folders.items() if (scores := read_scores(folder)) is not None}
-    scores = {name: s for name, s in every.items() if models[name].removable}
-    entries, columns = ranked(scores), other_columns(folders)
-    costs = {entry.method: forward_passes(sg.method(entry.method)) for entry in entries}
-    lines = [_introduction(scores, columns), *_ranking(entries, columns, costs), *_by_model(every, entries)]
-    return "\n".join([*lines, _own_method()]) + "\n", entries
+def _reference(by_model: Mapping[str, Column]) -> str:
+    """The method with the most images, of those that every model has; the default if it is one of them."""
+    counts = {
+        method: sum(int((~np.isnan(column[method])).sum()) for column in by_model.values())
+        for method in next(iter(by_model.values()))
+        if all(method in column for column in by_model.values())
+    }
+    most = max(counts.values())
+    return DEFAULT if counts.get(DEFAULT) == most else max(counts, key=counts.__getitem__)
 
 
-def _introduction(scores: Mapping[str, Scores], columns: Mapping[str, object]) -> str:
-    counts = ", ".join(f"{name} ({s.images})" for name, s in scores.items())
+def markdown(board: Board) -> str:
+    """The page."""
+    sections = [_introduction(board), _models(board), _ranking(board), _questions(board), _four(board)]
+    sections += [_by_model(board), apart_section(board), _others(board), OWN_METHOD]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _introduction(board: Board) -> str:
+    abouts = "\n".join(f"- **{measure.title}**: {measure.about}." for measure in board.ranks if measure.about)
     return f"""# Leaderboard
 
-The methods that were measured on these models of the [panel](evidence/default.md#the-panel), from committed
-rows. This page is written by `python -m benchmarks.leaderboard`; the rows by `python -m benchmarks.panel`,
-which adds methods, models and measures.
+Attribution methods on a panel of trained models, from committed rows: `python -m benchmarks.leaderboard`
+writes this page and its figure, `python -m benchmarks.panel` adds rows. Which method to use for which
+question: [choosing.md](choosing.md). Rows of DeiT-Tiny from before the panel are included; where both have an
+image, they agree.
 
-![Mean of the four removal scores, with 95 % intervals](images/leaderboard.png)
+![The best methods: removal scores with 95 % intervals, and other measures](images/leaderboard.png)
 
-**Removal** is the mean of the four removal scores (insertion and deletion, accuracy and AOPC; true token
-removal, nine ratios, in percent, higher is better), averaged over the models whose patches can be removed:
-{counts}; number of images in brackets. Intervals are 95 % by bootstrap over the images inside each model.
-**Rank** is the interval of the rank under the same draws. A method marked **=** is level with the one above
-it: the interval of their paired difference contains 0, so that their order is not shown. **Cost** is in
-forward passes of one image.
-{_columns_text(columns)}"""
+Higher is better in every column:
 
-
-def _columns_text(columns: Mapping[str, object]) -> str:
-    if not columns:
-        return ""
-    meanings = "; ".join(f"**{name}** ({MEANING[name]})" for name in columns)
-    return f"\nOther columns, means over the models that have them, higher is better: {meanings}.\n"
+{abouts}
+- **cost**: forward passes of one image, a backward pass counts as one; in brackets measured CPU time on a ViT
+  of DeiT-Tiny's size, in forward passes of the same batch."""
 
 
-def _ranking(
-    entries: Sequence[Entry], columns: Mapping[str, Mapping[str, float]], costs: Mapping[str, float]
-) -> list[str]:
-    heads = ["", "method", "cost", "removal", "rank", *columns]
-    lines = ["## Ranking", "", f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
+def _models(board: Board) -> str:
+    lines = ["## Models", "", "| model | top-1 | patches | images of the removal scores, by method |"]
+    lines.append("| --- | ---: | --- | --- |")
+    for name, column in {**board.columns[REMOVAL_MEAN], **board.apart}.items():
+        counts = Counter(int((~np.isnan(values)).sum()) for values in column.values())
+        text = ", ".join(f"{counts[images]} methods: {images}" for images in sorted(counts, reverse=True))
+        how = "removed" if board.models[name].removable else "hidden from attention"
+        lines.append(f"| `{name}` | {board.models[name].accuracy:.1f} | {how} | {text} |")
+    return "\n".join(lines)
+
+
+def _ranking(board: Board) -> str:
+    entries = board.ranks[REMOVAL_MEAN]
+    others = [measure for measure in board.ranks if measure.about and measure is not REMOVAL_MEAN]
+    values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in others}
+    heads = ["", "method", "family", "cost", "removal", "rank", "level with", *(m.title for m in others)]
+    lines = [
+        "## Ranking",
+        "",
+        RANKING.format(number=len(board.columns[REMOVAL_MEAN])),
+        "",
+        f"| {' | '.join(heads)} |",
+        "| ---: | --- | --- |" + " ---: |" * (len(heads) - 3),
+    ]
     for place, entry in enumerate(entries, 1):
-        first, last = entry.rank
         cells = [
-            f"{place}{' =' if entry.level_with_previous else ''}",
+            str(place),
             f"`{entry.method}`",
-            f"{costs[entry.method]:g}",
-            f"{entry.mean:.1f} [{entry.low:.1f}, {entry.high:.1f}]",
-            f"{first}–{last}" if first != last else str(first),
-            *(_number(column.get(entry.method), name) for name, column in columns.items()),
+            family(entry.method),
+            cost_text(entry.method, board.measured_cost),
+            f"{entry.value:.1f} [{entry.low:.1f}, {entry.high:.1f}]",
+            interval(*entry.rank),
+            interval(*entry.level_with) if entry.level_with != (place, place) else "–",
+            *(_number(values[m].get(entry.method), m.digits) for m in others),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return "\n".join(lines)
 
 
-def _number(value: float | None, column: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" if column == "SaCo" else f"{value:.1f}"
+def _questions(board: Board) -> str:
+    lines = [
+        "## First in each measure",
+        "",
+        "The first methods of each measure with 95 % intervals. **Level**: places that cannot be told apart",
+        "from the first.",
+        "",
+        f"| measure | models, methods | first {SHOWN_FIRST} | level | random |",
+        "| --- | --- | --- | --- | ---: |",
+    ]
+    for measure, entries in board.ranks.items():
+        shown = ", ".join(
+            f"`{e.method}` {_number(e.value, measure.digits)} [{_number(e.low, measure.digits)}, "
+            f"{_number(e.high, measure.digits)}]"
+            for e in entries[:SHOWN_FIRST]
+        )
+        chance = next((e.value for e in entries if e.method == "random"), None)
+        sizes = f"{len(board.columns[measure])}, {len(entries)}"
+        level = interval(*entries[0].level_with)
+        lines.append(f"| {measure.title} | {sizes} | {shown} | {level} | {_number(chance, measure.digits)} |")
+    return "\n".join(lines)
 
 
-def _by_model(scores: Mapping[str, Scores], entries: Sequence[Entry]) -> list[str]:
-    names = list(scores)
-    lines = ["", "## By model", "", "Mean of the four removal scores of each model.", ""]
-    lines += [f"| method | {' | '.join(names)} |", f"| --- |{' ---: |' * len(names)}"]
-    order = [entry.method for entry in entries]
-    order += sorted({m for s in scores.values() for m in s.values} - set(order))
+def _four(board: Board) -> str:
+    values = {m: {entry.method: entry.value for entry in board.ranks[m]} for m in FOUR}
+    lines = ["## The four removal scores", "", "Mean over the same models, %.", ""]
+    lines += [f"| method | {' | '.join(m.title for m in FOUR)} |", "| --- |" + " ---: |" * len(FOUR)]
+    for entry in board.ranks[REMOVAL_MEAN]:
+        cells = [_number(values[m][entry.method], m.digits) for m in FOUR]
+        lines.append(f"| `{entry.method}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _by_model(board: Board) -> str:
+    by_model = board.columns[REMOVAL_MEAN]
+    lines = ["## By model", "", "Mean of the four removal scores of each model.", ""]
+    lines += [f"| method | {' | '.join(by_model)} |", f"| --- |{' ---: |' * len(by_model)}"]
+    values = {
+        name: {entry.method: entry.value for entry in ranked([column], _reference(by_model))}
+        for name, column in by_model.items()
+    }
+    order = [entry.method for entry in board.ranks[REMOVAL_MEAN]]
+    order += sorted({method for column in by_model.values() for method in column} - set(order))
     for method in order:
-        cells = [f"{s.mean(method).mean():.1f}" if method in s.values else "" for s in scores.values()]
+        cells = [_number(values[name].get(method), 1) for name in by_model]
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
-    if len(entries) > 1:
-        best, pairs = entries[0].method, []
-        for entry in entries[1:6]:
-            change = [s.values[best] - s.values[entry.method] for s in scores.values() if best in s.values]
-            pairs.append(f"{text_with_interval(*difference(change))} over `{entry.method}`")
-        lines += ["", f"`{best}`, paired differences: {'; '.join(pairs)}."]
-    return lines
+    first, *rest = board.ranks[REMOVAL_MEAN][:SHOWN_FIRST]
+    texts = []
+    for entry in rest:
+        pair = [{m: column[m] for m in (first.method, entry.method)} for column in by_model.values()]
+        texts.append(f"{difference_text(pair, first.method, entry.method)} over `{entry.method}`")
+    return "\n".join([*lines, "", f"`{first.method}`, paired differences: {'; '.join(texts)}."])
 
 
-def _own_method() -> str:
-    return """
-## Add your own method
+def difference_text(models: Sequence[Column], better: str, worse: str) -> str:
+    """Mean over models of the paired difference, with its interval."""
+    change = [{"change": c[better] - c[worse], "zero": 0 * c[better]} for c in models]
+    shared = [{k: x[~np.isnan(c["change"])] for k, x in c.items()} for c in change]
+    entry = next(e for e in ranked(shared, "zero") if e.method == "change")
+    return f"{entry.value:+.1f} [{entry.low:+.1f}, {entry.high:+.1f}]"
+
+
+def apart_section(board: Board) -> str:
+    """The models with attention masking."""
+    if not board.apart:
+        return ""
+    lines = []
+    for name, column in board.apart.items():
+        lines += [
+            f"## Apart: `{name}`",
+            "",
+            APART,
+            "",
+            "| | method | removal scores, mean | rank | level with |",
+            "| ---: | --- | ---: | ---: | ---: |",
+        ]
+        for place, e in enumerate(ranked([column], _reference({name: column})), 1):
+            level = interval(*e.level_with) if e.level_with != (place, place) else "–"
+            lines.append(
+                f"| {place} | `{e.method}` | {e.value:.1f} [{e.low:.1f}, {e.high:.1f}] | {interval(*e.rank)} "
+                f"| {level} |"
+            )
+    return "\n".join(lines)
+
+
+def _others(board: Board) -> str:
+    by_model = board.columns[REMOVAL_MEAN]
+    found = {method for column in by_model.values() for method in column}
+    searches = ", ".join(f"`{name}`" for name in SEARCHES if name in found)
+    missing = sorted(found - {entry.method for entry in board.ranks[REMOVAL_MEAN]})
+    lines = ["## Searched and learnt methods", ""]
+    if searches:
+        lines += [SEARCHED, f"{searches}.", ""]
+    left_out = "; ".join(f"`{name}`: {why}" for name, why in LEFT_OUT.items())
+    lines += [f"Not in the ranking: {left_out}.", ""]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        lines += [f"Not ranked, since not every model has rows of them: {names}.", ""]
+    return "\n".join([*lines, learnt_table()])
+
+
+def family(method: str) -> str:
+    """The family of a method, or "yours" if it is not registered here."""
+    try:
+        return sg.method(method).base.family
+    except UnknownName:
+        return "yours"
+
+
+def cost_text(method: str, measured: Mapping[str, float]) -> str:
+    """Declared forward passes, and measured ones if known."""
+    try:
+        declared = f"{forward_passes(sg.method(method)):g}"
+    except UnknownName:
+        declared = "?"
+    return f"{declared} ({measured[method]:.1f})" if method in measured else declared
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None or np.isnan(value) else f"{value:.{digits}f}"
+
+
+RANKING = """\
+By the mean of the four removal scores over {number} models whose patches can be removed; 95 % intervals by
+bootstrap over images inside each model. **Rank** is the interval of the rank under the same draws.
+**Level with**: the places from the first to the last whose difference to the method is not shown to be real,
+since its paired interval contains 0. A method with fewer images is compared on those that it has
+(`benchmarks/panel/ranking.py`). An empty cell: not measured, or not available, on all its models."""
+SEARCHED = """\
+Searches run at a stated budget of forward passes for one image and class; without a number it is one run for
+each patch, region or cluster:"""
+APART = """\
+Its windows need every token, so patches cannot be removed: they are hidden from attention, which is another
+question than removal, and the model has no part in the ranking above. Methods that need an attention matrix
+over all tokens are not available."""
+OWN_METHOD = """## Add your own method
 
 A method is a function of a trace. Register it, measure it on the panel, and write this page again:
 
@@ -198,43 +298,17 @@ A method is ranked when every model has rows of it: give `--imagenet` and `--wei
 CIFAR-10 models alone with `--models`."""
 
 
-def draw(entries: Sequence[Entry], path: Path) -> None:
-    """The figure: a point with its interval for each of the best methods."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shown = list(entries[:SHOWN_IN_FIGURE])[::-1]
-    figure, axes = plt.subplots(figsize=(8, 0.32 * len(shown) + 1.2), dpi=150)
-    values = np.array([entry.mean for entry in shown])
-    errors = np.array([[e.mean - e.low, e.high - e.mean] for e in shown]).T
-    colours = ["#c2410c" if entry.method.startswith("gaze") else "#94a3b8" for entry in shown]
-    names = [entry.method for entry in shown]
-    axes.grid(axis="x", color="#e2e8f0")
-    axes.set_axisbelow(True)
-    for place, (value, error, colour) in enumerate(zip(values, errors.T, colours, strict=True)):
-        axes.errorbar(value, place, xerr=error[:, None], fmt="o", color=colour, capsize=3)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(max(0, min(e.low for e in shown) - 3), max(e.high for e in shown) + 2)
-    axes.set_xlabel("mean of four removal scores over the panel (%, higher is better; 95 % intervals)")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", type=Path, nargs="?", default=Path("docs/evidence/rows/panel"))
+    parser.add_argument("rows", type=Path, nargs="?", default=ROWS)
     parser.add_argument("--out", type=Path, default=Path("docs/leaderboard.md"))
     chosen = parser.parse_args()
-    text, entries = markdown(chosen.rows)
-    chosen.out.write_text(text, encoding="utf-8")
-    draw(entries, chosen.out.parent / "images" / "leaderboard.png")
-    print(f"{len(entries)} methods: {chosen.out}")
+    board = read_board(chosen.rows)
+    chosen.out.write_text(markdown(board), encoding="utf-8")
+    draw(board.ranks, chosen.out.parent / "images" / "leaderboard.png")
+    print(f"{len(board.ranks[REMOVAL_MEAN])} methods: {chosen.out}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 | cifar10-registers      | class token      | learnt    | four registers, patch dropout 0.5  | CIFAR-10    |
 | cifar10-rotary         | class token      | rotary    | SwiGLU (EVA-02), patch dropout 0.5 | CIFAR-10    |
 | cifar10-attention-pool | attention pool   | learnt    | LayerScale, patch dropout 0.5      | CIFAR-10    |
+| cifar10-swin           | mean of patches  | relative  | windows: patches cannot be removed | CIFAR-10    |
 
 A folder of this package holds the float16 weights of one model, the recipe that made it (train.json, which
 `steadygaze train NAME` of the shipped recipe of that name writes) and the log of its training; it is a name
@@ -26,6 +27,12 @@ import steadygaze as sg
 
 FOLDER = Path(os.path.relpath(Path(__file__).parent))  # a model is named by its path, in rows too
 DEIT = "deit_tiny_patch16_224"
+# of 10,000 CIFAR-10 test images; of one ImageNet validation image of each class
+ACCURACY = {"embedded": 77.4, "deit_tiny": 71.0}
+# rows of a model that were measured before the panel, on other images: folders beside the panel's rows
+EARLIER = {
+    "deit_tiny": ("deit_tiny_methods", "deit_tiny_methods_more", "deit_tiny_pets", "default_pets"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,15 @@ class PanelModel:
     name: str
     data: str
     removable: bool = True
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 in percent: of the panel's own models, at the end of the log of their training."""
+        if self.name in ACCURACY:
+            return ACCURACY[self.name]
+        log = (FOLDER / self.name / "log.csv").read_text(encoding="utf-8").splitlines()
+        last = dict(zip(log[0].split(","), log[-1].split(","), strict=True))
+        return 100 * float(last["test_top1"])
 
     def load(self, weights: Path | None) -> sg.LoadedModel:
         """weights: the file of DeiT-Tiny's weights."""

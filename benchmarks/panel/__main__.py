@@ -1,14 +1,18 @@
 """Methods x models x measures of the panel: run what is missing, print the table.
 
     python -m benchmarks.panel --rows docs/evidence/rows/panel
-        [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--models NAME,...] [--methods NAME,...]
-        [--measures removal,magnitude,perturbation] [--per-class 5] [--offset 400] [--classes 40]
+        [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--pets FOLDER] [--models NAME,...]
+        [--methods best|quick|searches|all|NAME,...] [--measures removal,saco,perturbation,localisation,truth]
+        [--per-class 5] [--offset 400] [--classes 40]
 
-FOLDER: CIFAR-10's test/<class>/*.png, ImageNet's val/<synset>/*; without it, the models of that data set are
-only printed from their rows. The images of a class are those at places OFFSET, OFFSET + 1, ... by name
-(ImageNet: from 0, of evenly spaced classes). Killed runs resume. The table has one section for each model,
-then the mean over the models whose patches can be removed, and the paired differences of --reference to each
-method, with 95 % bootstrap intervals: images are drawn with replacement inside each model.
+FOLDER: CIFAR-10's test/<class>/*.png, ImageNet's val/<synset>/*, pets with masks; without it, the models of
+that data set are only printed from their rows. The images of a class are those at places OFFSET, OFFSET + 1,
+... by name (ImageNet: from 0, of evenly spaced classes). Killed runs resume. `localisation` is of DeiT-Tiny
+on --pets; `truth` trains two small ViTs on tasks whose relevant patches are known (about two minutes).
+
+The table has one section for each model, then the mean over the models whose patches can be removed, and the
+paired differences of --reference to each method, with 95 % bootstrap intervals: images are drawn with
+replacement inside each model. Only methods with rows of every image are in it; the leaderboard has all.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.panel import panel, selection
+from benchmarks.panel import PanelModel, panel, selection
 from benchmarks.panel.measure import MEASURES, measure
+from benchmarks.panel.methods import expand
 from benchmarks.panel.tables import print_tables
+from benchmarks.panel.truth import measure_truth
 from steadygaze.method_registry import DEFAULT
 
-BEST_KNOWN = ("gaze", "gaze_removal", "gaze_twice", "libra_fullgrad_plus", "attnlrp", "decompx+skipplus")
+PETS = 24  # images, one of each breed
 
 
 def main() -> None:
@@ -33,8 +39,9 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path, help="CIFAR-10's test images")
     parser.add_argument("--imagenet", type=Path, help="ImageNet's validation images")
     parser.add_argument("--weights", type=Path, help="DeiT-Tiny's weights")
+    parser.add_argument("--pets", type=Path, help="Oxford pets with masks and an index.csv")
     parser.add_argument("--models", type=lambda text: text.split(","), help="default: all")
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(BEST_KNOWN))
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=["best"])
     parser.add_argument("--measures", type=lambda text: text.split(","), default=["removal"])
     parser.add_argument("--per-class", type=int, default=5, help="images of each class of CIFAR-10")
     parser.add_argument(
@@ -45,23 +52,38 @@ def main() -> None:
         "--reference", default=DEFAULT, help="method whose differences to the others are printed"
     )
     chosen = parser.parse_args()
-    models = panel()
+    wrong = [name for name in chosen.measures if name not in MEASURES]
+    if wrong:
+        parser.error(f"--measures: expected {', '.join(MEASURES)}, got {wrong[0]}")
+    models, methods = panel(), expand(chosen.methods)
     names = chosen.models or list(models)
-    for measures in ([name] for name in chosen.measures):
-        if measures[0] not in MEASURES:
-            parser.error(f"--measures: expected {', '.join(MEASURES)}, got {measures[0]}")
-        for name in names:
-            model = models[name]
-            folder = chosen.cifar10 if model.data == "cifar10" else chosen.imagenet
-            if folder is None:
-                continue
-            print(f"{name}: {measures[0]}", file=sys.stderr, flush=True)
-            per_class, offset, limit = (
-                (chosen.per_class, chosen.offset, None) if model.data == "cifar10" else (1, 0, chosen.classes)
-            )
-            with selection(folder, per_class, offset, limit) as data:
-                measure(model, model.load(chosen.weights), data, chosen.methods, measures, chosen.rows / name)
+    for kind in chosen.measures:
+        if kind == "truth":
+            measure_truth(methods, chosen.rows)
+            continue
+        for model in (models[name] for name in names):
+            run(model, methods, kind, chosen)
     print_tables({name: chosen.rows / name for name in names}, models, chosen.reference)
+
+
+def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Namespace) -> None:
+    """Rows of one model and one measure, if its images were given."""
+    out, begin = chosen.rows / model.name, f"{model.name}: {kind}"
+    if kind == "localisation":
+        if model.name == "deit_tiny" and chosen.pets is not None:
+            print(begin, file=sys.stderr, flush=True)
+            loaded = model.load(chosen.weights)
+            measure(model, loaded, chosen.pets, methods, [kind], out, 8, masks=chosen.pets, limit=PETS)
+        return
+    folder = chosen.cifar10 if model.data == "cifar10" else chosen.imagenet
+    if folder is None:
+        return
+    print(begin, file=sys.stderr, flush=True)
+    per_class, offset, limit = chosen.per_class, chosen.offset, None
+    if model.data == "imagenet":
+        per_class, offset, limit = 1, 0, chosen.classes
+    with selection(folder, per_class, offset, limit) as data:
+        measure(model, model.load(chosen.weights), data, methods, [kind], out)
 
 
 if __name__ == "__main__":

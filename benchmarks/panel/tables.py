@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import steadygaze as sg
 from benchmarks.panel import PanelModel
 from benchmarks.panel.measure import REMOVAL, run_folders
+from benchmarks.panel.methods import SAME_MAP, own_scores
 
 REPEATS = 2000
 HEADS = ("insertion accuracy", "deletion accuracy", "insertion AOPC", "deletion AOPC")
@@ -18,7 +20,7 @@ HEADS = ("insertion accuracy", "deletion accuracy", "insertion AOPC", "deletion 
 
 @dataclass(frozen=True)
 class Scores:
-    """The values of one model: (images, metrics) of every method, over the images that all methods have."""
+    """The values of one model: (images, metrics) of every method; NaN where an image was not measured."""
 
     images: int
     metrics: tuple[str, ...]
@@ -30,18 +32,35 @@ class Scores:
 
 
 def read_scores(folder: Path, metrics: tuple[str, ...] = REMOVAL) -> Scores | None:
-    """The rows of all run folders below `folder`; each method with its own score. None without rows."""
-    runs = list(run_folders(folder))
-    if not runs:
+    """The rows of all run folders below `folder`: methods that have every image. None without rows."""
+    found = read_all(folder, metrics)
+    if found is None:
         return None
-    rows = sg.Rows.read(*runs).to_pandas()
-    rows = rows[rows.metric.isin(metrics)].drop_duplicates(["image", "method", "score", "metric"])
+    complete = {name: x for name, x in found.values.items() if not np.isnan(x).any()}
+    return Scores(found.images, metrics, complete)
+
+
+def read_all(folder: Path, metrics: tuple[str, ...] = REMOVAL, earlier: Sequence[Path] = ()) -> Scores | None:
+    """The same for every method, also for those that were measured on some of the images only.
+
+    earlier: run folders of the same model that were measured before the panel; of these, the leaderboard's
+    methods with their own score
+    """
+    parts = [sg.Rows.read(run).to_pandas() for run in run_folders(folder)]
+    for run in earlier:
+        part = sg.Rows.read(run).to_pandas()
+        part["method"] = part["method"].replace(SAME_MAP)
+        own = own_scores()
+        parts.append(part[part["method"].map(own) == part["score"]])
+    if not parts:
+        return None
+    rows = pd.concat([part[part.metric.isin(metrics)] for part in parts])
+    rows = rows.drop_duplicates(["image", "method", "metric"])
     if rows.empty:
         return None
     wide = rows.pivot_table(index="image", columns=["method", "metric"], values="value", dropna=False)
-    wide = wide.dropna(axis=1, how="all").dropna()
     methods = [name for name in dict.fromkeys(rows.method) if all((name, m) in wide for m in metrics)]
-    values = {name: wide[name][list(metrics)].to_numpy() for name in methods}
+    values = {name: wide[name][list(metrics)].to_numpy(float) for name in methods}
     return Scores(len(wide), metrics, values)
 
 

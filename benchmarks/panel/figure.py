@@ -1,0 +1,119 @@
+"""The figure of the leaderboard: removal scores with intervals, beside them the other measures as colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import steadygaze as sg
+from benchmarks.panel.columns import REMOVAL_MEAN, Measure
+from benchmarks.panel.ranking import Entry
+from steadygaze.errors import UnknownName
+from steadygaze.runs.cost.declared import forward_passes
+
+SHOWN = 22
+COLOURS = {  # by family; what is not listed is grey
+    "decomposition": "#c2410c",
+    "gradient": "#2563eb",
+    "propagation": "#7c3aed",
+    "attention": "#059669",
+    "cam": "#ca8a04",
+    "black box": "#475569",
+}
+
+
+def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
+    """The best methods, and random."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    entries = ranks[REMOVAL_MEAN]
+    shown = [*entries[:SHOWN], *(e for e in entries[SHOWN:] if e.method == "random")]
+    others = [m for m in ranks if m.about and m is not REMOVAL_MEAN and m.title != "SRG"]
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 0.33 * len(shown) + 1.6), dpi=150, sharey=True,
+        width_ratios=[2.2, 0.42 * max(len(others), 1)], gridspec_kw={"wspace": 0.03},
+    )  # fmt: skip
+    _points(left, shown)
+    _table(right, shown, others, ranks)
+    figure.suptitle(
+        "How faithful is an explanation? Removal of patches, mean over the panel's models",
+        x=0.01, ha="left", fontsize=13, fontweight="bold",
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-def]
+    families: dict[str, object] = {}
+    for place, entry in enumerate(shown):
+        family, cost = _known(entry.method)
+        error = [[entry.value - entry.low], [entry.high - entry.value]]
+        colour = COLOURS.get(family, "#94a3b8")
+        mark = axes.errorbar(entry.value, place, xerr=error, fmt="o", color=colour, capsize=3, markersize=6)
+        families.setdefault(family, mark)
+        axes.annotate(
+            cost, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
+            color="#64748b", xytext=(-4, 0), textcoords="offset points",
+        )  # fmt: skip
+    axes.set_yticks(range(len(shown)), [entry.method for entry in shown])
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="#e2e8f0")
+    axes.set_axisbelow(True)
+    low, high = min(e.low for e in shown), max(e.high for e in shown)
+    axes.set_xlim(max(0, low - 2), high + 0.22 * (high - low))
+    axes.set_xlabel(
+        "mean of four removal scores (%, higher is better, 95 % intervals)    grey: cost in forwards"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        families.values(),
+        families.keys(),
+        loc="lower left",
+        bbox_to_anchor=(0, 0.06),
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def _table(axes, shown, others, ranks) -> None:  # type: ignore[no-untyped-def]
+    """A cell's colour runs from the value of `random` (white) to the best method's (green)."""
+    for x, measure in enumerate(others):
+        values = {e.method: e.value for e in ranks[measure]}
+        best, chance = max(values.values()), values.get("random", min(values.values()))
+        for y, entry in enumerate(shown):
+            value = values.get(entry.method)
+            if value is None or np.isnan(value):
+                continue
+            share = float(np.clip((value - chance) / (best - chance or 1), 0, 1))
+            colour = tuple(1 - share * (1 - c) for c in (0.33, 0.72, 0.53))
+            axes.add_patch(_rectangle(x, y, colour))
+            weight = "bold" if value == best else "normal"
+            axes.text(
+                x, y, f"{value:.{measure.digits}f}", ha="center", va="center", fontsize=8, weight=weight
+            )
+    axes.set_xlim(-0.5, max(len(others), 1) - 0.5)
+    axes.set_xticks(range(len(others)), [m.title for m in others], fontsize=9)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelleft=False)
+    axes.spines[:].set_visible(False)
+
+
+def _rectangle(x: float, y: float, colour: tuple[float, ...]):  # type: ignore[no-untyped-def]
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none")
+
+
+def _known(method: str) -> tuple[str, str]:
+    """Family and cost; of a method that is not registered here, nothing is known."""
+    try:
+        found = sg.method(method)
+    except UnknownName:
+        return "yours", ""
+    return found.base.family, f"{forward_passes(found):g}"

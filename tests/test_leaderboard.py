@@ -1,0 +1,128 @@
+"""The panel and the leaderboard: rows of a method that a user adds become a place on the page."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import steadygaze as sg
+from benchmarks import leaderboard
+from benchmarks.panel import PanelModel, panel
+from benchmarks.panel.columns import REMOVAL_MEAN
+from benchmarks.panel.figure import draw
+from benchmarks.panel.measure import measure
+from benchmarks.panel.methods import expand, white_box
+from benchmarks.panel.ranking import ranked
+from benchmarks.panel.truth import measure_truth
+from steadygaze.drawing import to_pil_image
+from steadygaze.method_registry import METHODS
+
+CLASSES = ("cat", "ship")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images of each of two classes of CIFAR-10."""
+    root = tmp_path_factory.mktemp("test")
+    generator = torch.Generator().manual_seed(0)
+    for name in CLASSES:
+        (root / name).mkdir()
+        for index in range(2):
+            pixels = torch.rand(3, 32, 32, generator=generator)
+            to_pil_image(pixels).save(root / name / f"{index}.png")
+    return root
+
+
+def test_own_method_is_ranked(images: Path, tmp_path: Path) -> None:
+    """The lines of the page, run."""
+    (code,) = re.findall(r"```python\n(.*?)```", leaderboard.OWN_METHOD, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    models = {"embedded": panel()["embedded"]}
+    rows = tmp_path / "rows"
+    try:
+        exec(code, {})
+        loaded = models["embedded"].load(None)
+        measure(
+            models["embedded"],
+            loaded,
+            images,
+            ["mine", "gaze_removal", "random"],
+            ["removal"],
+            rows / "embedded",
+        )
+    finally:
+        METHODS.remove("mine")
+    board = leaderboard.read_board(rows, models)
+    assert {entry.method for entry in board.ranks[REMOVAL_MEAN]} == {"mine", "gaze_removal", "random"}
+    page = leaderboard.markdown(board)
+    assert re.search(r"\| \d \| `mine` \| yours \| \? \| [\d.]+ \[", page)
+    assert "| `embedded` | 77.4 | removed | 3 methods: 4 |" in page
+    draw(board.ranks, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_rows_resume_and_methods_are_added(images: Path, tmp_path: Path) -> None:
+    model = panel()["cifar10-registers"]
+    loaded, out = model.load(None), tmp_path / model.name
+    measure(model, loaded, images, ["gae"], ["saco"], out)
+    measure(model, loaded, images, ["gae", "ixg"], ["saco"], out)
+    runs = sorted(out.glob("*/run.json"))
+    assert len(runs) == 2
+    methods = [row["method"] for row in sg.Rows.read(*(run.parent for run in runs))]
+    assert sorted(methods) == ["gae"] * 4 + ["ixg"] * 4
+
+
+def test_swin_is_reported_apart(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its patches are hidden from attention; methods that need attention over all tokens are left out."""
+    embedded = panel()["embedded"]
+    models = {"embedded": embedded, "tiny-swin": PanelModel("tiny-swin", "cifar10", removable=False)}
+    loaded = {"embedded": embedded.load(None)}
+    arguments = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 8}
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224", num_classes=10, depths=(2, 2), num_heads=(2, 2), **arguments
+    )
+    names = loaded["embedded"].class_names
+    loaded["tiny-swin"] = sg.load_model(swin.eval(), class_names=names, image_size=32)
+    for name, model in models.items():
+        measure(model, loaded[name], images, ["gaze", "gae"], ["removal"], tmp_path / name)
+    assert "not available for tiny-swin: gae" in capsys.readouterr().err
+    notes = {name: {row["note"] for row in sg.Rows.read(*(tmp_path / name).iterdir())} for name in models}
+    assert notes == {"embedded": {"removal"}, "tiny-swin": {"attention masking"}}
+    board = leaderboard.read_board(tmp_path, {"embedded": embedded})
+    assert list(board.columns[REMOVAL_MEAN]) == ["embedded"] and not board.apart
+    board = leaderboard.read_board(tmp_path, models)
+    assert list(board.columns[REMOVAL_MEAN]) == ["embedded"] and list(board.apart) == ["tiny-swin"]
+    assert leaderboard.apart_section(board).startswith("## Apart: `tiny-swin`")
+
+
+def test_known_truth(tmp_path: Path) -> None:
+    measure_truth(["gae", "random"], tmp_path, images=20, steps=20)
+    for task in ("counting", "shortcut"):
+        rows = sg.Rows.read(*(tmp_path / "known-truth" / task).iterdir())
+        values = [row["value"] for row in rows]
+        assert len(values) >= 20 and all(0 <= value <= 1 for value in values)
+
+
+def test_ranks() -> None:
+    """A difference in every image is real, one within the noise is not; missing images are allowed for."""
+    noise = np.random.default_rng(1).normal(size=(40, 3))
+    base = 10 * np.arange(40.0)  # images differ far more than methods
+    scores = {"best": base + 5 + 0.1 * noise[:, 0], "same": base + noise[:, 1], "level": base + noise[:, 2]}
+    scores["worst"] = np.where(np.arange(40) < 20, base - 5, np.nan)  # only images with low scores
+    entries = {entry.method: entry for entry in ranked([scores, scores], "best")}
+    assert entries["best"].rank == (1, 1) and entries["best"].level_with == (1, 1)
+    assert entries["worst"].rank == (4, 4) and entries["worst"].level_with == (4, 4)
+    assert entries["same"].level_with == entries["level"].level_with == (2, 3)
+    assert entries["worst"].value == pytest.approx(base.mean() - 5, abs=0.3)
+    assert entries["best"].low < entries["best"].value < entries["best"].high
+
+
+def test_method_sets() -> None:
+    """Every listed method is on the leaderboard or has a reason not to be."""
+    listed = {info.name for info in sg.list_methods()}
+    shown = {name.partition(":")[0] for name in expand(["all"])}
+    assert listed - shown == set(leaderboard.LEFT_OUT)
+    assert len(white_box()) == len(set(white_box()))
