@@ -30,6 +30,7 @@ WRAPPERS = (
     "net",
     "module",
     "weights",
+    "teacher",
 )
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.")
 MAX_EXPANDED = 2**24  # bytes up to which a tensor may repeat its data, as `expand` does

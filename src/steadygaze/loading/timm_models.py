@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import signature
@@ -18,6 +19,7 @@ from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+PROJECTIONS = ("dino_head.", "ibot_head.", "head.mlp.", "head.last_layer.")  # of pretraining by DINO
 SPARE_ELEMENTS = 10_000_000  # that a model may have beyond twice those of its file
 
 
@@ -45,6 +47,7 @@ def build_timm_model(
         if num_classes is None and not new_head:
             num_classes = head_width(weights, classifier_names(name))
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
+        weights = with_timm_names(weights, model)
         model = restore(model, weights)
         fit(model, with_own_head(model, weights) if new_head else weights, origin)
     preprocess = Preprocess.from_timm_model(model)
@@ -164,6 +167,31 @@ def with_own_head(model: Any, weights: Weights) -> Weights:
         if any(key.startswith(f"{head}.") for head in heads)
     }
     return {key: value for key, value in match_names(weights, model).items() if key not in own} | own
+
+
+def with_timm_names(weights: Weights, model: nn.Module) -> Weights:
+    """Weights of DINOv2 as its authors publish them, under timm's names; others as they are.
+
+    The mask token and the projection heads serve pretraining only. With registers, timm adds the position of
+    the class token to the token itself. DINO's files have timm's names.
+    """
+    backbone = {name: value for name, value in weights.items() if name.startswith("backbone.")}
+    if backbone and all(name in backbone or name.startswith(PROJECTIONS) for name in weights):
+        weights = backbone
+    weights = match_names(weights, model)
+    if "mask_token" not in weights or "mask_token" in model.state_dict():
+        return weights
+    renamed = {
+        re.sub(r"\.mlp\.w3\.", ".mlp.fc2.", re.sub(r"\.mlp\.w12\.", ".mlp.fc1.", name)): value
+        for name, value in weights.items()
+        if name != "mask_token"
+    }
+    if {"register_tokens", "cls_token", "pos_embed"} <= renamed.keys():
+        positions = renamed["pos_embed"]
+        renamed["reg_token"] = renamed.pop("register_tokens")
+        renamed["cls_token"] = renamed["cls_token"] + positions[:, :1]
+        renamed["pos_embed"] = positions[:, 1:]
+    return renamed
 
 
 def imagenet_class_names(model: nn.Module) -> tuple[str, ...] | None:
