@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 from steadygaze.data.confusion import confusion, miou
 from steadygaze.errors import BadImage
 from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images.features import CachedFeatures
 from steadygaze.training.losses.cross_entropy import cross_entropy
 from steadygaze.training.losses.outputs import class_logits, model_outputs
 from steadygaze.training.objective import Objective
@@ -26,7 +27,7 @@ def _readable(samples: list[Any]) -> Any:
 def evaluate(
     model: nn.Module,
     objective: Objective,
-    test: TrainingImages,
+    test: TrainingImages | CachedFeatures,
     accelerator: Any,
     batch_size: int,
     seed: tuple[int, ...],

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from steadygaze.errors import BadCheckpoint, BadInput
@@ -26,6 +26,8 @@ from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.manifest import versions
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.training.evaluation import evaluate
+from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images.features import CachedFeatures, cache_features
 from steadygaze.training.images.sampling import RemainingBatches
 from steadygaze.training.optimisation import recipe_lr
 from steadygaze.training.random_state import seeded
@@ -48,7 +50,7 @@ from steadygaze.training.run_files import (
 from steadygaze.training.setup import TrainingSetup
 
 log = logging.getLogger(__name__)
-MicroBatch = tuple[Tensor, Tensor, Tensor]  # images, labels, masks
+MicroBatch = tuple[Tensor, Tensor, Tensor]  # images (of a linear probe: features), labels, masks
 
 
 def train(
@@ -118,6 +120,8 @@ class TrainingRun(TrainingSetup):
     def execute(self, stop_after: int | None = None) -> TrainingResult:
         """Train from the last checkpoint to the end, or to `stop_after`."""
         self._begin()
+        if self.head_name is not None and self.step < self.total_steps:
+            self._cache_features()
         first_step, started = self.step, time.monotonic() - self.seconds
         self.parallel_objective.train()
         for micro_batches in self._remaining_steps():
@@ -130,6 +134,8 @@ class TrainingRun(TrainingSetup):
             if self.step == stop_after:
                 break
         self.model.eval()
+        for parameter in self.frozen:
+            parameter.requires_grad_(True)
         weights = self.out / WEIGHTS
         if self.recipe.keep == "best" and weights.is_file():
             fit(self.kept_model, read_weights(weights), str(weights))  # not those of the last epoch
@@ -167,15 +173,41 @@ class TrainingRun(TrainingSetup):
         for note in self.notes:  # before the first step: a run may take days
             log.warning("note: %s", note)
 
+    def _cache_features(self) -> None:
+        """Replace the images of a linear probe by their features."""
+        head = self.trained_part(self.model)
+        assert isinstance(head, nn.Linear)
+
+        def features(images: TrainingImages | CachedFeatures, task: str) -> CachedFeatures:
+            assert isinstance(images, TrainingImages)
+            return cache_features(
+                self.model,
+                head,
+                images,
+                self.accelerator,
+                batch_size=max(1, self.sampler.micro_batch_size),
+                workers=self.recipe.data.workers,
+                on_progress=self.on_progress,
+                task=task,
+            )
+
+        self.images = features(self.images, "features")
+        if self.test_images is not None:
+            self.test_images = features(self.test_images, "test features")
+
     def _remaining_steps(self) -> Iterator[list[MicroBatch]]:
         """The micro-batches of this process, for every step that is left."""
         remaining = RemainingBatches(self.sampler, self.step, self.total_steps)
-        loader = DataLoader(
-            self.images,
-            batch_sampler=remaining,
-            num_workers=self.recipe.data.workers,
-            generator=torch.Generator(),  # not the caller's
-        )
+        loader: Iterable[MicroBatch]
+        if isinstance(self.images, CachedFeatures):
+            loader = (self.images.batch(keys) for keys in remaining)
+        else:
+            loader = DataLoader(
+                self.images,
+                batch_sampler=remaining,
+                num_workers=self.recipe.data.workers,
+                generator=torch.Generator(),  # not the caller's
+            )
         micro_batches: list[MicroBatch] = []
         for micro_batch in loader:
             micro_batches.append(micro_batch)
@@ -248,7 +280,8 @@ class TrainingRun(TrainingSetup):
         assert self.test_images is not None
         batch_size = max(1, self.sampler.micro_batch_size)
         seed = (self.recipe.seed, 4, self.step)
-        return evaluate(self.kept_model, self.objective, self.test_images, self.accelerator, batch_size, seed)
+        part = self.trained_part(self.kept_model)
+        return evaluate(part, self.objective, self.test_images, self.accelerator, batch_size, seed)
 
     def _report(self, row: dict[str, float]) -> None:
         epoch = self.step / self.sampler.steps_per_epoch

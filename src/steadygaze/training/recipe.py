@@ -194,9 +194,31 @@ class Ema(Table):
     warmup: bool = False
 
 
+class Measure(Table):
+    """How `steadygaze sweep` measures the trained model: a run of `steadygaze stress`.
+
+    data: images, as for `stress`; None: `data.test`
+    options: of the suites, such as { severities = [3], corruptions = "all15" }
+    show: numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: those that
+        stand at the top of a report
+    """
+
+    suites: list[str] = Field(default_factory=lambda: ["corruptions"])
+    data: str | None = None
+    masks: str | None = None
+    limit: PositiveInt | None = None  # images
+    seed: CountFromZero = 0  # of the corruptions and the like, the same for every model
+    batch: PositiveInt = 16
+    options: Options = Field(default_factory=dict)
+    show: list[str] | None = None
+
+
 class Recipe(Table):
     """A training run.
 
+    train: "all" weights, or the "head" alone: the last linear layer, on features of each image's centre view
+        that are computed once, without random augmentation (a linear probe)
+    measure: how a sweep measures the result; it does not change the weights
     losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None:
         cross-entropy
     batch: images per step, over all processes and accumulated micro-batches
@@ -213,6 +235,8 @@ class Recipe(Table):
     optimiser: Optimiser = Optimiser()
     schedule: Schedule = Schedule()
     ema: Ema = Ema()
+    measure: Measure = Measure()
+    train: Literal["all", "head"] = "all"
     task: Literal["classification", "segmentation"] = "classification"
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
     batch: PositiveInt = 128
@@ -266,6 +290,8 @@ class Recipe(Table):
             raise BadInput("model.decoder: it is of task = 'segmentation'. Leave it out, or set the task.")
         if self.task != "segmentation" and self.losses_with_masks:
             _check_masks(self)
+        if self.train == "head":
+            _check_probe(self)
         return self
 
     @property
@@ -282,7 +308,8 @@ class Recipe(Table):
     def settings(self) -> dict[str, Any]:
         """Everything that determines the resulting weights."""
         settings = self.model_dump()
-        for key in ("log_every", "save_every", "tensorboard", "about", "command", "cost", "result"):
+        records = ("log_every", "save_every", "tensorboard", "about", "command", "cost", "result", "measure")
+        for key in records:
             del settings[key]
         del settings["data"]["workers"]
         return settings
@@ -314,6 +341,21 @@ def _check_segmentation(recipe: Recipe) -> None:
     if recipe.model.new_head:
         raise BadInput("model.new_head: a segmenter always has a new head. Leave it out.")
     _check_augmentation("task segmentation", recipe.augment)
+
+
+def _check_probe(recipe: Recipe) -> None:
+    if recipe.task != "classification":
+        raise BadInput(f"train: 'head' is for classification, got task = {recipe.task!r}. Use train = 'all'.")
+    able = [name for name, loss in LOSSES.items() if loss.on_features]
+    for name in recipe.losses:
+        if name not in able:
+            raise BadInput(
+                f"losses.{name}: it needs the whole model, and train = 'head' trains its last layer on "
+                f"cached features. Use {', '.join(able)}, or train = 'all'."
+            )
+    for name, options in recipe.modules.model_dump().items():
+        if options is not None:
+            raise BadInput(f"modules.{name}: train = 'head' does not train it. Leave it out.")
 
 
 def _check_masks(recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from steadygaze.errors import UnsupportedModel
@@ -18,6 +18,7 @@ from steadygaze.runs.cost.estimate import SHARDS, Estimate, Part, Speed
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.training.evaluation import evaluate
 from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images.features import cache_features
 from steadygaze.training.loop import MicroBatch, TrainingRun
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import STATE, holds_run, load_state
@@ -67,8 +68,10 @@ class _Training:
             return None
 
     def estimate(self, shards: Sequence[int]) -> Estimate:
+        if self.run.head_name is not None:
+            return self._estimate_probe(shards)
         run, sampler = self.run, self.run.sampler
-        every, steps = sampler.steps_per_epoch, range(self.first_step + 1, run.total_steps + 1)
+        steps = range(self.first_step + 1, run.total_steps + 1)
         tests = sum(self._tested(step) for step in steps)
         test_images = 0 if run.test_images is None else len(run.test_images)
         names = ["steps", "test"] if tests else ["steps"]
@@ -87,26 +90,42 @@ class _Training:
             Part("loading training images", 0.0, loading),
             Part("tests, with loading", tests * test_images * test.passes, test_seconds),
         ]
+        return self._result(parts, seconds + test_seconds, max(step.memory, test.memory), shards)
+
+    def _estimate_probe(self, shards: Sequence[int]) -> Estimate:
+        """Of a linear probe: the features of all images, once. Its steps take next to no time."""
+        run = self.run
+        left = self.first_step < run.total_steps
+        cost = self._features() if left else Cost()
+        sets = {"features of training images": run.images, "features of test images": run.test_images}
+        counts = {name: len(images) for name, images in sets.items() if images is not None}
+        parts = [Part(name, n * cost.passes, n * cost.seconds) for name, n in counts.items()]
+        return self._result(parts, sum(part.seconds for part in parts), cost.memory, shards)
+
+    def _result(
+        self, parts: Sequence[Part], seconds: float, memory: float, shards: Sequence[int]
+    ) -> Estimate:
+        run, every = self.run, self.run.sampler.steps_per_epoch
+        left = self.first_step < run.total_steps
         is_logged = [
             s for s in range(1, run.total_steps + 1) if not s % run.recipe.log_every or not s % every
         ]
         lines_left = sum(s > self.first_step for s in is_logged)
-        total = seconds + test_seconds
         return Estimate(
             "train",
             run.recipe.model.name,
             str(self.device),
             len(run.images),
-            len(run.images) if steps else 0,
+            len(run.images) if left else 0,
             len(is_logged),
             lines_left,
             sum(part.passes for part in parts),
-            total,
+            seconds,
             self.startup,
-            self._bytes() + lines_left * LOG_LINE if steps else 0.0,
-            held(self.device) + max(step.memory, test.memory),
-            {number: self.startup + total / number for number in shards},
-            parts if steps else (),
+            self._bytes() + lines_left * LOG_LINE if left else 0.0,
+            held(self.device) + memory,
+            {number: self.startup + seconds / number for number in shards},
+            parts if left else (),
             run.notes,
         )
 
@@ -161,7 +180,7 @@ class _Training:
         batch_size = max(1, run.sampler.micro_batch_size)
 
         def inputs(number: int, images: int) -> TrainingImages:
-            assert run.test_images is not None
+            assert isinstance(run.test_images, TrainingImages)
             return run.test_images.first(images)
 
         def test(images: TrainingImages) -> None:
@@ -169,6 +188,21 @@ class _Training:
             evaluate(run.kept_model, run.objective, images, run.accelerator, batch_size, seed)
 
         return self.meter.cost(inputs, test, min(TESTED, len(run.test_images)), batches=1)
+
+    def _features(self) -> Cost:
+        """Cost of the features of an image, reading included."""
+        run, head = self.run, self.run.trained_part(self.run.model)
+        assert isinstance(head, nn.Linear)
+        batch_size = max(1, run.sampler.micro_batch_size)
+
+        def inputs(number: int, images: int) -> TrainingImages:
+            assert isinstance(run.images, TrainingImages)
+            return run.images.first(images)
+
+        def compute(images: TrainingImages) -> None:
+            cache_features(run.model, head, images, run.accelerator, batch_size=batch_size)
+
+        return self.meter.cost(inputs, compute, min(TESTED, len(run.images)), batches=1)
 
     def _bytes(self) -> float:
         """The checkpoint, and the weights that are kept."""

@@ -35,6 +35,7 @@ class CrossEntropyOptions(LossOptions):
 class CrossEntropy(Loss):
     """Cross-entropy with the labels, with label smoothing; over labelled pixels in segmentation."""
 
+    on_features = True
     options: CrossEntropyOptions
 
     def __init__(self, options: CrossEntropyOptions, setup: LossSetup) -> None:

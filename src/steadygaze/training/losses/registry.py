@@ -118,6 +118,7 @@ class Loss:
         refused
     runs_model: the loss runs the model itself, before the others; it may offer the logits with `batch.share`
     tasks: what it can train
+    on_features: it reads the logits alone, so that a head on cached features can be trained with it
     label_smoothing: applied to the soft targets of mixup and cutmix
     """
 
@@ -125,6 +126,7 @@ class Loss:
     needs_masks: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("classification", "segmentation")
+    on_features: ClassVar[bool] = False
     Options: ClassVar[type[LossOptions]] = LossOptions
     name: ClassVar[str] = ""
     label_smoothing: float = 0.0
