@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -13,9 +14,12 @@ from rich.table import Table
 from steadygaze.cli.running import print_line, progress_bar, wide
 from steadygaze.report.changes import short_list
 from steadygaze.report.compare import write_comparison
+from steadygaze.report.figures import records_csv
+from steadygaze.report.html import write_all
 from steadygaze.robustness.by_class import ClassChange, Spread
 from steadygaze.runs.compare import Change, Comparison, compare
 from steadygaze.runs.messages import plural, small_sample_note
+from steadygaze.runs.studies.class_groups import SEEN, UNSEEN, group_changes, read_seen
 
 CLASSES = 8  # that lost most, and that gained most
 STYLE = {"better": "green", "worse": "red"}
@@ -30,6 +34,9 @@ def run(
     show: int,
     images: bool,
     console: Console | None = None,
+    *,
+    seen: str | None = None,
+    by_class: bool = False,
 ) -> int:
     """Compare, print and write; returns the exit code."""
     console = console or wide(Console())
@@ -38,8 +45,12 @@ def run(
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     _print_heading(comparison, console)
     console.print(_changes_table(comparison))
+    records = _print_groups(comparison, seen, console) if seen is not None else []
     if comparison.turned:
-        _print_classes(comparison, console)
+        if by_class:
+            console.print(_class_table(comparison, seen))
+        else:
+            _print_classes(comparison, console)
         _print_turned(comparison, show, console)
     count = comparison.before[0].image_count
     if count and (caution := small_sample_note(count)):
@@ -47,13 +58,53 @@ def run(
     for note in comparison.notes:
         print_line(console, f"note: {note}", "yellow")
     path = out or folders[1][0] / "compare.html"
-    for file in write_comparison(comparison, path, show=show, images=images):
+    files = write_comparison(comparison, path, show=show, images=images)
+    if records:
+        files += write_all({path.with_name(f"{path.stem}-classes.csv"): records_csv(records)})
+    for file in files:
         print_line(console, f"wrote {file}")
     return 0
 
 
 def _folders(text: str) -> list[Path]:
-    return [Path(piece.strip()) for piece in text.split(",") if piece.strip()]
+    """The stress runs; a folder of `train` or `sweep` stands for the one inside it."""
+    folders = [Path(piece.strip()) for piece in text.split(",") if piece.strip()]
+    return [folder / "stress" if (folder / "stress" / "run.json").is_file() else folder for folder in folders]
+
+
+def _print_groups(comparison: Comparison, seen: str, console: Console) -> list[dict[str, Any]]:
+    """Print seen against unseen classes; returns the numbers."""
+    changes = group_changes(comparison, read_seen(seen, comparison.class_names))
+    title = "top-1 accuracy, %, of seen and unseen classes, 95 % interval over images and seeds"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("setting", "classes"):
+        table.add_column(column, no_wrap=True)
+    for column in ("number", "images", "before", "after", "difference", "interval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for change in changes:
+        ends = [f"{100 * value:.1f}" for value in (change.before, change.after)]
+        gap, low, high = (f"{100 * value:+.1f}" for value in (change.difference, change.low, change.high))
+        cells = [change.setting, change.group, str(change.classes), str(change.images), *ends, gap]
+        table.add_row(*map(escape, (*cells, f"[{low}, {high}]")), style=STYLE.get(change.verdict))
+    console.print(table)
+    return [change.record() for change in changes]
+
+
+def _class_table(comparison: Comparison, seen: str | None) -> Table:
+    """Every class, those that lost most first."""
+    listed = None if seen is None else read_seen(seen, comparison.class_names)
+    title = f"accuracy by class ({comparison.setting}), first run of each side, Newcombe's interval"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("class", overflow="fold")
+    table.add_column("")
+    for column in ("before to after", ""):
+        table.add_column(column, no_wrap=True)
+    for change in comparison.classes:
+        name = comparison.class_names.get(change.label, "").split(",")[0]
+        group = "" if listed is None else SEEN if change.label in listed else UNSEEN
+        ends, _, rest = _class_text(change).partition(", ")
+        table.add_row(escape(f"{change.label} {name}".rstrip()), group, ends, escape(rest))
+    return table
 
 
 def _print_heading(comparison: Comparison, console: Console) -> None:

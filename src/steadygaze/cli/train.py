@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from steadygaze.training.recipe import Recipe
 from steadygaze.training.recipe_files import read_recipe, recipe_text, shipped_recipes
 from steadygaze.training.result import TrainingResult
 from steadygaze.training.run_files import TrainingStopped
+from steadygaze.training.sweeps.grid import parse_value
 
 LISTED = 20  # unreadable images that are listed at the end
 
@@ -120,10 +120,7 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise BadInput(f"--set: expected KEY=VALUE, for example data.train=FOLDER, got {text!r}")
-        try:
-            changes[key.strip()] = tomllib.loads(f"x = {value}")["x"]
-        except (ValueError, RecursionError):  # no TOML: text
-            changes[key.strip()] = value
+        changes[key.strip()] = parse_value(value)
     return changes
 
 

@@ -26,7 +26,7 @@ from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 
 Allocation = str | tuple[int, ...]
 Start = Literal["paper", "identity"]
-ALLOCATIONS = ("all", "shallow", "deep")
+ALLOCATIONS = ("all", "shallow", "deep", "middle_deep")
 MAX_SPEC = 4096  # bytes of a specification in a checkpoint
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in a specification, with types
     "TAP": {"kind": str, "branches": int, "temperature": (int, float), "start": str},
@@ -136,7 +136,7 @@ def check_start(start: Any) -> None:
 
 
 def checked_allocation(allocation: Any) -> Allocation:
-    """ "all", "shallow", "deep", or a tuple of block indices."""
+    """One of ALLOCATIONS, or a tuple of block indices."""
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
             raise UnknownName("allocation", allocation, ALLOCATIONS, "Or give block indices.")
@@ -153,11 +153,21 @@ def checked_allocation(allocation: Any) -> Allocation:
 def chosen_blocks(allocation: Allocation, depth: int) -> list[int]:
     """Indices of the blocks that get the module.
 
-    "shallow" is the first half, rounded up, "deep" the rest; negative indices count from the end.
+    "shallow" is the first half, rounded up, "deep" the rest, "middle_deep" all but the first third; negative
+    indices count from the end.
+
+    >>> chosen_blocks("shallow", 12), chosen_blocks("middle_deep", 12)
+    ([0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9, 10, 11])
     """
-    half = -(-depth // 2)
+    half, third = -(-depth // 2), depth // 3
     if isinstance(allocation, str):
-        return list({"all": range(depth), "shallow": range(half), "deep": range(half, depth)}[allocation])
+        named = {
+            "all": range(depth),
+            "shallow": range(half),
+            "deep": range(half, depth),
+            "middle_deep": range(third, depth),
+        }
+        return list(named[allocation])
     if not all(-depth <= i < depth for i in allocation):
         raise BadInput(f"allocation: expected blocks from 0 to {depth - 1}, got {list(allocation)}")
     return sorted({i % depth for i in allocation})

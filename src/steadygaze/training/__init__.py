@@ -13,6 +13,7 @@
 | evaluation      | test loss and accuracy                                                               |
 | run_files       | the files of a run                                                                   |
 | recipes/        | the recipes that ship with the package                                               |
+| sweeps/         | grids of recipes, and those that ship with the package                               |
 | learnt/         | what the trainings of learnt explanation methods share: images, the resumable run    |
 | diffmask/       | training of Vision DiffMask gates                                                    |
 | shapley/        | training of ViT-Shapley explainers                                                   |

@@ -56,6 +56,16 @@ def insert_modules(
     return (modules.insert(model, **new) if new else model), options
 
 
+def check_module_options(recipe: Modules) -> None:
+    """`BadInput` or `UnknownName` for options that TAP and CB do not have, before a model is built."""
+    from steadygaze import modules
+
+    for name, spec_class in (("tap", modules.TAP), ("cb", modules.CB)):
+        options = getattr(recipe, name)
+        if options is not None:
+            _module_spec(name, spec_class, options)
+
+
 def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
     """TAP or CB with the recipe's options."""
     known = [f.name for f in fields(spec)]

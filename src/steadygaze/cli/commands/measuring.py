@@ -308,13 +308,13 @@ def status(
 
 def compare_models(
     *,
-    before: Annotated[
-        str, typer.Argument(help="Folder written by `steadygaze stress`; several seeds: A0,A1,A2.")
-    ],
+    before: options.StressRun,
     after: Annotated[str, typer.Argument(help="The same for the other model, on the same images.")],
     setting: Annotated[
         str, typer.Option(help="Setting in which classes and single images are compared.")
     ] = "clean",
+    seen: options.Seen = None,
+    by_class: options.ByClass = False,
     method: options.Method = DEFAULT,
     show: Annotated[
         int, typer.Option(min=0, help="Number of newly wrong and newly correct images to show.")
@@ -327,7 +327,7 @@ def compare_models(
     """Compare two stress runs: paired differences of all metrics, changes by class and by image."""
     from steadygaze.cli.compare import run
 
-    raise typer.Exit(run(before, after, out, setting, show, images))
+    raise typer.Exit(run(before, after, out, setting, show, images, seen=seen, by_class=by_class))
 
 
 def card(

@@ -186,3 +186,18 @@ Shards = Annotated[
 ]
 DryRunJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StressRun = Annotated[
+    str,
+    typer.Argument(
+        help="Folder written by `steadygaze stress`, or the folder of a model of `steadygaze sweep`; several "
+        "seeds: A0,A1,A2."
+    ),
+]
+Seen = Annotated[
+    str | None,
+    typer.Option(
+        help="Classes that were trained on: a file with one a line, or a list between commas, each an index, "
+        "a synset or a name. Their accuracy is compared, and that of the other classes."
+    ),
+]
+ByClass = Annotated[bool, typer.Option("--by-class", help="Print every class.")]

@@ -1,4 +1,4 @@
-"""Commands around training: train, curves."""
+"""Commands around training: train, sweep, curves."""
 
 from __future__ import annotations
 
@@ -63,6 +63,67 @@ def train(
     raise typer.Exit(
         command.run(
             recipe, folder, settings or [], device, command_line(), trust_remote_code=trust_remote_code
+        )
+    )
+
+
+def sweep(
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Recipe or sweep: a TOML file, or the name of a shipped one (see --list)."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Recipe values; several between commas are swept: losses.adl.tau=1,2,3,5. A list is one "
+            "value: data.images=[0,3],[0,6]. modules.tap=none leaves a module or loss out.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each combination, with seeds 0, 1, ... Default: 1.")
+    ] = None,
+    list_sweeps: Annotated[bool, typer.Option("--list", help="List the shipped sweeps.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the sweep instead of running it.")] = False,
+    device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE."),
+    ] = None,
+    shard: options.Shard = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything, list the runs and estimate their training time."),
+    ] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Train a grid of recipes, measure each model by the stress run its recipe names, and compare them.
+
+    Writes table.md, table.csv and sweep.svg, with intervals over seeds and images.
+
+    Example: steadygaze sweep cifar10-tap-adl --set losses.adl.tau=1,2,3,5 --seeds 3 --out runs/tau
+    """
+    from steadygaze.cli import sweep as command
+    from steadygaze.runs.shards.shard import parse_shard
+
+    if list_sweeps:
+        raise typer.Exit(command.list_sweeps())
+    if recipe is None:
+        raise typer.BadParameter("expected a recipe or sweep: a TOML file, or a name from --list")
+    if show:
+        raise typer.Exit(command.show_sweep(recipe))
+    raise typer.Exit(
+        command.run(
+            recipe,
+            out or Path("steadygaze-sweep") / Path(recipe).stem,
+            settings or [],
+            seeds,
+            parse_shard(shard),
+            device,
+            command_line(),
+            dry_run=dry_run,
+            trust_remote_code=trust_remote_code,
         )
     )
 
