@@ -1,9 +1,9 @@
 """Dependencies point one way. Every import is counted: at the top of a file, inside a function, for type
 checkers only, and by the name in a string.
 
-    errors <- registry, progress, files, seeding <- target, drawing <- heatmap, data <- models <- vit
-    <- questions <- trace <- method_registry <- method_names <- methods, aggregate <- explainer <- modules
-    <- loading <- faithfulness, robustness, training <- runs <- report <- app <- cli
+    errors <- registry, progress, files, seeding, notebook <- target, drawing <- heatmap, data
+    <- models <- vit <- questions <- trace <- method_registry <- method_names <- methods, aggregate
+    <- explainer <- modules <- loading <- faithfulness, robustness, training <- runs <- report <- app <- cli
 
 A part may import itself and parts of lower levels. Parts of one level do not import one another.
 One exception: trace/intercept.py imports torch only, so vit may use it.
@@ -20,7 +20,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "steadygaze"
 LEVELS = (
     ("errors", "types"),
-    ("registry", "progress", "files", "seeding", "quantity"),
+    ("registry", "progress", "files", "seeding", "quantity", "notebook"),
     ("target", "drawing"),
     ("manifest", "maps"),
     ("heatmap", "data"),

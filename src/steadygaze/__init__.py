@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with what
     from steadygaze.faithfulness.metric import list_metrics as list_metrics
     from steadygaze.faithfulness.metric import register_metric as register_metric
     from steadygaze.heatmap import Attribution as Attribution
+    from steadygaze.heatmap import Attributions as Attributions
     from steadygaze.loading.load import load_model as load_model
     from steadygaze.loading.loaded import LoadedModel as LoadedModel
     from steadygaze.loading.model_names import list_models as list_models
@@ -67,6 +68,7 @@ _HOME = {  # public name -> the module that defines it, imported on first use: `
     "Detection": "steadygaze.questions.detections",
     "method": "steadygaze.methods",
     "Attribution": "steadygaze.heatmap",
+    "Attributions": "steadygaze.heatmap",
     "verify": "steadygaze.runs.verify.api",
     "register_metric": "steadygaze.faithfulness.metric",
     "list_metrics": "steadygaze.faithfulness.metric",

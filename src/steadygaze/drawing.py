@@ -76,6 +76,12 @@ def to_pil_image(image: Any) -> Image.Image:
     )
 
 
+def enlarged(image: Image.Image, side: int) -> Image.Image:
+    """A small image enlarged by a whole factor until its longer side has at least `side` pixels, no blur."""
+    factor = max(1, math.ceil(side / max(image.size)))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
 def _is_float_tensor(image: Any) -> bool:
     return hasattr(image, "detach") and image.is_floating_point()
 

@@ -4,7 +4,6 @@ Methods share passes: one forward pass for each setting of rules, one backward p
 class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Unpack, overload
@@ -15,11 +14,13 @@ from torch import Tensor, nn
 
 from steadygaze.aggregate import layers, shares
 from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
-from steadygaze.heatmap import Attribution
+from steadygaze.heatmap import SHOWN_IN_NOTEBOOK, Attribution, Attributions
+from steadygaze.method_names import given_methods, parse_methods
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.methods import parse_method, rules_of, unavailable
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import QuestionOptions, pose
+from steadygaze.questions.class_names import display_names
 from steadygaze.questions.region_targets import explain_each, needs_each
 from steadygaze.questions.vqa import VisualQuestion
 from steadygaze.target import (
@@ -36,7 +37,7 @@ from steadygaze.trace.accounting import Shares, position_tokens
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.evaluation_mode import constant_weights, evaluation_mode, without_autocast
-from steadygaze.vit.image_range import range_note
+from steadygaze.vit.image_range import display_pixels, range_note
 
 
 class HoldsModel(Protocol):
@@ -74,7 +75,7 @@ def explain(
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
     **question: Unpack[QuestionOptions],
-) -> dict[str, Attribution]: ...
+) -> Attributions: ...
 @overload
 def explain(
     model: Model,
@@ -86,7 +87,7 @@ def explain(
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
     **question: Unpack[QuestionOptions],
-) -> dict[str, Attribution]: ...
+) -> Attributions: ...
 def explain(
     model: Any,
     images: Any,
@@ -98,7 +99,7 @@ def explain(
     on_progress: OnProgress = ignore_progress,
     allow_partial: bool = True,
     **question: Unpack[QuestionOptions],
-) -> Attribution | dict[str, Attribution]:
+) -> Attribution | Attributions:
     """Attribution maps: how much evidence each patch of an image is for a class.
 
     model: a vision transformer of timm, transformers or torchvision, the result of `load_model`, or a `ViT`
@@ -128,25 +129,43 @@ def explain(
         processor: of a model that generates text; by default the model's own
 
     Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
-    class. For a list of methods, a dict of them by name.
+    class. For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook;
+    for that, they keep the first 12 images in 8 bits.
+
+    >>> import torch
+    >>> from steadygaze import load_model
+    >>> loaded = load_model("embedded")
+    >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
+    torch.Size([1, 8, 8])
     """
     if needs_each(target, images):
         options = {"score": score, "methods": methods, "on_progress": on_progress, **question}
         one = partial(explain, model, method=method, allow_partial=allow_partial, **options)
         return explain_each(one, images, target)
+    given_model = model
     model, images, target = pose(model, images, target, **question)
     vit = adapt(model)
     target = vit.plan.main_value if target is None else target
-    given = _given_methods(method, methods)
-    requested = _parse_methods(given)
+    given = given_methods(method, methods)
+    requested = parse_methods(given)
     chosen = list({m.name: m for m in requested.values()}.values())
     clean = CleanForward.of(vit, images)
     if note := range_note(model, clean.images):
         warn(note, ImagesOutOfRange, stacklevel=2)
     results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, details=True)
+    results = _with_display(results, given_model, model, clean.images)
     if isinstance(given, (str, Method)):
         return results[chosen[0].name]
-    return {name: results[m.name] for name, m in requested.items()}
+    return Attributions({name: results[m.name] for name, m in requested.items()})
+
+
+def _with_display(
+    results: dict[str, Attribution], given: Any, model: Any, images: Tensor
+) -> dict[str, Attribution]:
+    """With what a notebook shows: the first images as the given model saw them, and the classes' names."""
+    classes = display_names(model, next(iter(results.values())).logits.shape[1])
+    pixels = display_pixels(given, images[:SHOWN_IN_NOTEBOOK])
+    return {name: replace(result, classes=classes, pixels=pixels) for name, result in results.items()}
 
 
 def explain_batch(
@@ -182,25 +201,6 @@ def explain_batch(
         if details and isinstance(vit.model, VisualQuestion):
             results = {name: batch.with_words(result) for name, result in results.items()}
     return results
-
-
-def _given_methods(method: Any, methods: Any) -> Any:
-    if methods is None:
-        return method
-    if method != DEFAULT:
-        raise BadInput(f"give either method or methods, got method={method!r} and methods={methods!r}")
-    return [methods] if isinstance(methods, (str, Method)) else methods
-
-
-def _parse_methods(given: Any) -> dict[str, Method]:
-    """The requested methods by the text they were requested with."""
-    alone = isinstance(given, (str, Method)) or not isinstance(given, Iterable)
-    several = [given] if alone else list(given)
-    if not all(isinstance(m, (str, Method)) for m in several):
-        raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {given!r}")
-    if not several:
-        raise BadInput("method: expected at least one method, got an empty list")
-    return {str(m): m if isinstance(m, Method) else parse_method(m) for m in several}
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ make_method("attixg+plus", pairing="next", freeze=0.75)      # the same method
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.method_registry import (
     AGGREGATORS,
+    DEFAULT,
     METHODS,
     SYNONYMS,
     Aggregator,
@@ -162,3 +164,23 @@ def _check_shared_options(name: str, options: Options) -> None:
     start = options.get("start")
     if start is not None and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
         raise BadInput(f"{name}: start is the first layer, an integer >= 0, got {start!r}")
+
+
+def given_methods(method: Any, methods: Any) -> Any:
+    """The value of `method` or of its synonym `methods`, whichever was given."""
+    if methods is None:
+        return method
+    if method != DEFAULT:
+        raise BadInput(f"give either method or methods, got method={method!r} and methods={methods!r}")
+    return [methods] if isinstance(methods, (str, Method)) else methods
+
+
+def parse_methods(given: Any) -> dict[str, Method]:
+    """The requested methods by the text they were requested with."""
+    alone = isinstance(given, (str, Method)) or not isinstance(given, Iterable)
+    several = [given] if alone else list(given)
+    if not all(isinstance(m, (str, Method)) for m in several):
+        raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {given!r}")
+    if not several:
+        raise BadInput("method: expected at least one method, got an empty list")
+    return {str(m): m if isinstance(m, Method) else parse_method(m) for m in several}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.inputs import Batch, MetricInput
+from steadygaze.notebook import Listing
 from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
 from steadygaze.registry import Registry
 from steadygaze.target import Outputs, task_of_outputs
@@ -230,9 +231,13 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
             )
 
 
-def list_metrics() -> list[MetricInfo]:
-    """All metrics, by family."""
-    return [
+def list_metrics() -> Listing[MetricInfo]:
+    """All metrics, by family; a list that shows itself as a table.
+
+    >>> [info.better for info in list_metrics() if info.name == "insertion_aopc"]
+    ['higher']
+    """
+    infos = [
         MetricInfo(
             m.name,
             m.family,
@@ -247,6 +252,7 @@ def list_metrics() -> list[MetricInfo]:
         )
         for m in map(metric, in_table_order(METRICS))
     ]
+    return Listing(infos, "metrics", ("name", "family", "better", "needs_masks", "summary"))
 
 
 def in_table_order(names: Iterable[str]) -> list[str]:

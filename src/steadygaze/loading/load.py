@@ -80,6 +80,10 @@ def load_model(
         By default what the configuration of a transformers model states, or classification
     trust_remote_code: execute Python code that a transformers folder or repository brings along. Without it,
         such a model is a `BadCheckpoint`
+
+    >>> loaded = load_model("embedded")
+    >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
+    ((32, 32), ('airplane', 'automobile'), 3)
     """
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)

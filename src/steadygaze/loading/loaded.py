@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.notebook import facts
 from steadygaze.target import Task
+
+SHOWN_CLASSES = 3  # names in a summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +58,30 @@ class LoadedModel:
     checkpoint: str | None = None
     task: Task | None = None
     tokenizer: Any = None
+
+    def __repr__(self) -> str:
+        facts = ", ".join(text for name, text in self._facts().items() if text and name != "preprocessing")
+        return f"LoadedModel({self.name}: {facts})"
+
+    def _repr_html_(self) -> str:
+        return facts(self.name, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What a summary says: never the path of a file, which is nobody else's business."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        height, width = self.size
+        names = self.class_names or ()
+        some = ", ".join(names[:SHOWN_CLASSES]) + (", ..." if len(names) > SHOWN_CLASSES else "")
+        return {
+            "model": f"{type(self.model).__name__}{f' from {self.source}' if self.source else ''}",
+            "parameters": f"{parameters / 1e6:.2f} million parameters",
+            "input": f"images of {height} x {width}",
+            "preprocessing": f"mean {_numbers(self.mean)}, std {_numbers(self.std)}",
+            "classes": f"{len(names)} classes ({some})" if names else "",
+            "task": self.task or "",
+            "weights": f"weights {self.weights_hash[:12]}" if self.weights_hash else "",
+            "checkpoint": Path(self.checkpoint).name if self.checkpoint else "",
+        }
 
     @property
     def identity(self) -> dict[str, str]:
@@ -123,6 +151,10 @@ class LoadedModel:
         """Deprecated: use `to_image`."""
         _deprecated("LoadedModel.picture", "LoadedModel.to_image")
         return self.to_image(image)
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.3g}" for value in values)
 
 
 def _deprecated(old: str, new: str) -> None:

@@ -38,6 +38,7 @@ from steadygaze.methods import (
     propagation,
     sufficient,
 )
+from steadygaze.notebook import Listing
 from steadygaze.trace.rules import PLAIN, Rules, frozen
 from steadygaze.vit.view import ViT
 
@@ -81,10 +82,16 @@ def method(name: str, **options: Any) -> Method:
     return make_method(name, **options)
 
 
-def list_methods() -> list[MethodInfo]:
-    """Every attribution method, base methods first, then aliases."""
+def list_methods() -> Listing[MethodInfo]:
+    """Every attribution method, base methods first, then aliases; a list that shows itself as a table.
+
+    >>> [info.cost for info in list_methods() if info.name == "gaze_removal"]
+    [2.0]
+    """
     infos = [_describe_base(base) for base in base_methods()]
-    return infos + [_describe_alias(name, alias) for name, alias in aliases().items()]
+    infos += [_describe_alias(name, alias) for name, alias in aliases().items()]
+    columns = ("name", "family", "cost", "class_specific", "summary")
+    return Listing(infos, "methods", columns)
 
 
 def _describe_base(base: BaseMethod) -> MethodInfo:

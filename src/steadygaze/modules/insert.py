@@ -35,6 +35,11 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     New weights are initialised by torch with its global random state. The added parameters and operations
     are logged (logger "steadygaze.modules") and returned by `cost`. A block can hold one module of each
     kind.
+
+    >>> import timm
+    >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2)
+    >>> sorted(inserted(insert(model, tap=TAP()))), inserted(model)
+    (['blocks.0.tap', 'blocks.1.tap'], {})
     """
     for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB)):
         if spec is not None and not isinstance(spec, kind):

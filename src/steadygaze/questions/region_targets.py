@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.heatmap import Attribution
+from steadygaze.heatmap import SHOWN_IN_NOTEBOOK, Attribution, Attributions
 from steadygaze.questions.detections import Detection, QueryClassifier, detection_query, detects
 from steadygaze.questions.regions import (
     Region,
@@ -145,7 +145,7 @@ def explain_each(explain: Callable[[Tensor, Any], Any], images: Any, target: Any
         )
     results = [explain(images[i : i + 1], one) for i, one in enumerate(targets)]
     if isinstance(results[0], dict):
-        return {name: _together([result[name] for result in results]) for name in results[0]}
+        return Attributions({name: _together([result[name] for result in results]) for name in results[0]})
     return _together(results)
 
 
@@ -155,11 +155,13 @@ def _together(parts: list[Attribution]) -> Attribution:
     targets = [part.target for part in parts if part.target is not None]
     rests = [part.unattributed for part in parts if part.unattributed is not None]
     shares = [part.parts for part in parts if part.parts is not None]
+    pixels = [part.pixels for part in parts if part.pixels is not None][:SHOWN_IN_NOTEBOOK]
     return replace(
         first,
         scores=torch.cat([part.scores for part in parts]),
         target=torch.cat(targets),
         logits=torch.cat([part.logits for part in parts]),
         unattributed=torch.cat(rests) if rests else None,
+        pixels=torch.cat(pixels) if pixels else None,
         parts={name: torch.cat([one[name] for one in shares]) for name in shares[0]} if shares else None,
     )

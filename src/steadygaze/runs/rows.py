@@ -44,20 +44,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Key = tuple[str, str, str, str]  # image and row key: what tells a row from every other row of the run
-COLUMNS = (
-    "model",
-    "weights",
-    "method",
-    "score",
-    "metric",
-    "image",
-    "value",
-    "detail",
-    "note",
-    "flag",
-    "seed",
-    "content",
-)
+_OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
+COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
 STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 
 
@@ -289,7 +277,14 @@ class Rows:
         return len(self.columns())
 
     def __repr__(self) -> str:
-        return f"Rows({len(self)} rows of {len(self.runs)} run{'s' if len(self.runs) > 1 else ''})"
+        from steadygaze.runs.columnar.display import rows_text
+
+        return rows_text(self)
+
+    def _repr_html_(self) -> str:
+        from steadygaze.runs.columnar.display import rows_html
+
+        return rows_html(self)
 
     @property
     def kinds(self) -> set[str]:

@@ -41,6 +41,11 @@ def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor
 
     The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once
     per model.
+
+    >>> from steadygaze import load_model
+    >>> vit = adapt(load_model("embedded"))
+    >>> vit.grid, vit.prefix, vit.readout  # 8 x 8 patches and a class token, which feeds the head
+    ((8, 8), 1, 'class')
     """
     if isinstance(model, ViT):
         return _with_task(model if forward is None else adapt(model.model, forward=forward), task)

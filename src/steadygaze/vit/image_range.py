@@ -1,9 +1,9 @@
-"""Whether images look normalised: values of 0..255, for instance, are far outside of what a model expects."""
+"""Normalised images: whether they look normalised (values of 0..255 do not), and how they are displayed."""
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from steadygaze.vit.view import ViT
@@ -15,7 +15,7 @@ LARGEST = 20.0  # of normalised images, where the normalisation is not known
 def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
     """What is wrong with images far outside of what the model's normalisation gives; "" if nothing is."""
     low, high = (float(value) for value in images.detach().float().aminmax())
-    statistics = _normalisation(model)
+    statistics = known_normalisation(model)
     if statistics is None or len(statistics[0]) != images.shape[1]:
         if max(-low, high) <= LARGEST:
             return ""
@@ -35,7 +35,7 @@ def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
     )
 
 
-def _normalisation(model: Any) -> tuple[Any, Any] | None:
+def known_normalisation(model: Any) -> tuple[Any, Any] | None:
     """Mean and std by channel, if the model says them: the result of `load_model`, or a module of timm."""
     if isinstance(model, ViT):
         model = model.model
@@ -44,3 +44,22 @@ def _normalisation(model: Any) -> tuple[Any, Any] | None:
         config = getattr(model, "pretrained_cfg", None) or {}
         mean, std = config.get("mean"), config.get("std")
     return (mean, std) if mean and std else None
+
+
+def display_pixels(model: Any, images: Float[Tensor, "b c h w"]) -> UInt8[Tensor, "b 3 h w"] | None:
+    """Images with the normalisation undone; None if they have neither one nor three channels.
+
+    Where the normalisation is not known, each image is stretched to 0..255.
+    """
+    if images.shape[1] not in (1, 3):
+        return None
+    seen = images.detach().float()
+    statistics = known_normalisation(model)
+    if statistics is not None and len(statistics[0]) == images.shape[1]:
+        mean, std = (seen.new_tensor(list(values)).view(1, -1, 1, 1) for values in statistics)
+        seen = seen * std + mean
+    else:
+        low = seen.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
+        high = seen.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1)
+        seen = (seen - low) / (high - low)
+    return (seen.nan_to_num(0).clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1)

@@ -48,7 +48,7 @@ def stress(
     suites, suite: names of `sg.list_suites()`; such as corruptions, attacks, shift:NAME=FOLDER
     masks: a folder of masks or label maps, for suites that need them
     limit: at most this many images of each set, spread evenly over the classes; of a stream, the first ones
-    batch_size: images at a time            num_workers: processes that make images ahead
+    batch_size: number of images per batch            num_workers: processes that prepare images ahead
     mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's
         is assumed, with a warning if the images do not confirm it
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
@@ -59,6 +59,13 @@ def stress(
         (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion; backgrounds (a folder): of
         synthetic; bank (number of training images): of neighbours; partial (accept incomplete downloads): of
         shift and neighbours
+
+    >>> import torch
+    >>> from steadygaze import load_model
+    >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
+    >>> rows = stress(load_model("embedded"), [batch], corruptions="fog", severities=[1])
+    >>> sorted({row["setting"] for row in rows})
+    ['clean', 'fog/1']
     """
     if "batch" in options:
         batch_size = options.pop("batch")

@@ -26,6 +26,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from steadygaze.errors import BadInput
+from steadygaze.notebook import Listing
 from steadygaze.quantity import Quantity
 from steadygaze.registry import Registry
 from steadygaze.robustness.by_class import wilson
@@ -351,9 +352,9 @@ def register_suite(suite: Registered, *, replace: bool = False) -> Registered:
     return suite
 
 
-def list_suites() -> list[SuiteInfo]:
-    """Every suite that `stress` knows."""
-    return [
+def list_suites() -> Listing[SuiteInfo]:
+    """Every suite that `stress` knows; a list that shows itself as a table."""
+    infos = [
         SuiteInfo(
             suite.name,
             suite.summary,
@@ -363,6 +364,7 @@ def list_suites() -> list[SuiteInfo]:
         )
         for suite in SUITES.values()
     ]
+    return Listing(infos, "suites", ("name", "summary", "argument"))
 
 
 def all_options() -> dict[str, Option]:

@@ -77,6 +77,13 @@ def verify(
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
         share one output folder; the result is this part
+
+    >>> import torch
+    >>> from steadygaze import load_model
+    >>> batch = torch.rand(2, 3, 32, 32), torch.tensor([3, 5])  # images and labels
+    >>> rows = verify(load_model("embedded"), [batch], methods=["gae", "random"], metrics="deletion_aopc")
+    >>> sorted((row["method"], row["image"]) for row in rows)
+    [('gae', '0'), ('gae', '1'), ('random', '0'), ('random', '1')]
     """
     chosen = method if method is not None else methods
     if chosen is None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput
+from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
 from steadygaze.training.losses.outputs import class_logits, model_outputs
 
@@ -212,9 +213,9 @@ def register_loss(
     return decorate
 
 
-def list_losses() -> list[LossInfo]:
-    """Every loss that a recipe can list, in order of registration."""
-    return [
+def list_losses() -> Listing[LossInfo]:
+    """Every loss that a recipe can list, in order of registration; a list that shows itself as a table."""
+    infos = [
         LossInfo(
             name=name,
             summary=(loss.__doc__ or "").strip().partition("\n")[0],
@@ -228,3 +229,4 @@ def list_losses() -> list[LossInfo]:
         )
         for name, loss in LOSSES.items()
     ]
+    return Listing(infos, "losses", ("name", "needs_masks", "summary", "options"))

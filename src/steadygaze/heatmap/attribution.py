@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import math
 import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
+from steadygaze.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.files import write_npz, write_png
 from steadygaze.manifest import image_entry, write_manifest
 from steadygaze.maps import MapName, MapWriter
+from steadygaze.notebook import figure, to_png
 from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
 
 Index = int | tuple[int, int]
 BARE_PIXELS = 224  # longer side of a map that is drawn without its image
 SHOWN_IN_NOTEBOOK = 12  # maps
+SHOWN_IN_PNG = 4  # maps
+TITLES = 3  # of maps in the text of an attribution
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """One signed score per patch, not normalised: positive is evidence for the class, negative against it.
 
+    In a notebook it shows the images with their overlays and the explained classes.
+
     scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
     target: (B,) or (B, K), the class explained; None where the target was a callable
     logits: (B, C), the model's output           method, score: the names this was made with
     outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
-    images, classes: only for display; `with_images` sets them
+    images, classes: images and class names for display; `with_images` sets them
+    pixels: (n, 3, H, W), the first n <= 12 images in 0..255, set by `explain` for display in notebooks
     unattributed: (B,) or (B, K), the part of the explained quantity that the method gives to no patch (prefix
         tokens, biases, a baseline); None if the method accounts for no quantity
     parts: for input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of the
@@ -62,6 +66,7 @@ class Attribution:
     word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
     unattributed: Float[Tensor, "b"] | Float[Tensor, "b k"] | None = None
     parts: dict[str, Tensor] | None = None
+    pixels: UInt8[Tensor, "n 3 h w"] | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -69,7 +74,7 @@ class Attribution:
         return self.scores.shape[-2], self.scores.shape[-1]
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Number of images B."""
         return self.scores.shape[0]
 
     def __getitem__(self, which: SupportsIndex | slice) -> Attribution:
@@ -80,7 +85,15 @@ class Attribution:
                 raise IndexError(f"expected an index into {len(self)} images, got {at}")
             which = slice(at, at + 1 or None)
         images = None if self.images is None else self.images[which]
-        return replace(self._each(lambda tensor: tensor[which]), images=images)
+        chosen = self._each(lambda tensor: tensor[which])
+        return replace(chosen, images=images, pixels=self._chosen_pixels(which))
+
+    def _chosen_pixels(self, which: slice) -> Tensor | None:
+        """The images for display after indexing: the first ones, as far as they are there."""
+        if self.pixels is None:
+            return None
+        count = len(self.pixels)
+        return self.pixels[list(takewhile(lambda image: image < count, range(len(self))[which]))]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Attribution:
         """The same attribution with every tensor changed."""
@@ -91,11 +104,16 @@ class Attribution:
         return replace(self, **changed, parts=parts)
 
     def __repr__(self) -> str:
-        return f"Attribution(method={self.method!r}, score={self.score!r}, scores={tuple(self.scores.shape)})"
+        titles = [title for index in self.indices()[:TITLES] if (title := self.title(index))]
+        rest = ["..."] if titles and len(self.indices()) > TITLES else []
+        explained = f", explains {', '.join([*titles, *rest])}" if titles else ""
+        shape = tuple(self.scores.shape)
+        return f"Attribution({self.method} of the {self.score}, scores {shape}{explained})"
 
     def to(self, device: torch.device | str) -> Attribution:
         """The same attribution on another device."""
-        return self._each(lambda tensor: tensor.to(device))
+        pixels = None if self.pixels is None else self.pixels.to(device)
+        return replace(self._each(lambda tensor: tensor.to(device)), pixels=pixels)
 
     def part(self, name: str) -> Attribution:
         """One of the parts as an attribution of its own, to draw and save: "content" or "position"."""
@@ -121,7 +139,7 @@ class Attribution:
             raise BadInput(f"expected {len(self)} images, one per map, got {len(originals)}")
         if classes is not None and len(classes) != self.logits.shape[1]:
             raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
-        return replace(self, images=originals, classes=None if classes is None else tuple(classes))
+        return replace(self, images=originals, classes=self.classes if classes is None else tuple(classes))
 
     def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
         """Deprecated name of `with_images`."""
@@ -149,13 +167,14 @@ class Attribution:
     ) -> Image.Image:
         """The map drawn over its image, as large as the image that was given.
 
-        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: what the model saw, after resize and
-        crop, so that
-            patches meet their pixels
-        index: which image, or (image, target) where there are several targets signed: draw negative scores
-        too, in cool colours; they are left out otherwise; a map that is above zero
-            everywhere is drawn from its smallest score up
-        percentile: the magnitude that gets the strongest colour; 100 lets an outlier dim all the rest
+        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing and
+            cropping, so that patches and pixels match
+        index: which image, or (image, target) where there are several targets
+        signed: whether negative scores are drawn too, in cool colours. A map whose scores are all positive is
+            drawn relative to its smallest score
+        percentile: percentile of the magnitudes that gets the strongest colour; 100 lets one outlier dim the
+            rest of the map
+        opacity: of the strongest colour, in [0, 1]
         """
         if not 0 <= percentile <= 100:
             raise BadInput(f"percentile: expected a number in 0..100, got {percentile!r}")
@@ -280,32 +299,45 @@ class Attribution:
             raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
         return store_maps(folder, names, {self.method: self})
 
-    def _shown(self) -> list[tuple[str, Image.Image]]:
-        """Title and image of the maps that a notebook shows."""
+    def display_image(self, index: Index = 0) -> Image.Image | None:
+        """The image of a map as a notebook shows it, small ones enlarged; None if it is not kept."""
+        image = self._place(index)[0] % len(self)
+        if self.images is not None:
+            original = self.images[image]
+        elif self.pixels is not None and image < len(self.pixels):
+            original = to_pil_image(self.pixels[image].cpu().numpy())
+        else:
+            return None
+        return enlarged(original, BARE_PIXELS)
+
+    def _shown(self, count: int) -> list[tuple[str, list[Image.Image]]]:
+        """Title, and image and overlay, of the first maps; the map alone where there is no image."""
         shown = []
-        for index in self.indices()[:SHOWN_IN_NOTEBOOK]:
-            image = index if isinstance(index, int) else index[0]
-            drawn = self.bare(index) if self.images is None else self.overlay(self.images[image], index)
+        for index in self.indices()[:count]:
+            original = self.display_image(index)
+            drawn = [self.bare(index)] if original is None else [original, self.overlay(original, index)]
             shown.append((self.title(index), drawn))
         return shown
 
     def _repr_png_(self) -> bytes:
-        shown = self._shown()[:4]
-        return _png(tile([Row([drawn for _, drawn in shown])], [title or self.method for title, _ in shown]))
+        shown = self._shown(SHOWN_IN_PNG)
+        rows = [Row(drawn, title) for title, drawn in shown]
+        if len(shown[0][1]) == 1:  # no images: the maps side by side, each below its title
+            headings = [title or self.method for title, _ in shown]
+            return to_png(tile([Row([drawn[0] for _, drawn in shown])], headings))
+        noun = NOUNS[self.outputs]
+        return to_png(tile(rows, ["image", self.method], legend="positive", noun=noun))
 
     def _repr_html_(self) -> str:
         figures = "".join(
-            f'<figure style="margin:0 8px 8px 0">'
-            f'<img width="{BARE_PIXELS}" alt="{escape(title or self.method)}" '
-            f'src="data:image/png;base64,{base64.b64encode(_png(drawn)).decode()}">'
-            f"<figcaption>{escape(title)}</figcaption></figure>"
-            for title, drawn in self._shown()
+            figure(drawn, title, alt=title or self.method, width=BARE_PIXELS)
+            for title, drawn in self._shown(SHOWN_IN_NOTEBOOK)
         )
         rest = len(self.indices()) - SHOWN_IN_NOTEBOOK
         more = f"<div>and {rest} more</div>" if rest > 0 else ""
         rows, columns = self.grid
         head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
-        return f'<div>{head}</div><div style="display:flex;flex-wrap:wrap">{figures}</div>{more}'
+        return f"<div>{head}</div><div>{figures}</div>{more}"
 
 
 def resized(
@@ -333,45 +365,6 @@ def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[s
     )
 
 
-def comparison_grid(
-    images: Sequence[Any],
-    attributions: Mapping[str, Attribution],
-    *,
-    classes: Sequence[str] | None = None,
-    notes: Sequence[str] | None = None,
-    signed: bool = False,
-    cell: int = 224,
-) -> Image.Image:
-    """Compare methods: one row per image (and target), the image first and then one column per method.
-
-    images: as for `overlay`, one for each map        notes: small print beside a row's title, such as its
-    file name
-    """
-    if not attributions:
-        raise BadInput("expected at least one attribution to draw, got none")
-    first = next(iter(attributions.values()))
-    if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
-        raise BadInput("expected attributions of the same images and targets in every column")
-    originals = [to_pil_image(image) for image in images]
-    if len(originals) != len(first):
-        raise BadInput(f"expected {len(first)} images, one per map, got {len(originals)}")
-    # small images are drawn on an enlarged copy, so that the map is smooth over their visible pixels
-    originals = [p.resize(_enlarged(p, cell), Image.Resampling.NEAREST) for p in originals]
-    rows = []
-    for index in first.indices():
-        image = index if isinstance(index, int) else index[0]
-        drawn = [att.overlay(originals[image], index, signed=signed) for att in attributions.values()]
-        note = notes[image] if notes else ""
-        rows.append(Row([originals[image], *drawn], first.title(index, classes), note))
-    legend, noun = "signed" if signed else "positive", NOUNS[first.outputs]
-    return tile(rows, ["image", *attributions], cell=cell, legend=legend, noun=noun)
-
-
-def _enlarged(image: Image.Image, cell: int) -> tuple[int, int]:
-    factor = max(1, math.ceil(cell / max(image.size)))
-    return image.width * factor, image.height * factor
-
-
 def overlay_name(image: str, method: str, index: Index = 0) -> str:
     """File name of an overlay: image, method, and the index of the target if there are several."""
     slug = re.sub(r"[^A-Za-z0-9.+_=-]+", "-", method)
@@ -383,9 +376,3 @@ def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
     numbers = {"scores": attribution.scores, "logits": attribution.logits, **(attribution.parts or {})}
     out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
     return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}
-
-
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
