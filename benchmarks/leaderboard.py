@@ -87,8 +87,9 @@ def _introduction(board: Board) -> str:
 
 Attribution methods on a panel of trained models, from committed rows: `python -m benchmarks.leaderboard`
 writes this page and its figure, `python -m benchmarks.panel` adds rows. Which method to use for which
-question: [choosing.md](choosing.md). Rows of DeiT-Tiny from before the panel are included; where both have an
-image, they agree.
+question: [choosing.md](choosing.md). Rows of DeiT-Tiny and the embedded model from before the panel are
+included; where both have an image, they agree to 1e-4. Some images of these two models had a part in the
+choice of the constants of `gaze` and `gaze_removal` ([which](evidence/default.md)).
 
 ![The best methods: removal scores with 95 % intervals, and other measures](images/leaderboard.png)
 

@@ -29,9 +29,18 @@ FOLDER = Path(os.path.relpath(Path(__file__).parent))  # a model is named by its
 DEIT = "deit_tiny_patch16_224"
 # of 10,000 CIFAR-10 test images; of one ImageNet validation image of each class
 ACCURACY = {"embedded": 77.4, "deit_tiny": 71.0}
-# rows of a model that were measured before the panel, on other images: folders beside the panel's rows
+# rows of the same weights from before the panel, on other images too: folders beside the panel's rows
 EARLIER = {
-    "deit_tiny": ("deit_tiny_methods", "deit_tiny_methods_more", "deit_tiny_pets", "default_pets"),
+    "deit_tiny": (
+        "deit_tiny_methods",
+        "deit_tiny_methods_more",
+        "deit_tiny_best",
+        "deit_tiny_best_last",
+        "deit_tiny_best_removal",
+        "deit_tiny_pets",
+        "default_pets",
+    ),
+    "embedded": ("diffmask_cifar",),
 }
 
 
