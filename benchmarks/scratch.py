@@ -1,13 +1,16 @@
-"""Effect of CB, TAP and ADL on a small ViT trained from scratch: python -m benchmarks.scratch rows | table
+"""Effect of CB, TAP and ADL on accuracy, robustness and attention: python -m benchmarks.scratch rows | table
 
-    rows STRESS RUNS --out FILE.csv.gz     from runs of `steadygaze stress` and of `steadygaze train`, one
-                                           folder for each model in both, named VARIANT-SEED (baseline-0, ...)
-    table FILE.csv.gz                      print the table of docs/evidence/training.md from the rows
+    rows STRESS... --runs RUNS --out FILE.csv.gz     from folders of runs of `steadygaze stress` and of
+                                                     `steadygaze train`, one run for each model in all of
+                                                     them, named VARIANT-SEED (baseline-0, ...)
+    table FILE.csv.gz                                print a table of docs/evidence from the rows
 
-A row is one image of one model with its measurements; a measurement with several settings (75 corruptions) is
-their mean. The first one is the model's accuracy on all test images at the end of training. The first line of
-the table is the baseline, the others are differences, with 95 % bootstrap intervals over images and seeds,
-paired by image.
+The tables: a small ViT trained from scratch on CIFAR-10 (docs/evidence/training.md), and DeiT-Tiny fine-tuned
+on Tiny-ImageNet (docs/evidence/tiny_imagenet.md). A row is one image of one model with its measurements; a
+measurement with several settings (corruptions) is their mean. The first one is the model's accuracy on all
+test images at the end of training. The first lines of a table are the model before fine-tuning, if it was
+measured, and the baseline; the others are differences to the baseline, with 95 % bootstrap intervals over
+images and seeds, paired by image.
 """
 
 import argparse
@@ -20,7 +23,9 @@ import steadygaze as sg
 from benchmarks.measure import spread
 from steadygaze.robustness import CORRUPTIONS
 
+BEFORE, BASELINE = "before", "baseline"
 VARIANTS = {
+    BEFORE: "before fine-tuning",
     "baseline": "baseline",
     "cb": "CB",
     "cb-scaled": "CB_S",
@@ -33,14 +38,16 @@ MEASURES: list[
     tuple[str, str, str, float]
 ] = [  # title, settings ("corrupted": every corruption), metric, factor
     ("clean top-1, %", "clean", "top1", 100.0),
-    ("CIFAR-10-C error, %", "corrupted", "error", 100.0),
+    ("corruption error, %", "corrupted", "error", 100.0),
     ("FGSM 1/255 top-1, %", "fgsm/1", "top1", 100.0),
+    ("FGSM 4/255 top-1, %", "fgsm/4", "top1", 100.0),
     ("FGSM 8/255 top-1, %", "fgsm/8", "top1", 100.0),
     ("centre hidden, top-1, %", "centre_square/0.5", "top1", 100.0),
     ("random patches dropped, right, %", "random_drop", "drop_right", 100.0),
     ("entropy, nats", "clean", "attention_entropy", 1.0),
     ("stability, cosine", "corrupted", "attention_stability", 1.0),
     ("cosine of two heads", "clean", "attention_diversity", 1.0),
+    ("cosine of two tokens", "clean", "attention_token_diversity", 1.0),
 ]
 
 
@@ -59,18 +66,19 @@ def by_picture(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
 
 def gather(options: argparse.Namespace) -> None:
     models = []
-    for run in sorted(p for p in Path(options.folder).iterdir() if p.is_dir()):
-        variant, _, seed = run.name.rpartition("-")
-        rows = sg.Rows.read(run).to_pandas()
+    for run in sorted(p.name for p in Path(options.folders[0]).iterdir() if p.is_dir()):
+        variant, _, seed = run.rpartition("-")
+        rows = pd.concat([sg.Rows.read(Path(folder) / run).to_pandas() for folder in options.folders])
+        if "note" in rows:  # tokens of a model with TAP cannot be removed: another measurement
+            rows = rows[rows.note != "attention masking"]
         measures = pd.DataFrame(
             {
                 title: factor * by_picture(rows, settings, metric)
                 for title, settings, metric, factor in MEASURES
             }
-        )
-        measures[TEST] = (
-            100 * pd.read_csv(Path(options.runs) / run.name / "log.csv").test_top1.dropna().iloc[-1]
-        )
+        ).dropna(axis=1, how="all")
+        log = Path(options.runs) / run / "log.csv"
+        measures[TEST] = 100 * pd.read_csv(log).test_top1.dropna().iloc[-1] if log.exists() else np.nan
         models.append(measures.rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
     pd.concat(models).round(5).to_csv(options.out, index=False)
     print(f"{len(models)} models -> {options.out}")
@@ -78,20 +86,21 @@ def gather(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     rows = pd.read_csv(options.rows).set_index(["variant", "seed", "picture"]).sort_index()
-    titles = [TEST, *(title for title, *_ in MEASURES)]
+    titles = [title for title in (TEST, *(measure[0] for measure in MEASURES)) if title in rows]
     print("| model | seeds | " + " | ".join(titles) + " |\n| --- | ---: |" + " ---: |" * len(titles))
-    base = rows.loc["baseline"]
+    base = rows.loc[BASELINE]
     for name in [n for n in VARIANTS if n in rows.index.levels[0]]:
-        own = rows.loc[name]
+        own, absolute = rows.loc[name], name in (BEFORE, BASELINE)
         seeds = sorted(set(own.index.get_level_values(0)) & set(base.index.get_level_values(0)))
         cells = []
         for title in titles:
-            mean, low, high = spread(
-                np.stack(
-                    [own.loc[s][title] - (0 if name == "baseline" else base.loc[s][title]) for s in seeds]
-                )
-            )
-            digits, sign = (1 if title.endswith("%") else 3), "" if name == "baseline" else "+"
+            each = np.stack([own.loc[s][title] - (0 if absolute else base.loc[s][title]) for s in seeds])
+            measured = each[:, ~np.isnan(each).any(0)]  # attention may be measured on fewer images
+            if not measured.size:
+                cells.append("")
+                continue
+            mean, low, high = spread(measured)
+            digits, sign = (1 if title.endswith("%") else 3), "" if absolute else "+"
             cells.append(f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
         print(f"| {VARIANTS[name]} | {len(seeds)} | " + " | ".join(cells) + " |")
 
@@ -100,8 +109,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     todo = parser.add_subparsers(required=True)
     keep = todo.add_parser("rows")
-    keep.add_argument("folder")
-    keep.add_argument("runs")
+    keep.add_argument("folders", nargs="+")
+    keep.add_argument("--runs", required=True)
     keep.add_argument("--out", required=True)
     keep.set_defaults(go=gather)
     show = todo.add_parser("table")

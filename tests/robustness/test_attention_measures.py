@@ -48,6 +48,7 @@ def naive(a: np.ndarray, prefix: int, grid: tuple[int, int], top: int) -> dict[s
         "gini": spread,
         "peak": n * given[0],
         "distance": sum(far) / len(far),
+        "token_diversity": float(np.mean([cosine(a[i], a[j]) for i in range(n) for j in range(i)])),
     }
 
 

@@ -9,6 +9,7 @@ A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what 
 | peak      | N · max_j c_j                                               | 1..N       | one token dominates|
 | distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalised | patches    | long range         |
 | diversity | mean over heads h < h' of cos(vec A_h, vec A_h')            | 0..1       | **less** diverse   |
+| tokens    | mean over tokens i < i' of cos(A_i, A_i')                   | 0..1       | **less** diverse   |
 | stability | cos(vec A_h(clean), vec A_h(corrupted))                     | 0..1       | unchanged          |
 
 Entropy as in Context Broadcasting (docs/equations.md#attention-entropy), stability and diversity as in TAP
@@ -45,6 +46,7 @@ class AttentionMeasures:
     peak: Float[Tensor, "b l heads"]
     distance: Float[Tensor, "b l heads"]
     diversity: Float[Tensor, "b l"]
+    token_diversity: Float[Tensor, "b l heads"]
     logits: Float[Tensor, "b classes"]
     top: int
 
@@ -85,11 +87,13 @@ def walk(
 def attention_measures(
     model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
 ) -> AttentionMeasures:
-    """Entropy, overfocus, concentration, distance and head diversity of every layer, in one forward pass."""
+    """Entropy, overfocus, concentration, distance, head and token diversity of every layer, in one forward
+    pass."""
     vit = adapt(model)
     far = distances(vit, images)
     values_of: dict[str, list[Tensor]] = {
-        name: [] for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity")
+        name: []
+        for name in ("entropy", "overfocus", "gini", "peak", "distance", "diversity", "token_diversity")
     }
 
     def see(layer: int, a: Map) -> None:
@@ -99,6 +103,7 @@ def attention_measures(
         values_of["peak"].append(peak(a))
         values_of["distance"].append(distance(a, far))
         values_of["diversity"].append(diversity(a))
+        values_of["token_diversity"].append(token_diversity(a))
 
     (logits,) = walk(vit, [images], see)
     return AttentionMeasures(
@@ -159,6 +164,20 @@ def diversity(a: Map) -> Float[Tensor, " b"]:
         return cosines.new_full((len(a),), float("nan"))
     rows, columns = zip(*itertools.combinations(range(heads), 2), strict=True)
     return cosines[:, list(rows), list(columns)].mean(-1)
+
+
+def token_diversity(a: Map) -> Float[Tensor, "b heads"]:
+    """Mean cosine between the attention of two tokens (rows); lower is more diverse, 1: all attend alike.
+
+    >>> token_diversity(torch.full((1, 1, 4, 4), 0.25)).item()
+    1.0
+    """
+    rows = nn.functional.normalize(_wide(a), dim=-1)
+    n = a.shape[-1]
+    if n < 2:
+        return rows.new_full(a.shape[:2], float("nan"))
+    # Σ over all i, i' of cos(A_i, A_i') = |Σ_i of the unit rows|², of which n are 1 (i = i')
+    return (rows.sum(-2).square().sum(-1) - n) / (n * (n - 1))
 
 
 def stability(a: Map, b: Map) -> Float[Tensor, "b heads"]:

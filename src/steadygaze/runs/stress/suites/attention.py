@@ -3,7 +3,7 @@ docs/equations.md#attention-stability).
 
 | setting | metrics |
 | --- | --- |
-| `clean` | attention_entropy, _overfocus, _gini, _peak, _distance, _diversity |
+| `clean` | attention_entropy, _overfocus, _gini, _peak, _distance, _diversity, _token_diversity |
 | each corruption at one severity, such as `fog/3` | the same, and attention_stability |
 
 A row's value is the mean over layers, its detail the mean over heads of each layer. Score:
@@ -42,6 +42,7 @@ SUMMARIES = {
     "peak": "the most attended token, in multiples of an even share",
     "distance": "in patches; high: attends to distant tokens",
     "diversity": "cosine between heads; lower is more diverse",
+    "token_diversity": "cosine between the attention of two tokens; lower is more diverse",
 }
 MEASURES = {
     name: Quantity(f"attention_{name}", better="neither", summary=text) for name, text in SUMMARIES.items()
@@ -98,6 +99,7 @@ class Attention(Suite):
                 measures.peak(a),
                 measures.distance(a, distances),
                 measures.diversity(a),
+                measures.token_diversity(a),
             )
             for metric, value in zip(CLEAN_METRICS, values, strict=True):
                 by_layer[metric].append(value if value.dim() == 1 else value.mean(1))
@@ -135,7 +137,8 @@ class Attention(Suite):
         if first is None:
             return
         rows = []
-        for title, metric in MEASURES.items():
+        for name, metric in MEASURES.items():
+            title = name.replace("_", " ")
             curve = card.curve(CLEAN.label, metric.name)
             if curve is not None:
                 cells = [f"{value:.2f}" for value in curve[0]]
@@ -149,7 +152,8 @@ class Attention(Suite):
         yield Table("attention by layer, mean over heads", ["clean", *layers, "mean"], rows)
 
     def figures(self, card: Card) -> Iterator[Figure]:
-        for title, metric in {**MEASURES, "stability": STABILITY}.items():
+        for name, metric in {**MEASURES, "stability": STABILITY}.items():
+            title = name.replace("_", " ")
             lines: list[Line] = []
             clean = card.curve(CLEAN.label, metric.name)
             if clean is not None:

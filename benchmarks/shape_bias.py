@@ -1,0 +1,71 @@
+"""Shape bias of several models on the same cue-conflict images: python -m benchmarks.shape_bias BEFORE
+TITLE=RUN,RUN...
+
+Prints the table of docs/evidence/shape_bias.md from runs of `steadygaze stress --suite cue_conflict:FOLDER`.
+The first run is in percent; each further line is the mean change over its runs (seeds), in points, with 95 %
+bootstrap intervals: images and seeds are drawn anew, the same images for both sides.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import steadygaze as sg
+
+REPEATS = 2000
+COLUMNS = ("shape bias", "shape decisions", "texture decisions")
+
+
+def decisions(run: Path) -> dict[str, tuple[float, float]]:
+    """image -> (whether shape decides, whether texture decides)."""
+    rows = sg.Rows.read(run).to_pandas()
+    wide = rows[rows.setting == "cue_conflict"].pivot(index="image", columns="metric", values="value")
+    columns = wide[["shape_decisions", "texture_decisions"]].to_numpy()
+    return {image: (shape, texture) for image, (shape, texture) in zip(wide.index, columns, strict=True)}
+
+
+def measures(counts: np.ndarray) -> np.ndarray:
+    """(..., images, 2) -> (..., 3): shape bias, shares of shape and of texture decisions, in percent."""
+    shape, texture = counts.mean(-2)[..., 0], counts.mean(-2)[..., 1]
+    return 100 * np.stack([shape / (shape + texture), shape, texture], -1)
+
+
+def cells(samples: np.ndarray, sign: str) -> str:
+    """The first sample with the interval of the others, for each measure."""
+    low, high = np.percentile(samples[1:], [2.5, 97.5], axis=0)
+    return " | ".join(
+        f"{value:{sign}.1f} [{a:.1f}, {b:.1f}]" for value, a, b in zip(samples[0], low, high, strict=True)
+    )
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("expected BEFORE and any number of TITLE=RUN,RUN...")
+    first = decisions(Path(sys.argv[1]))
+    images = sorted(first)
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate(
+        [np.arange(len(images))[None], rng.integers(len(images), size=(REPEATS, len(images)))]
+    )
+    before = measures(np.array([first[image] for image in images])[drawn])
+    print(f"| model ({len(images)} images) | runs | " + " | ".join(f"{c}, %" for c in COLUMNS) + " |")
+    print("| --- | ---: | ---: | ---: | ---: |\n| before | | " + cells(before, "") + " |")
+    for argument in sys.argv[2:]:
+        title, _, runs = argument.partition("=")
+        changes = []
+        for run in runs.split(","):
+            found = decisions(Path(run))
+            changes.append(measures(np.array([found[image] for image in images])[drawn]) - before)
+        each = np.stack(changes, 1)  # (draws, seeds, measures)
+        seeds = rng.integers(each.shape[1], size=each.shape[:2])
+        seeds[0] = np.arange(each.shape[1])
+        print(
+            f"| {title} | {each.shape[1]} | "
+            + cells(np.take_along_axis(each, seeds[..., None], 1).mean(1), "+")
+            + " |"
+        )
+
+
+if __name__ == "__main__":
+    main()
