@@ -137,9 +137,9 @@ def gather(options: argparse.Namespace) -> None:
             head = {"variant": variant, "seed": int(seed), "setting": row["setting"], "picture": row["image"]}
             found.append(head | counts)
     rows = pd.DataFrame(found).fillna(0)
-    counts = [column for column in rows.columns if column[-1].isdigit()]
-    rows[counts] = rows[counts].astype(int)
-    ordered = sorted(counts, key=lambda name: (int(name.split("_")[1]), COUNTS.index(name.split("_")[0])))
+    columns = [column for column in rows.columns if column[-1].isdigit()]
+    rows[columns] = rows[columns].astype(int)
+    ordered = sorted(columns, key=lambda name: (int(name.split("_")[1]), COUNTS.index(name.split("_")[0])))
     rows[["variant", "seed", "setting", "picture", *ordered]].to_csv(options.out, index=False)
     print(f"{len(found)} rows -> {options.out}")
 
