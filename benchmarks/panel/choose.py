@@ -21,13 +21,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import steadygaze as sg
 from benchmarks.panel import panel, selection
-from benchmarks.panel.measure import measure
-from benchmarks.panel.tables import HEADS, Scores, difference, read_scores, text_with_interval
+from benchmarks.panel.measure import REMOVAL, measure, run_folders
+from benchmarks.panel.tables import HEADS, difference, text_with_interval
 from steadygaze.method_registry import register_method
 from steadygaze.methods.gaze import pooled, taken
 from steadygaze.trace.capture import forward
@@ -45,18 +47,19 @@ BEST_KNOWN = (
     "attnlrp_gamma",
     "decompx+skipplus",
 )
+# names as rows have them: options in alphabetical order
 FAMILIES: dict[str, tuple[str, ...]] = {
     "one pass": (
-        *(f"removal_family:keys={keys},freeze=0.75" for keys in (0.0, 0.25, 0.5, 1.0, 2.0)),
-        *(f"removal_family:keys=1.0,freeze={freeze}" for freeze in (0.5, 1.0)),
-        *(f"removal_family:keys=1.0,freeze=0.75,late={late}" for late in (-1.0, 1.0)),
-        "removal_family:keys=0.5,freeze=0.75,centred=true",
+        *(f"removal_family:freeze=0.75,keys={keys}" for keys in (0.0, 0.25, 0.5, 1.0, 2.0)),
+        *(f"removal_family:freeze={freeze},keys=1.0" for freeze in (0.5, 1.0)),
+        *(f"removal_family:freeze=0.75,keys=1.0,late={late}" for late in (-1.0, 1.0)),
+        "removal_family:centred=True,freeze=0.75,keys=0.5",
     ),
     "halves": (
-        *(f"removal_family:keys=1.0,freeze=0.75,own={own}" for own in (0.125, 0.25, 0.5, 1.0)),
-        *(f"removal_family:keys=0.5,freeze=0.75,own={own}" for own in (0.25, 0.5)),
+        *(f"removal_family:freeze=0.75,keys=1.0,own={own}" for own in (0.125, 0.25, 0.5, 1.0)),
+        *(f"removal_family:freeze=0.75,keys=0.5,own={own}" for own in (0.25, 0.5)),
     ),
-    "parity": ("parity_family:keys=1.0,freeze=0.75",),
+    "parity": ("parity_family:freeze=0.75,keys=1.0",),
 }
 
 
@@ -135,8 +138,7 @@ def report(rows: Path, panel_rows: Path) -> None:
     """Print what each model's constants are and how they do on images and models that did not choose them."""
     names = [folder.name for folder in sorted((rows / REPORT).iterdir()) if folder.is_dir()]
     chosen = {name: _scores(rows / CHOOSE / name) for name in names}
-    reported = {name: _scores(rows / REPORT / name) for name in names}
-    known = {name: _scores(panel_rows / name) for name in names}
+    reported = {name: _scores(rows / REPORT / name, panel_rows / name) for name in names}
     for family, candidates in FAMILIES.items():
         picks = {name: _best(chosen, name, candidates) for name in names}
         print(f"\n### {family}: constants chosen on the other models\n")
@@ -144,16 +146,16 @@ def report(rows: Path, panel_rows: Path) -> None:
             f"| model | constants | {' | '.join(HEADS)} | mean |\n| --- | --- |{' ---: |' * (len(HEADS) + 1)}"
         )
         for name in names:
-            values = reported[name].values[picks[name]]
+            values = reported[name][picks[name]]
             cells = [*values.mean(0), values.mean()]
             constants = picks[name].partition(":")[2].replace(",", ", ")
             print(f"| {name} | {constants} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
         print(f"\n| {family} minus | {' | '.join(HEADS)} | mean |\n| --- |{' ---: |' * (len(HEADS) + 1)}")
         for method in BEST_KNOWN:
             changes = [
-                reported[name].values[picks[name]] - known[name].values[method]
+                reported[name][picks[name]] - reported[name][method]
                 for name in names
-                if method in known[name].values
+                if method in reported[name]
             ]
             cells = [
                 text_with_interval(*difference(changes, column)) for column in (*range(len(HEADS)), None)
@@ -161,17 +163,19 @@ def report(rows: Path, panel_rows: Path) -> None:
             print(f"| {method} | {' | '.join(cells)} |")
 
 
-def _scores(folder: Path) -> Scores:
-    found = read_scores(folder)
-    if found is None:
-        raise SystemExit(f"{folder}: expected rows, found none. Run with --cifar10 and --imagenet first.")
-    return found
+def _scores(*folders: Path) -> dict[str, np.ndarray]:
+    """(images, scores) of each method, over the images that the rows of the first folder have."""
+    first, *others = (pd.concat([sg.Rows.read(run).to_pandas() for run in run_folders(f)]) for f in folders)
+    others = [rows[rows.image.isin(first.image)] for rows in others]
+    rows = pd.concat([first, *others]).drop_duplicates(["image", "method", "metric"])
+    wide = rows.pivot_table(index="image", columns=["method", "metric"], values="value")
+    return {name: wide[name][list(REMOVAL)].to_numpy(float) for name in rows.method.unique()}
 
 
-def _best(chosen: dict[str, Scores], held_out: str, candidates: tuple[str, ...]) -> str:
+def _best(chosen: dict[str, dict[str, np.ndarray]], held_out: str, candidates: tuple[str, ...]) -> str:
     """The candidate that is best in the mean over the other models."""
     others = [scores for name, scores in chosen.items() if name != held_out]
-    return max(candidates, key=lambda name: float(np.mean([s.values[name].mean() for s in others])))
+    return max(candidates, key=lambda name: float(np.mean([scores[name].mean() for scores in others])))
 
 
 def main() -> None:
