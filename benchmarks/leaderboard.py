@@ -258,7 +258,7 @@ def cost_text(method: str, measured: Mapping[str, float]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "" if value is None or np.isnan(value) else f"{value:.{digits}f}"
+    return "" if value is None or np.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.0
 
 
 RANKING = """\

@@ -42,7 +42,7 @@ def draw(ranks: Mapping[Measure, Sequence[Entry]], path: Path) -> None:
     _table(right, shown, others, ranks)
     figure.suptitle(
         "How faithful is an explanation? Removal of patches, mean over the panel's models",
-        x=0.01, ha="left", fontsize=13, fontweight="bold",
+        x=0.01, y=0.96, ha="left", fontsize=13, fontweight="bold",
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")
@@ -67,9 +67,11 @@ def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-de
     axes.set_axisbelow(True)
     low, high = min(e.low for e in shown), max(e.high for e in shown)
     axes.set_xlim(max(0, low - 2), high + 0.22 * (high - low))
-    axes.set_xlabel(
-        "mean of four removal scores (%, higher is better, 95 % intervals)    grey: cost in forwards"
-    )
+    axes.set_xlabel("mean of four removal scores (%, higher is better, 95 % intervals)")
+    axes.annotate(
+        "forwards", (1.0, -0.9), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
+        color="#64748b", xytext=(-4, 0), textcoords="offset points", annotation_clip=False,
+    )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(
         families.values(),
@@ -95,7 +97,13 @@ def _table(axes, shown, others, ranks) -> None:  # type: ignore[no-untyped-def]
             axes.add_patch(_rectangle(x, y, colour))
             weight = "bold" if value == best else "normal"
             axes.text(
-                x, y, f"{value:.{measure.digits}f}", ha="center", va="center", fontsize=8, weight=weight
+                x,
+                y,
+                f"{round(value, measure.digits) + 0.0:.{measure.digits}f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                weight=weight,
             )
     axes.set_xlim(-0.5, max(len(others), 1) - 0.5)
     axes.set_xticks(range(len(others)), [m.title for m in others], fontsize=9)
