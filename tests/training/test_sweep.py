@@ -238,4 +238,18 @@ def test_a_shipped_sweep_expands_to_valid_recipes(name):
     from steadygaze.runs.stress.parse import parse_suites
 
     measure = shipped.recipe_of(cells[0]).measure
-    assert parse_suites(measure.suites, measure.options)
+    assert measure.suites is not None and parse_suites(measure.suites, measure.options)
+
+
+def test_a_sweep_file_of_ones_own(recipe, tmp_path):
+    """Its `[measure]` and `[set]` change the recipe's, `--set` changes both."""
+    file = tmp_path / "study.toml"
+    file.write_text(
+        f'recipe = "{recipe}"\nseeds = 2\n[grid]\n"losses.adl" = ["none", {{}}]\n[set]\nepochs = 3\n'
+        "[measure]\nlimit = 5\n"
+    )
+    own = read_sweep(file, {"epochs": [4], "measure.options.severities": [[1]]})
+    without, with_adl = (own.recipe_of(cell, 1) for cell in own.cells())
+    assert "adl" not in without.losses and "adl" in with_adl.losses
+    assert with_adl.epochs == 4 and with_adl.seed == 1 and with_adl.measure.limit == 5
+    assert with_adl.measure.options == {"corruptions": "contrast", "severities": [1]}

@@ -22,6 +22,7 @@ from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.shards.shard import Shard
 from steadygaze.runs.studies.summary import SweepNumber, SweepTable, summarise
 from steadygaze.runs.studies.sweep import SweepRun, plan_runs, run_sweep
+from steadygaze.training.recipe_files import recipe_text
 from steadygaze.training.sweeps import Sweep, parse_grid, read_sweep, shipped_sweeps
 
 WIDTH = 80  # columns of the tables
@@ -165,8 +166,8 @@ def list_sweeps() -> int:
 
 
 def show_sweep(name: str) -> int:
-    """Print the text of a shipped sweep."""
-    read_sweep(name)
-    text = shipped_sweeps().get(name)
-    print(Path(name).read_text(encoding="utf-8") if text is None else text, end="")
+    """Print the text of a sweep or recipe."""
+    read_sweep(name)  # an error if it is not valid
+    shipped = {} if Path(name).is_file() else shipped_sweeps()
+    print(shipped.get(name) or recipe_text(name), end="")
     return 0

@@ -197,13 +197,14 @@ class Ema(Table):
 class Measure(Table):
     """How `steadygaze sweep` measures the trained model: a run of `steadygaze stress`.
 
-    data: images, as for `stress`; None: `data.test`
+    suites: None: corruptions, or segmentation for task = "segmentation"
+    data, masks: as for `stress`; without `data` both are those of the test, data.test and data.test_masks
     options: of the suites, such as { severities = [3], corruptions = "all15" }
     show: numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: those that
         stand at the top of a report
     """
 
-    suites: list[str] = Field(default_factory=lambda: ["corruptions"])
+    suites: list[str] | None = None
     data: str | None = None
     masks: str | None = None
     limit: PositiveInt | None = None  # images

@@ -82,7 +82,10 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each combination, with seeds 0, 1, ... Default: 1.")
+        int | None,
+        typer.Option(
+            min=1, help="Runs of each combination, with seeds 0, 1, ... Default: the sweep's, or 1."
+        ),
     ] = None,
     list_sweeps: Annotated[bool, typer.Option("--list", help="List the shipped sweeps.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the sweep instead of running it.")] = False,
@@ -111,6 +114,10 @@ def sweep(
         raise typer.Exit(command.list_sweeps())
     if recipe is None:
         raise typer.BadParameter("expected a recipe or sweep: a TOML file, or a name from --list")
+    if show and settings:
+        raise typer.BadParameter(
+            "--show prints the sweep without changes: expected no --set beside it. Remove one of the two."
+        )
     if show:
         raise typer.Exit(command.show_sweep(recipe))
     raise typer.Exit(

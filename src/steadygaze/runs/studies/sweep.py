@@ -53,11 +53,24 @@ class SweepRun:
     def measure(self) -> dict[str, Any]:
         """What defines the stress run, as measured.json records it."""
         described = self.recipe.measure.model_dump(exclude={"show", "batch"})
-        return json.loads(json.dumps({**described, "data": self.data}))
+        chosen = {"suites": self.suites, "data": self.data, "masks": self.masks}
+        return json.loads(json.dumps({**described, **chosen}))
+
+    @property
+    def suites(self) -> list[str]:
+        default = ["segmentation" if self.recipe.task == "segmentation" else "corruptions"]
+        return default if self.recipe.measure.suites is None else self.recipe.measure.suites
 
     @property
     def data(self) -> str | None:
         return self.recipe.measure.data or self.recipe.data.test
+
+    @property
+    def masks(self) -> str | None:
+        measure, test_masks = self.recipe.measure, self.recipe.data.test_masks
+        if measure.masks is not None or measure.data is not None or test_masks == "tokencut":
+            return measure.masks
+        return test_masks
 
     def is_done(self) -> bool:
         """Whether it is trained and measured; a run of another recipe in its folder is refused."""
@@ -100,8 +113,7 @@ def plan_runs(sweep: Sweep, out: Path) -> list[SweepRun]:
 def _check(run: SweepRun) -> None:
     if not run.recipe.data.train:
         raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
-    measure = run.recipe.measure
-    suites = parse_suites(measure.suites, measure.options)
+    suites = parse_suites(run.suites, run.recipe.measure.options)
     if run.data is None and not all(suite.own_images for suite in suites):
         raise BadInput(
             "measure.data: expected images to measure the models on. Give measure.data, or data.test."
@@ -154,9 +166,9 @@ def _measure(
         model=str(run.folder),
         data=run.data,
         out=run.rows,
-        suites=measure.suites,
+        suites=run.suites,
         options=measure.options,
-        masks=None if measure.masks is None else Path(measure.masks),
+        masks=None if run.masks is None else Path(run.masks),
         limit=measure.limit,
         seed=measure.seed,
         batch_size=measure.batch,
