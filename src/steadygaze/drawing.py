@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from steadygaze.errors import BadInput
@@ -120,16 +120,6 @@ def paint(
     return _to_image((1 - alpha) * below + alpha * colours)
 
 
-def struck_out(image: Image.Image, cells: Bool[np.ndarray, "rows columns"]) -> Image.Image:
-    """An image with some cells of a grid crossed out: almost white, with fine diagonal lines."""
-    seen = np.asarray(image.convert("RGB"), dtype=np.float64) / 255
-    height, width, _ = seen.shape
-    y, x = np.mgrid[:height, :width]
-    gone = cells[y * cells.shape[0] // height, x * cells.shape[1] // width]
-    blank = np.where((x + y) % 8 < 1, 0.78, 0.94)[..., None]
-    return _to_image(np.where(gone[..., None], 0.9 * blank + 0.1 * seen, seen))
-
-
 def _smooth(x: np.ndarray) -> np.ndarray:
     """Smooth step from 0 to 1."""
     x = x.clip(0, 1)
@@ -206,11 +196,18 @@ def tile(
 LEGEND_GAP = 9  # pixels between the colour bar and a word
 
 
-def _legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
+def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
     """The words at both ends of a colour bar, from the longest to none."""
     if kind == "signed":
         return (f"against the {noun}", f"for the {noun}"), ("against", "for"), ("", "")
     return ("least evidence", f"most evidence for the {noun}"), ("least", "most"), ("", "")
+
+
+def legend_bar(kind: str, size: tuple[int, int]) -> Image.Image:
+    """The colour bar of "positive" or "signed" maps, from the lowest score to the highest."""
+    length, height = size
+    values = np.broadcast_to(np.linspace(-1.0 if kind == "signed" else 0.0, 1.0, length), (height, length))
+    return paint(values, Image.new("RGB", size, "#dedee2"), signed=True, opacity=1.0)
 
 
 def _draw_legend(
@@ -218,14 +215,13 @@ def _draw_legend(
 ) -> None:
     """A colour bar of at most this length with the longest words that fit; box: left, top and right limit."""
     left, top, right = box
-    for lowest, highest in _legend_words(kind, noun):
+    for lowest, highest in legend_words(kind, noun):
         words = [math.ceil(font.getlength(word)) for word in (lowest, highest)]
         room = right - left - sum(width + LEGEND_GAP for width in words if width)
         if room >= length // 2:
             break
-    signed, height, length = kind == "signed", max(6, length // 24), min(length, room)
-    values = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, length), (height, length))
-    bar = paint(values, Image.new("RGB", (length, height), "#dedee2"), signed=True, opacity=1.0)
+    height, length = max(6, length // 24), min(length, room)
+    bar = legend_bar(kind, (length, height))
     pen = ImageDraw.Draw(sheet)
     end = right - (words[1] + LEGEND_GAP if highest else 0)
     pen.text((right, top + height), highest, QUIET, font, anchor="rs")

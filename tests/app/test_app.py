@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_predictions_are_those_of_the_model(viewer: Viewer, loaded: LoadedModel,
         expected = loaded.model(loaded.preprocess(image.convert("RGB"))[None])[0].softmax(-1)
     found = viewer.predictions(image)
     assert list(found.values()) == pytest.approx(expected.tolist(), abs=1e-6)
-    assert [name.split(" ", 1)[1] for name in found] == list(loaded.class_names or ())
+    assert list(found) == list(loaded.class_names or ())
 
 
 def test_patches_are_removed_as_tokens(viewer: Viewer, loaded: LoadedModel, image: Image.Image) -> None:
@@ -74,16 +75,22 @@ def test_removal_curves_are_those_of_verify(viewer: Viewer, loaded: LoadedModel,
     assert found["gae"].insertion[-1] == pytest.approx((1, chance), abs=1e-6)
 
 
-def test_a_click_finds_its_patch_and_crosses_it_out(viewer: Viewer, image: Image.Image) -> None:
-    whole = np.asarray(viewer.shown(image))
-    side = whole.shape[0] // 8
-    patch = viewer.patch_at(image, 2.5 * side, 5.5 * side)
-    assert patch == 5 * 8 + 2
-    changed = (np.asarray(viewer.shown(image, [patch])) != whole).any(-1)
-    inside = np.zeros_like(changed)
-    inside[5 * side : 6 * side, 2 * side : 3 * side] = True
-    assert not changed[~inside].any() and changed[inside].mean() > 0.9
-    assert viewer.patch_at(image, whole.shape[1], whole.shape[0]) == 63
+def test_images_are_shown_sharp(viewer: Viewer, image: Image.Image) -> None:
+    shown = np.asarray(viewer.shown(image))
+    assert shown.shape == (672, 672, 3)
+    scale = 672 // viewer.loaded.size[0]  # every pixel of a small image is a square of one colour
+    assert (shown[::scale, ::scale].repeat(scale, 0).repeat(scale, 1) == shown).all()
+    ((overlay, caption),) = viewer.overlays(image, viewer.maps(image, ["gae"]))
+    assert overlay.size == (672, 672) and caption.startswith("gae: ")
+
+
+def test_classes_that_share_a_name_have_their_number(loaded: LoadedModel, image: Image.Image) -> None:
+    names = ("crane", "cat", "crane", *(loaded.class_names or ())[3:])
+    viewer = Viewer(replace(loaded, class_names=names))
+    assert viewer.classes[:4] == ["crane (0)", "cat", "crane (2)", names[3]]
+    assert len(viewer.predictions(image)) == len(names)
+    attribution = viewer.maps(image, ["gae"], "crane (2)")["gae"]
+    assert attribution.target is not None and attribution.target.tolist() == [2]
 
 
 def test_split_and_summary(viewer: Viewer, image: Image.Image) -> None:
@@ -106,7 +113,7 @@ def test_a_model_that_needs_its_whole_grid_is_masked(image: Image.Image) -> None
     asked = Viewer(LoadedModel(model, "tiny", preprocess))
     assert "rollout" not in asked.methods and "gradcam" in asked.methods
     assert asked.removal_mode == "mask" and "hidden from attention" in asked.summary(image, [0])
-    assert asked.classes == ["0", "1", "2", "3", "4"]
+    assert asked.classes == ["class 0", "class 1", "class 2", "class 3", "class 4"]
     (truth, chance) = asked.removal_curves(image, asked.maps(image, ["gradcam"]))
     assert chance.method == "random" and all(0 <= p <= 1 for _, p in truth.deletion)
 
@@ -163,6 +170,11 @@ def test_the_page_works_over_http(loaded: LoadedModel) -> None:
         assert words.startswith("16 of 64 patches removed")
         *_, words = client.predict(*asked, 25, api_name="/keep_top")
         assert words.startswith("48 of 64 patches removed")
+        *_, words = client.predict(handle_file(IMAGE_FILE), [3, 40, 41, 3], api_name="/what_if")
+        assert words.startswith("3 of 64 patches removed")
+        for wrong in ([64], [True], ["3"], {"3": 4}, None):
+            with pytest.raises(Exception, match="removed patches: expected a list of numbers"):
+                client.predict(handle_file(IMAGE_FILE), wrong, api_name="/what_if")
         with pytest.raises(Exception, match="at least one method"):
             client.predict(asked[0], [], *asked[2:], False, api_name="/explain")
     finally:

@@ -17,6 +17,7 @@ from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app as command
 
 pytest.importorskip("gradio")
+CLASSES = sg.load_model("embedded").class_names or ()
 METHODS = ["gae", "gaze_removal"]
 RAMP = np.linspace(0, 1, 48)[:, None] * np.linspace(0.2, 1, 40)
 COLOURS = np.stack([RAMP, RAMP[::-1], np.roll(RAMP, 20, 1)], -1)
@@ -108,7 +109,7 @@ def test_an_image_gives_what_it_gives_on_the_command_line(
     logits = expected["logits"][row].astype(float)
     probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     for entry in answer.data[0]["confidences"]:
-        index = int(entry["label"].split()[0])
+        index = CLASSES.index(entry["label"])
         assert entry["confidence"] == pytest.approx(probabilities[index], abs=1e-6)
     maps = Viewer(sg.load_model("embedded")).maps(folder / name, METHODS)
     for method in METHODS:

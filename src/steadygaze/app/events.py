@@ -15,7 +15,9 @@ import gradio as gr
 import pandas as pd
 from gradio.context import LocalContext
 
-from steadygaze.app.limits import Calls
+from steadygaze.app.board import NOTHING, panes, removed_patches
+from steadygaze.app.limits import Calls, CallStopped
+from steadygaze.app.markup import text
 from steadygaze.app.viewer import Viewer
 from steadygaze.errors import BadInput, SteadygazeError
 from steadygaze.heatmap import Attribution
@@ -34,8 +36,11 @@ class Events:
 
     def load(self, image: Path | None) -> Any:
         if image is None:
-            return {}, [], [], None, {}, ""
-        return self.viewer.prediction_label(image), [], *self._board(image, [])
+            return cleared()
+        _, maps, board, *_, deletion, insertion, table = cleared()
+        predictions = self.viewer.prediction_label(image)
+        board = gr.HTML([], panes=panes(self.viewer.vit.grid, self.viewer.shown(image)))
+        return predictions, maps, board, *self.what_if(image, []), deletion, insertion, table
 
     def explain(
         self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
@@ -52,40 +57,76 @@ class Events:
         frames = (pd.DataFrame(points, columns=CURVE_COLUMNS) for points in (deletion, insertion))
         return *frames, rows
 
-    def click(self, image: Any, removed: list[int], event: gr.SelectData) -> Any:
-        patch = self.viewer.patch_at(image, *event.index)
-        if patch in removed:
-            return self._board(image, [other for other in removed if other != patch])
-        return self._board(image, [*removed, patch])
+    def what_if(self, image: Any, removed: Any) -> Any:
+        """The prediction without these patches, and a sentence about it."""
+        rows, columns = self.viewer.vit.grid
+        without = removed_patches(removed, rows * columns)
+        return self.viewer.prediction_label(image, without), text(self.viewer.summary(image, without))
+
+    def show_map(
+        self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
+    ) -> Any:
+        """The map beside the patches."""
+        if image is None:
+            return gr.skip()
+        return gr.HTML(panes=self._panes(image, self._first_map(image, methods, target, score, bar), signed))
 
     def remove_top(
-        self, image: Any, methods: Any, target: str, score: str, share: Any, bar: gr.Progress = BAR
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        share: Any,
+        signed: bool,
+        bar: gr.Progress = BAR,
     ) -> Any:
-        top, _ = self._split(image, methods, target, score, share, bar)
-        return self._board(image, top)
+        first = self._first_map(image, methods, target, score, bar)
+        return self._without(image, first, signed, self._split(first, share)[0])
 
     def keep_top(
-        self, image: Any, methods: Any, target: str, score: str, share: Any, bar: gr.Progress = BAR
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        share: Any,
+        signed: bool,
+        bar: gr.Progress = BAR,
     ) -> Any:
-        _, rest = self._split(image, methods, target, score, share, bar)
-        return self._board(image, rest)
+        first = self._first_map(image, methods, target, score, bar)
+        return self._without(image, first, signed, self._split(first, share)[1])
 
     def restore_all(self, image: Any) -> Any:
-        return self._board(image, [])
+        return gr.HTML([]), *self.what_if(image, [])
 
-    def _board(self, image: Any, removed: list[int]) -> Any:
-        """What the third tab shows without these patches."""
-        viewer = self.viewer
-        shown, predictions = viewer.shown(image, removed), viewer.prediction_label(image, removed)
-        return removed, shown, predictions, viewer.summary(image, removed)
+    def _without(self, image: Any, first: dict[str, Attribution], signed: bool, removed: list[int]) -> Any:
+        board = gr.HTML(removed, panes=self._panes(image, first, signed))
+        return board, *self.what_if(image, removed)
 
-    def _split(
-        self, image: Any, methods: Any, target: str, score: str, share: Any, bar: gr.Progress
-    ) -> tuple[list[int], list[int]]:
+    def _panes(self, image: Any, first: dict[str, Attribution], signed: bool) -> dict[str, Any]:
+        ((overlay, caption),) = self.viewer.overlays(image, first, bool(signed), mode="nearest")
+        return panes(self.viewer.vit.grid, self.viewer.shown(image), overlay, caption)
+
+    def _split(self, first: dict[str, Attribution], share: Any) -> tuple[list[int], list[int]]:
         if not isinstance(share, (int, float)) or not 0 <= share <= 100:
             raise BadInput(f"share of the patches: expected a number in 0..100, got {share!r}")
-        (attribution,) = self._maps(image, method_names(methods)[:1], target, score, bar).values()
+        (attribution,) = first.values()
         return self.viewer.split(attribution, share / 100)
+
+    def _first_map(
+        self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
+    ) -> dict[str, Attribution]:
+        """The map of the first method that has one, by its name."""
+        names = method_names(methods)
+        for name in names[:-1]:
+            try:
+                return self._maps(image, [name], target, score, bar)
+            except CallStopped:
+                raise
+            except SteadygazeError as problem:
+                gr.Warning(text(str(problem)))
+        return self._maps(image, names[-1:], target, score, bar)
 
     def _maps(
         self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
@@ -102,8 +143,13 @@ class Events:
             chosen_target,
             chosen_score,
             on_progress=show,
-            on_problem=lambda problem: gr.Warning(str(problem)),
+            on_problem=lambda problem: gr.Warning(text(str(problem))),
         )
+
+
+def cleared() -> Any:
+    """A page without an image: predictions, maps, the three parts of "What if?", curves, table."""
+    return {}, [], gr.HTML([], panes=NOTHING), {}, "", None, None, []
 
 
 def predicted(viewer: Viewer) -> str:
@@ -145,6 +191,6 @@ def answered(calls: Calls, handler: Callable[..., Any]) -> Callable[..., Any]:
             message = str(error)
             if image is not None:  # visitors need not know where their file is stored
                 message = message.replace(str(image), image.name)
-            raise gr.Error(message, print_exception=False) from error
+            raise gr.Error(text(message), print_exception=False) from error
 
     return answer

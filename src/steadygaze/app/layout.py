@@ -8,8 +8,18 @@ from typing import Any
 
 import gradio as gr
 
-from steadygaze.app.events import CURVE_COLUMNS, DEFAULT_SCORE, PREDICTED, Events, answered, predicted
+from steadygaze.app.board import patch_board
+from steadygaze.app.events import (
+    CURVE_COLUMNS,
+    DEFAULT_SCORE,
+    PREDICTED,
+    Events,
+    answered,
+    cleared,
+    predicted,
+)
 from steadygaze.app.limits import Calls
+from steadygaze.app.markup import heading, legend
 from steadygaze.app.points import FIRST_POINT, clicked, marked, needs_point, with_point
 from steadygaze.app.prompts import FIRST_PROMPTS, needs_prompts, prompt_lines, with_box, with_prompts
 from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
@@ -20,11 +30,11 @@ from steadygaze.target import NOUNS, SCORES_OF
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
 TEXTS = {
-    "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them in the next tab.",
-    "verify": "Patches are removed, most relevant first (left: the {quantity} should fall early), or "
-    "inserted (right: it should rise early). One image is not a measurement: `steadygaze verify` evaluates "
-    "many, with confidence intervals.",
-    "remove": "Click a patch to remove it; click it again to restore it.",
+    "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
+    "verify": "Patches are removed, most relevant first (deletion: the {quantity} should fall early), or "
+    "inserted (insertion: it should rise early). One image is not a measurement: `steadygaze verify` "
+    "evaluates many, with confidence intervals.",
+    "remove": "Click a patch, or drag over several, to remove them; click again to restore them.",
 }
 
 
@@ -42,27 +52,72 @@ def build_page(viewer: Viewer) -> gr.Blocks:
     with gr.Blocks(
         title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES)
     ) as blocks:
-        gr.Markdown(
-            f"# steadygaze\n{viewer.loaded.name}: see which patches a prediction depends on, verify the "
-            "explanation, and remove patches yourself."
-        )
-        with gr.Row():
-            with gr.Column(scale=2, min_width=280):
+        gr.HTML(heading(viewer.loaded.name))
+        with gr.Row(elem_id="sg-main"):
+            with gr.Column(elem_id="sg-image"):
                 image = gr.Image(
                     type="filepath",
                     image_mode=None,  # the file as it is
                     label="Image",
                     sources=["upload", "clipboard"],
-                    height=280,
+                    height=220,
                 )
+                gr.Examples([str(path) for path in _examples()], image, label="Examples")
                 prompts = gr.Textbox(
                     FIRST_PROMPTS, lines=3, label="Prompts", info="One class in each line", visible=asks
                 )
                 seen = gr.Image(
-                    type="pil", label="Click a pixel to ask about it", interactive=False, visible=points
+                    type="pil",
+                    label="Click a pixel to ask about it",
+                    format="png",
+                    interactive=False,
+                    visible=points,
                 )
                 pixel = gr.Textbox(FIRST_POINT, label="Pixel x, y", info="Of the image above", visible=points)
-                predictions = gr.Label(num_top_classes=5, label="Prediction")
+                predictions = gr.Label(num_top_classes=5, label="Prediction", elem_id="sg-prediction")
+            with gr.Column(elem_id="sg-questions"), gr.Tabs():
+                with gr.Tab("Why?"):
+                    gr.Markdown(TEXTS["explain"].format(**texts))
+                    explain = gr.Button("Explain", variant="primary")
+                    legends = [gr.HTML(legend(False, noun))]
+                    gallery = gr.Gallery(
+                        label="Attribution maps",
+                        columns=2,
+                        object_fit="contain",
+                        format="png",  # sharp: the default is lossy
+                        height="auto",
+                        elem_id="sg-maps",
+                    )
+                with gr.Tab("Is it true?"):
+                    gr.Markdown(TEXTS["verify"].format(**texts))
+                    verify = gr.Button("Verify", variant="primary")
+                    with gr.Row():
+                        plots = [_curve_plot(title, values) for title in ("Deletion", "Insertion")]
+                    table = gr.Dataframe(
+                        headers=["method", *(name.replace("_", " ") for name in viewer.metrics)],
+                        interactive=False,
+                        label=f"{unit}higher is better; {RANDOM} is the chance level",
+                    )
+                with gr.Tab("What if?") as what_if:
+                    gr.Markdown(TEXTS["remove"])
+                    board = patch_board()
+                    legends.append(gr.HTML(legend(False, noun)))
+                    summary = gr.HTML(elem_id="sg-summary")
+                    with gr.Row():
+                        changed = gr.Label(num_top_classes=5, label="Prediction without these patches")
+                        with gr.Column():
+                            share = gr.Slider(
+                                0,
+                                100,
+                                20,
+                                step=1,
+                                label="Share of the patches, %",
+                                info="Ranked by the first method in the settings",
+                            )
+                            remove_top = gr.Button("Remove the most relevant patches")
+                            keep_top = gr.Button("Keep only the most relevant patches")
+                            restore_all = gr.Button("Restore all patches")
+            with gr.Column(elem_id="sg-settings"), gr.Accordion("Settings"):
                 methods = gr.Dropdown(
                     viewer.methods,
                     value=[name for name in FIRST_METHODS if name in viewer.methods],
@@ -80,59 +135,28 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                 scores = [DEFAULT_SCORE, *SCORES_OF[viewer.outputs]]
                 score = gr.Dropdown(scores, value=DEFAULT_SCORE, label="Score")
                 signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
-                gr.Examples([str(path) for path in _examples()], image, label="Examples")
-            with gr.Column(scale=5), gr.Tabs():
-                with gr.Tab("Explain"):
-                    gr.Markdown(TEXTS["explain"].format(**texts))
-                    explain = gr.Button("Explain", variant="primary")
-                    # two rows are visible, more scroll
-                    gallery = gr.Gallery(
-                        label="Attribution maps", columns=2, object_fit="contain", height=880
-                    )
-                with gr.Tab("Verify"):
-                    gr.Markdown(TEXTS["verify"].format(**texts))
-                    verify = gr.Button("Verify", variant="primary")
-                    with gr.Row():
-                        plots = [_curve_plot(title, values) for title in ("Deletion", "Insertion")]
-                    table = gr.Dataframe(
-                        headers=["method", *(name.replace("_", " ") for name in viewer.metrics)],
-                        interactive=False,
-                        label=f"{unit}higher is better; {RANDOM} is the chance level",
-                    )
-                with gr.Tab("Remove patches"):
-                    gr.Markdown(TEXTS["remove"])
-                    with gr.Row():
-                        board = gr.Image(type="pil", label="Patches", interactive=False)
-                        with gr.Column():
-                            summary = gr.Markdown()
-                            changed = gr.Label(num_top_classes=5, label="Prediction without these patches")
-                            share = gr.Slider(
-                                0,
-                                100,
-                                20,
-                                step=1,
-                                label="Share of the patches, %",
-                                info="Ranked by the first method on the left",
-                            )
-                            remove_top = gr.Button("Remove the most relevant patches")
-                            keep_top = gr.Button("Keep only the most relevant patches")
-                            restore_all = gr.Button("Restore all patches")
-        removed = gr.State([])
-        request, board_parts = [image, methods, target, score], [removed, board, changed, summary]
-        settings: dict[str, Any] = {"preprocess": False, "concurrency_limit": None}  # `Calls` has the queue
+        request, board_parts = [image, methods, target, score], [board, changed, summary]
+        everything = [predictions, gallery, *board_parts, *plots, table]
+        # `Calls` has the queue; "always_last": what is clicked while a call runs is answered after it
+        settings: dict[str, Any] = {
+            "preprocess": False,
+            "concurrency_limit": None,
+            "trigger_mode": "always_last",
+        }
 
-        def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> None:
+        def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> Any:
             if asks or points:
                 change, box = (with_prompts, prompts) if asks else (with_point, pixel)
                 handler, inputs = with_box(model, handler.__name__, change), [inputs[0], box, *inputs[1:]]
-            gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
+            return gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
 
         if asks:
             prompts.change(_targets, prompts, target, api_name=False)
         if points:
             _listen_for_points(model, calls, image, pixel, seen, settings)
         loads = [image.change, pixel.change] if points else image.change
-        on(loads, events.load, [image], [predictions, gallery, *board_parts], api_name="load")
+        loading = on(loads, events.load, [image], everything, api_name="load")
+        loading.failure(cleared, None, everything, api_name=False)
         on(
             [explain.click, signed.change],
             events.explain,
@@ -141,10 +165,29 @@ def build_page(viewer: Viewer) -> gr.Blocks:
             api_name="explain",
         )
         on(verify.click, events.verify, request, [*plots, table], api_name="verify")
-        on(board.select, events.click, [image, removed], board_parts)
-        on(remove_top.click, events.remove_top, [*request, share], board_parts, api_name="remove_top")
-        on(keep_top.click, events.keep_top, [*request, share], board_parts, api_name="keep_top")
+        on(
+            board.input,
+            events.what_if,
+            [image, board],
+            [changed, summary],
+            api_name="what_if",
+            show_progress="minimal",
+        )
+        on(
+            [what_if.select, signed.change],
+            events.show_map,
+            [*request, signed],
+            board,
+            api_name="show_map",
+            show_progress="hidden",  # a progress bar would cover the board
+        )
+        ranked = [*request, share, signed]
+        on(remove_top.click, events.remove_top, ranked, board_parts, api_name="remove_top")
+        on(keep_top.click, events.keep_top, ranked, board_parts, api_name="keep_top")
         on(restore_all.click, events.restore_all, [image], board_parts, api_name="restore_all")
+        signed.change(
+            lambda shown: [legend(bool(shown), noun)] * len(legends), signed, legends, api_name=False
+        )
     guard(blocks, calls)
     return blocks
 

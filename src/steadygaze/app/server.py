@@ -10,6 +10,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from steadygaze.app.limits import Calls
+from steadygaze.app.markup import CSS
 from steadygaze.app.middleware import Guard
 
 CLEAN_EVERY, KEEP_FILES = 60, 3600  # seconds: uploads and results older than the second are deleted
@@ -32,6 +33,7 @@ def guard(blocks: gr.Blocks, calls: Calls) -> None:
         # a call that waits in `Calls` occupies one of gradio's threads
         options.setdefault("max_threads", limits.max_calls + 10)
         options.setdefault("max_file_size", limits.max_upload_bytes)
+        options["css"] = "\n".join(part for part in (CSS, options.get("css")) if part)
         return launch(**options, app_kwargs=app_options)
 
     async def without_links(block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:

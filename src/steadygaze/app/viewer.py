@@ -7,20 +7,19 @@ Every result is computed from the image: only the image and a list of patches ar
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.app.limits import DEFAULT_LIMITS, CallStopped, Limits, check_cost, check_method
 from steadygaze.data.images import read_image, to_rgb
-from steadygaze.drawing import struck_out
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
 from steadygaze.explainer import explain
 from steadygaze.faithfulness.removal import NAMES, RATIOS, VALUE_NAMES, CachedForward, ranking, removal
@@ -32,11 +31,12 @@ from steadygaze.methods import parse_method
 from steadygaze.methods.learnt.files import with_files
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.runs.verify.plan import choose
-from steadygaze.target import Outputs, percent, predictions, summarise
+from steadygaze.target import NOUNS, Outputs, percent, predictions, summarise
 from steadygaze.vit import ViT, adapt
 from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
 
-SIDE = 448  # pixels of the longer side of the image that is shown
+SIDE = 672  # pixels of the longer side of images that are shown, or a little fewer
+MAX_PIXEL_ART = 128  # images up to this side are enlarged without smoothing
 RANDOM = "random"
 REMOVAL_TEXTS = {
     "remove": "removed",
@@ -93,10 +93,10 @@ class Viewer:
 
     @cached_property
     def classes(self) -> list[str]:
-        """The class names, each after its number."""
+        """The class names. A name that several classes have is followed by the number of each."""
         logits = self._logits(torch.zeros(1, *self.vit.plan.input_size, device=self._device))
         names = self.loaded.class_names or ("",) * logits.shape[1]
-        return [f"{number} {name}".strip() for number, name in enumerate(names)]
+        return distinct([name or f"{NOUNS[self.outputs]} {number}" for number, name in enumerate(names)])
 
     @cached_property
     def removal_mode(self) -> HidingMode:
@@ -165,12 +165,15 @@ class Viewer:
         return {name: found[m.name].to("cpu") for name, m in requested.items() if m.name in found}
 
     def overlays(
-        self, image: ImageInput, maps: dict[str, Attribution], signed: bool = False
+        self, image: ImageInput, maps: dict[str, Attribution], signed: bool = False, mode: str = "bicubic"
     ) -> list[tuple[Image.Image, str]]:
-        """Every map over the image, with the name of the method and the class."""
+        """Every map over the image, with the name of the method and the class; mode: of resizing."""
         shown = self.shown(image)
         return [
-            (attribution.overlay(shown, signed=signed), f"{name}: {attribution.title(0, self._short_names)}")
+            (
+                attribution.overlay(shown, signed=signed, mode=mode),
+                f"{name}: {attribution.title(0, self._short_names)}",
+            )
             for name, attribution in maps.items()
         ]
 
@@ -208,23 +211,15 @@ class Viewer:
         count = round(share * len(order))
         return order[:count], order[count:]
 
-    def shown(self, image: ImageInput, without: Iterable[int] = ()) -> Image.Image:
-        """What the model sees, enlarged; patches that are left out are crossed out."""
+    def shown(self, image: ImageInput) -> Image.Image:
+        """What the model sees, enlarged; small images without blur."""
         seen = self.loaded.to_image(self._tensor(image)[0])
-        scale = SIDE / max(seen.size)
-        resampling = Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.LANCZOS
-        seen = seen.resize((round(seen.width * scale), round(seen.height * scale)), resampling)
-        removed = np.zeros(self.vit.grid, dtype=bool)
-        removed.reshape(-1)[list(without)] = True
-        return struck_out(seen, removed) if removed.any() else seen
-
-    def patch_at(self, image: ImageInput, x: float, y: float) -> int:
-        """The patch under a pixel of `shown`."""
-        rows, columns = self.vit.grid
-        width, height = self.shown(image).size
-        row = min(int(y / height * rows), rows - 1)
-        column = min(int(x / width * columns), columns - 1)
-        return row * columns + column
+        side = max(seen.size)
+        if side <= MAX_PIXEL_ART:  # every pixel becomes a square
+            scale = SIDE // side
+            return seen.resize((seen.width * scale, seen.height * scale), Image.Resampling.NEAREST)
+        size = round(seen.width * SIDE / side), round(seen.height * SIDE / side)
+        return seen.resize(size, Image.Resampling.LANCZOS)
 
     def summary(self, image: ImageInput, without: Collection[int]) -> str:
         """In a sentence: how many patches are left out, and how that changes the prediction."""
@@ -236,11 +231,11 @@ class Viewer:
                 summarise(self.outputs, list(values.values()), self._short_names)
                 for values in (before, after)
             ]
-            return f"{removed} Before: {texts[0]}. Now: **{texts[1]}**."
+            return f"{removed} Before: {texts[0]}. Now: {texts[1]}."
         predicted, now = (max(values, key=lambda name: values[name]) for values in (before, after))
         verb = "still predicts" if predicted == now else "now predicts"
         change = f"{predicted}: {percent(before[predicted])} → {percent(after[predicted])}."
-        return f"{removed} The model {verb} **{now}** ({percent(after[now])}). {change}"
+        return f"{removed} The model {verb} {now} ({percent(after[now])}). {change}"
 
     # -- methods --------------------------------------------------------------------------------------
 
@@ -305,6 +300,18 @@ class Viewer:
         keep[0, list(without)] = False
         owner = torch.zeros(1, dtype=torch.long, device=tensor.device)
         return subset_logits(self.vit, tensor, tokens, keep, owner, self.removal_mode)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of which no two are equal: those that occur several times are followed by their number.
+
+    >>> distinct(["crane", "cat", "crane"])
+    ['crane (0)', 'cat', 'crane (2)']
+    """
+    count = Counter(names)
+    numbered = [f"{name} ({number})" for number, name in enumerate(names)]
+    some = [long if count[name] > 1 else name for name, long in zip(names, numbered, strict=True)]
+    return some if len(set(some)) == len(some) else numbered
 
 
 def _each_that_works(
