@@ -169,7 +169,7 @@ def test_a_bad_upload_gets_words(open_page: OpenPage, tmp_path: Path) -> None:
     explain(page)
     expect(page.locator("#sg-maps img")).to_have_count(4)
     bad.write_text("no image")
-    page.get_by_label("Clear").first.click()
+    page.get_by_label("Remove Image").click()
     upload(page, bad)
     expect(page.get_by_test_id("toast-body")).to_contain_text("notes.png: does not decode as an image")
     expect(page.locator("#sg-prediction")).not_to_contain_text("%")  # nothing of the image before
@@ -199,7 +199,7 @@ def test_names_from_strangers_are_only_text(open_page: OpenPage, loaded: LoadedM
         page.mouse.click(*centre(page, 3))
         expect(page.locator("#sg-summary")).to_contain_text(ATTACK)
         expect(page.locator(".sg-heading")).to_contain_text(ATTACK)
-        page.get_by_label("Clear").first.click()
+        page.get_by_label("Remove Image").click()
         upload(page, bad)
         expect(page.get_by_test_id("toast-body")).to_contain_text("onerror")
         assert page.evaluate("window.attacked") is None

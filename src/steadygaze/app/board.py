@@ -24,7 +24,7 @@ def patch_board() -> gr.HTML:
     here = files(__package__)
     template, script = ((here / name).read_text(encoding="utf-8") for name in ("board.html", "board.js"))
     # the template has no placeholders: gradio would evaluate what it puts there as JavaScript
-    return gr.HTML([], html_template=template, js_on_load=script, panes=NOTHING, elem_id="sg-board")
+    return gr.HTML([], html_template=template, js_on_load=script, panes=NOTHING, elem_classes="sg-plain")
 
 
 def panes(

@@ -52,7 +52,7 @@ def build_page(viewer: Viewer) -> gr.Blocks:
     with gr.Blocks(
         title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES)
     ) as blocks:
-        gr.HTML(heading(viewer.loaded.name))
+        gr.HTML(heading(viewer.loaded.name), elem_classes="sg-plain")
         with gr.Row(elem_id="sg-main"):
             with gr.Column(elem_id="sg-image"):
                 image = gr.Image(
@@ -61,6 +61,7 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     label="Image",
                     sources=["upload", "clipboard"],
                     height=220,
+                    elem_id="sg-upload",
                 )
                 gr.Examples([str(path) for path in _examples()], image, label="Examples")
                 prompts = gr.Textbox(
@@ -79,7 +80,7 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                 with gr.Tab("Why?"):
                     gr.Markdown(TEXTS["explain"].format(**texts))
                     explain = gr.Button("Explain", variant="primary")
-                    legends = [gr.HTML(legend(False, noun))]
+                    legends = [gr.HTML(legend(False, noun), elem_classes="sg-plain")]
                     gallery = gr.Gallery(
                         label="Attribution maps",
                         columns=2,
@@ -92,7 +93,10 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     gr.Markdown(TEXTS["verify"].format(**texts))
                     verify = gr.Button("Verify", variant="primary")
                     with gr.Row():
-                        plots = [_curve_plot(title, values) for title in ("Deletion", "Insertion")]
+                        plots = [
+                            _curve_plot("Deletion", "removed", values),
+                            _curve_plot("Insertion", "inserted", values),
+                        ]
                     table = gr.Dataframe(
                         headers=["method", *(name.replace("_", " ") for name in viewer.metrics)],
                         interactive=False,
@@ -100,9 +104,9 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                     )
                 with gr.Tab("What if?") as what_if:
                     gr.Markdown(TEXTS["remove"])
+                    summary = gr.HTML(elem_id="sg-summary", elem_classes="sg-plain")
                     board = patch_board()
-                    legends.append(gr.HTML(legend(False, noun)))
-                    summary = gr.HTML(elem_id="sg-summary")
+                    legends.append(gr.HTML(legend(False, noun), elem_classes="sg-plain"))
                     with gr.Row():
                         changed = gr.Label(num_top_classes=5, label="Prediction without these patches")
                         with gr.Column():
@@ -217,10 +221,11 @@ def _targets(prompts: str) -> Any:
         return gr.Dropdown([PREDICTED], value=PREDICTED)
 
 
-def _curve_plot(title: str, values: bool) -> gr.LinePlot:
+def _curve_plot(title: str, action: str, values: bool) -> gr.LinePlot:
     x, y, color = CURVE_COLUMNS
     return gr.LinePlot(
         x=x,
+        x_title=f"share of the patches {action}",
         y=y,
         y_title="value" if values else y,
         color=color,

@@ -27,8 +27,9 @@ def text(words: str) -> str:
 def heading(model: str) -> str:
     """The title of the page and what it is for."""
     return (
-        f'<div class="sg-heading"><h1>steadygaze</h1><p>{text(model)}: see which patches a prediction '
-        "depends on, verify the explanation, and remove patches yourself.</p></div>"
+        f'<div class="sg-heading"><h1>steadygaze</h1><p>{text(model)}<span class="sg-purpose">: see which '
+        "patches a prediction depends on, verify the explanation, and remove patches yourself.</span></p>"
+        "</div>"
     )
 
 
