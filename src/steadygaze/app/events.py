@@ -25,6 +25,7 @@ from steadygaze.progress import Progress
 
 PREDICTED, MOST_PROBABLE, DEFAULT_SCORE = "predicted class", "most probable label", "default of the method"
 CURVE_COLUMNS = ("share", "probability", "method")
+MESSAGE_SECONDS = 30  # how long a message is shown, unless it is closed
 BAR = gr.Progress()  # gradio passes a progress bar to functions that have it as a default
 
 
@@ -125,7 +126,7 @@ class Events:
             except CallStopped:
                 raise
             except SteadygazeError as problem:
-                gr.Warning(text(str(problem)))
+                warn(problem)
         return self._maps(image, names[-1:], target, score, bar)
 
     def _maps(
@@ -143,8 +144,13 @@ class Events:
             chosen_target,
             chosen_score,
             on_progress=show,
-            on_problem=lambda problem: gr.Warning(text(str(problem))),
+            on_problem=warn,
         )
+
+
+def warn(problem: SteadygazeError) -> None:
+    """Show what is wrong with one of several methods."""
+    gr.Warning(text(str(problem)), MESSAGE_SECONDS)
 
 
 def cleared() -> Any:
@@ -191,6 +197,6 @@ def answered(calls: Calls, handler: Callable[..., Any]) -> Callable[..., Any]:
             message = str(error)
             if image is not None:  # visitors need not know where their file is stored
                 message = message.replace(str(image), image.name)
-            raise gr.Error(text(message), print_exception=False) from error
+            raise gr.Error(text(message), MESSAGE_SECONDS, print_exception=False) from error
 
     return answer
