@@ -85,9 +85,9 @@ def test_images_are_shown_sharp(viewer: Viewer, image: Image.Image) -> None:
 
 
 def test_classes_that_share_a_name_have_their_number(loaded: LoadedModel, image: Image.Image) -> None:
-    names = ("crane", "cat", "crane", *(loaded.class_names or ())[3:])
+    names = ("crane", "stork", "crane", *(loaded.class_names or ())[3:])
     viewer = Viewer(replace(loaded, class_names=names))
-    assert viewer.classes[:4] == ["crane (0)", "cat", "crane (2)", names[3]]
+    assert viewer.classes[:4] == ["crane (0)", "stork", "crane (2)", names[3]]
     assert len(viewer.predictions(image)) == len(names)
     attribution = viewer.maps(image, ["gae"], "crane (2)")["gae"]
     assert attribution.target is not None and attribution.target.tolist() == [2]
