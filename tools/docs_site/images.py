@@ -111,26 +111,26 @@ def suite_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
 def loss_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
     """(file, PNG) of every loss: an image beside the size of the loss's gradient at its patches."""
     model = shown.loaded.model
+    explained = sg.explain(model, shown.images[:SHOWN], method="gae")
     for name, kind in LOSSES.items():
         given: dict[str, Any] = {"teacher": "embedded"} if name == "distillation" else {}
-        options = kind.Options(**given)
-        setup = LossSetup(model, num_classes=10, preprocess=shown.loaded.preprocess)
-        loss = kind(options, setup)
+        loss = kind(kind.Options(**given), LossSetup(model, 1, 10, shown.loaded.preprocess))
         observer = loss.observer()
-        images = shown.images[:SHOWN].clone().requires_grad_()
         masks = shown.masks[:SHOWN] if kind.needs_masks else None
         observers = {} if observer is None else {name: observer}
-        batch = LossBatch(model, images, shown.labels[:SHOWN], masks=masks, observers=observers)
-        values = loss(batch)
+        batch = LossBatch(model, shown.images[:SHOWN], shown.labels[:SHOWN], masks=masks, observers=observers)
+        tokens: list[Tensor] = []
+        embedding: Any = model.patch_embed
+        hook = embedding.register_forward_hook(lambda *call, kept=tokens: kept.append(call[-1]))
+        try:
+            values = loss(batch)
+        finally:
+            hook.remove()
         total = values if isinstance(values, Tensor) else torch.stack(list(values.values())).sum()
-        (gradient,) = torch.autograd.grad(total, images)
-        size = torch.nn.functional.avg_pool2d(gradient.abs().sum(1, keepdim=True), 4)[:, 0]
-        maps = sg.explain(model, shown.images[:SHOWN], method="gae")
-        yield f"losses/{name}.png", png(_row(shown, _with_scores(maps, size)))
-
-
-def _with_scores(attribution: Attribution, scores: Tensor) -> Attribution:
-    return replace(attribution, scores=scores)
+        gradients = torch.autograd.grad(total, tokens, allow_unused=True)
+        sizes = [gradient.abs().sum(-1) for gradient in gradients if gradient is not None]
+        scores = torch.stack(sizes).sum(0).reshape_as(explained.scores)
+        yield f"losses/{name}.png", png(_row(shown, replace(explained, scores=scores.detach())))
 
 
 def _row(shown: Demo, maps: Attribution) -> Image.Image:
@@ -201,7 +201,7 @@ def _files(record: Any) -> Iterator[str]:
     elif isinstance(record, list):
         for value in record:
             yield from _files(value)
-    elif isinstance(record, str) and record.endswith((".jpg", ".png")):
+    elif isinstance(record, str) and record.endswith(".jpg") and "/" not in record:
         yield record
 
 

@@ -1,0 +1,145 @@
+"""The site: its navigation is complete, everything registered has a page, and links lead somewhere."""
+
+import doctest
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+import steadygaze as sg
+from steadygaze.training.recipe_files import shipped_recipes
+from tools.docs_site import api, commands
+from tools.docs_site.docstrings import to_markdown
+from tools.docs_site.entries import Entry, all_entries
+from tools.docs_site.equations import WITHOUT
+from tools.docs_site.examples import EXAMPLES, SETUP
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md")
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ROOT_PAGES)])
+
+
+class _Loader(yaml.SafeLoader):
+    """mkdocs.yml names a Python function, which a test of its text need not call."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def nav_pages() -> list[str]:
+    def leaves(item: Any) -> list[str]:
+        if isinstance(item, str):
+            return [item]
+        return [leaf for part in (item.values() if isinstance(item, dict) else item) for leaf in leaves(part)]
+
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)
+    pages = leaves(settings["nav"])
+    evidence = [path.relative_to(DOCS).as_posix() for path in (DOCS / "evidence").glob("*.md")]
+    return [*pages, *evidence] if "evidence/*" in pages else pages
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[Entry]:
+    return all_entries()
+
+
+def test_the_navigation_names_pages_that_exist() -> None:
+    written = [page for page in nav_pages() if not page.startswith(("reference/", "project/", "evidence/*"))]
+    assert not [page for page in written if not (DOCS / page).is_file()]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {
+        path.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")
+    }
+    assert not sorted(page for page in pages - set(nav_pages()) if ".ipynb_checkpoints" not in page)
+
+
+def test_everything_registered_has_a_page(entries: list[Entry]) -> None:
+    pages = {(entry.kind, entry.name) for entry in entries}
+    listed = {("methods", info.name) for info in sg.list_methods()}
+    listed |= {("metrics", info.name) for info in sg.list_metrics()}
+    listed |= {("suites", info.name) for info in sg.list_suites()}
+    listed |= {("losses", info.name) for info in sg.list_losses()}
+    listed |= {("recipes", name) for name in shipped_recipes()}
+    assert pages == listed
+    assert {f"reference/{kind}/*" for kind, _ in pages} <= set(nav_pages())
+
+
+def test_a_page_has_a_use_and_an_equation(entries: list[Entry]) -> None:
+    for entry in entries:
+        assert entry.body.startswith(f"# `{entry.name}`") and "## Use" in entry.body
+    without = {entry.name for entry in entries if entry.kind != "recipes" and "## Equation" not in entry.body}
+    assert without == set(WITHOUT)
+
+
+def test_every_public_name_and_command_has_a_page() -> None:
+    names = [name for _, _, names in api.groups().values() for name in names]
+    assert len(names) == len(set(names)) and {*names, *api.PACKAGES, "__version__"} == set(sg.__all__)
+    expected = {f"reference/commands/{name.replace(' ', '-')}.md" for name, _ in commands.commands()}
+    assert expected < set(commands.pages())
+
+
+def test_functions_and_classes_have_an_example() -> None:
+    for page, (_, _, names) in api.PAGES.items():
+        for name in names:
+            text = getattr(sg, name).__doc__ or ""
+            shown = name in EXAMPLES or ">>> " in text or "@sg.register" in text
+            assert shown or page == "exceptions", name
+
+
+def test_the_examples_run() -> None:
+    text = SETUP + "".join(EXAMPLES[name] for name in EXAMPLES)
+    test = doctest.DocTestParser().get_doctest(text, {}, "examples", "tools/docs_site/examples.py", 0)
+    result = doctest.DocTestRunner().run(test)
+    assert result.attempted > 20 and result.failed == 0
+
+
+def test_docstrings_become_markdown() -> None:
+    text = "Head.\n\n>>> f(1)\n2\n\nimages: (B, 3, H, W)\n    normalised\nk: number\n\nEnd."
+    arguments = "- `images`: (B, 3, H, W)\n    normalised\n- `k`: number"
+    expected = f"Head.\n\n```pycon\n>>> f(1)\n2\n```\n\n{arguments}\n\nEnd."
+    assert to_markdown(text) == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """On GitHub; `mkdocs build --strict` checks them again in the site."""
+    broken = []
+    for target, anchor in links(page):
+        path = (page.parent / unquote(target)).resolve() if target else page
+        generated = path.is_relative_to(DOCS / "reference")  # pages of the site alone
+        if not generated and not path.exists():
+            broken.append(target)
+        elif anchor and path.suffix == ".md" and not generated and anchor not in anchors(path):
+            broken.append(f"{target}#{anchor}")
+    assert not broken
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """(file, anchor) of every relative link outside of code."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+    return [
+        (link.partition("#")[0], link.partition("#")[2]) for link in found if not re.match(r"^\w+:", link)
+    ]
+
+
+@lru_cache
+def anchors(page: Path) -> set[str]:
+    """Anchors that GitHub gives the page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    result = set(re.findall(r'<a id="([^"]+)"', text))
+    for heading in re.findall(r"^#+ +(.*?)\s*$", text, flags=re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        repeated = sum(
+            one == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", one) is not None for one in result
+        )
+        result.add(f"{slug}-{repeated}" if slug in result else slug)
+    return result
