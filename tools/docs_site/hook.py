@@ -6,6 +6,7 @@ links to files such as ../examples/own_model.py stay, and are turned here into c
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,10 @@ OUTSIDE = {  # pages of the repository's root -> where they are in the site
     "SECURITY.md": "project/security.md",
     "src/steadygaze/assets/embedded.md": "project/embedded_model.md",
 }
+SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline plugin loads from the network
+LOCAL_SHIM = "assets/search_from_disk.js"
+EXTERNAL = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=[\"']?(https?://[^\"'\s>]+)")
+LOG = logging.getLogger("mkdocs.hooks.steadygaze")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _generated: dict[str, str | bytes] = {}
 
@@ -58,6 +63,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return "\n".join(lines)
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Nothing is loaded from the network; `--strict` turns the warning into an error."""
+    output = output.replace(SHIM, relpath(LOCAL_SHIM, str(PurePosixPath(page.url).parent)))
+    for address in sorted(set(EXTERNAL.findall(output))):
+        if not (config["site_url"] and address.startswith(config["site_url"])):
+            LOG.warning("%s loads %s from the network", page.file.src_uri, address)
+    return output
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The same for the page of a wrong address."""
+    return output_content.replace(SHIM, LOCAL_SHIM)
+
+
 def generated_pages() -> dict[str, str | bytes]:
     """Path in the site -> content, of everything that is not in docs/."""
     every = entries.all_entries()
@@ -72,6 +91,7 @@ def generated_pages() -> dict[str, str | bytes]:
     for source, path in OUTSIDE.items():
         result[path] = (ROOT / source).read_text(encoding="utf-8")
     result |= {f"reference/images/{path}": content for path, content in images.items()}
+    result[LOCAL_SHIM] = Path(__file__).with_name("search_from_disk.js").read_bytes()
     return result
 
 
@@ -82,8 +102,8 @@ def gallery(drawn: list[str]) -> str:
         "",
         "Figures of the documents, then every method on one demo image of the embedded model.",
     ]
-    for path in sorted((ROOT / "docs" / "images").glob("*.png")):
-        lines += ["", f"**{path.stem.replace('_', ' ')}**", "", f"![{path.stem}](../images/{path.name})"]
+    for figure in sorted((ROOT / "docs" / "images").glob("*.png")):
+        lines += ["", f"**{figure.stem.replace('_', ' ')}**", "", f"![{figure.stem}](../images/{figure.name})"]
     for kind, title in (
         ("methods", "Methods"),
         ("suites", "Suites"),

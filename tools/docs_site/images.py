@@ -122,10 +122,12 @@ def loss_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
         tokens: list[Tensor] = []
         embedding: Any = model.patch_embed
         hook = embedding.register_forward_hook(lambda *call, kept=tokens: kept.append(call[-1]))
+        model.train()
         try:
             values = loss(batch)
         finally:
             hook.remove()
+            model.eval()
         total = values if isinstance(values, Tensor) else torch.stack(list(values.values())).sum()
         gradients = torch.autograd.grad(total, tokens, allow_unused=True)
         sizes = [gradient.abs().sum(-1) for gradient in gradients if gradient is not None]
