@@ -13,7 +13,10 @@ PAGES = {  # page -> title, what it says, public names
     "explain": (
         "Explain",
         "Attribution maps of a model's predictions.",
-        ["explain", "Attribution", "method", "list_methods", "ask", "zero_shot", "Region", "Detection"],
+        [
+            "explain", "Attribution", "Attributions", "method", "list_methods", "ask", "zero_shot", "Region",
+            "Detection",
+        ],
     ),
     "loading": (
         "Loading models",

@@ -48,6 +48,10 @@ torch.Size([2, 8, 8])
 >>> attribution[0].overlay(loaded.to_image(images[0])).mode
 'RGB'
 """,
+    "Attributions": """
+>>> type(maps).__name__, maps["gae"].scores.shape
+('Attributions', torch.Size([2, 8, 8]))
+""",
     "list_methods": """
 >>> info = sg.list_methods()[0]
 >>> info.name, info.family, info.class_specific

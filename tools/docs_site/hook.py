@@ -103,7 +103,12 @@ def gallery(drawn: list[str]) -> str:
         "Figures of the documents, then every method on one demo image of the embedded model.",
     ]
     for figure in sorted((ROOT / "docs" / "images").glob("*.png")):
-        lines += ["", f"**{figure.stem.replace('_', ' ')}**", "", f"![{figure.stem}](../images/{figure.name})"]
+        lines += [
+            "",
+            f"**{figure.stem.replace('_', ' ')}**",
+            "",
+            f"![{figure.stem}](../images/{figure.name})",
+        ]
     for kind, title in (
         ("methods", "Methods"),
         ("suites", "Suites"),
