@@ -28,6 +28,7 @@ SECTIONS = {
     "positive_accuracy": "diffmask-perturbation",
     "negative_accuracy": "diffmask-perturbation",
     "relevance": "relevance-losses",
+    "synthetic": "shift-accuracy",
 }
 WITHOUT = ("random", "cross_entropy")  # a random map, and a loss of every textbook
 
@@ -48,7 +49,8 @@ def anchors_of(name: str, module: str, own_text: str = "", *, kind: str = "metho
         return []
     known = sections()
     if kind == "suite":  # a suite computes several quantities, and its file cites them
-        return list(dict.fromkeys(a for a in _cited(_source(module)) if a in known))
+        cited = [anchor for anchor in _cited(_source(module)) if anchor in known]
+        return cited or ([SECTIONS[name]] if name in SECTIONS else [])
     if name in SECTIONS:
         return [SECTIONS[name]]
     if name.startswith("libra_"):

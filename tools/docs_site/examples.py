@@ -23,8 +23,8 @@ torch.Size([3, 32, 32])
 """,
     "adapt": """
 >>> vit = sg.adapt(loaded.model)
->>> vit.grid, vit.depth
-((8, 8), 6)
+>>> vit.grid  # rows and columns of patches
+(8, 8)
 """,
     "ViT": """
 >>> tokens = vit.embed(images)
