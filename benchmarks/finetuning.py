@@ -156,7 +156,7 @@ def tests(ready: Any, pets: Path, imagenet: Path, count: int, split: Split) -> t
             made += [("removed", synthetic.remove_background(pixels, where))]
             for kind, options in KINDS.items():
                 made += [
-                    (kind, s.picture)
+                    (kind, s.pixels)
                     for s in synthetic.vary(pixels, where, behind, kind, seed=0, index=index, **options)
                 ]
             for kind, some in made:
@@ -222,7 +222,7 @@ def run(options: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     base = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
     split = SECOND if options.again else FIRST
-    made, breeds = tests(base, Path(options.pets), Path(options.imagenet), options.pictures, split)
+    made, breeds = tests(base, Path(options.pets), Path(options.imagenet), options.images, split)
     validation = [t for t in made if t.set == "seen" and t.kind in VARIED]
     given = {
         "model.checkpoint": options.checkpoint,
@@ -433,7 +433,7 @@ def main() -> None:
     train = todo.add_parser("run")
     for name in ("--checkpoint", "--pets", "--imagenet", "--out"):
         train.add_argument(name, required=True)
-    train.add_argument("--pictures", type=int, default=1000, help="of ImageNet")
+    train.add_argument("--images", "--pictures", type=int, default=1000, help="number of images of ImageNet")
     train.add_argument(
         "--choose",
         choices=("right_of_24", "right"),
@@ -441,7 +441,7 @@ def main() -> None:
         help="what chooses the learning rate",
     )
     train.add_argument(
-        "--again", action="store_true", help="the other half of the breeds, pictures that chose nothing"
+        "--again", action="store_true", help="the other half of the breeds, on held-out images"
     )
     train.add_argument("--only", nargs="+", help="with --again: these variants")
     train.add_argument("--models", help="folder for the trained models; default: they are not kept")
@@ -452,7 +452,7 @@ def main() -> None:
     check = todo.add_parser("masks")
     check.add_argument("--checkpoint", required=True)
     check.add_argument("--pets", required=True)
-    check.add_argument("--count", type=int, default=120, help="pictures")
+    check.add_argument("--count", type=int, default=120, help="number of images")
     check.set_defaults(go=masks)
     beside = todo.add_parser("perturbation")
     beside.add_argument("runs", nargs="+")

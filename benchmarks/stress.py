@@ -1,6 +1,6 @@
 """How long does the model wait for its images in a stress run?
 
-    python -m benchmarks.stress [--model NAME] [--pictures N] [--workers 0,1,2] [--threads N]
+    python -m benchmarks.stress [--model NAME] [--images N] [--workers 0,1,2] [--threads N]
 
 A run of all 15 corruptions at severities 1, 3 and 5 over generated JPEG images, in a folder and in WebDataset
 shards, with random weights, which do not change the cost. For each kind of data and number of workers: the
@@ -31,7 +31,7 @@ from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--pictures", type=int, default=8)
+    parser.add_argument("--images", "--pictures", type=int, default=8)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1, help="of the model, on a CPU")
@@ -50,7 +50,7 @@ def main() -> None:
         root = Path(name)
         torch.manual_seed(0)
         save_file(timm.create_model(options.model).state_dict(), root / "random.safetensors")
-        kinds = generated(root, options.pictures)
+        kinds = generated(root, options.images)
         how = {
             "checkpoint": root / "random.safetensors",
             "batch_size": options.batch,

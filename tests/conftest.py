@@ -1,11 +1,16 @@
 """Common ground of all tests: one thread, and no test may leave torch in another state than it found it."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault(
+    "STEADYGAZE_CACHE", tempfile.mkdtemp(prefix="steadygaze-cache-")
+)  # not that of the user
 
 
 @pytest.fixture(autouse=True)

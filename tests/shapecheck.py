@@ -20,7 +20,7 @@ SELF_CHECKING = (
     "steadygaze.robustness.attacks.fgsm",
     "steadygaze.robustness.attacks.pgd",
     "steadygaze.robustness.attacks.pixels_of",
-    "steadygaze.robustness.attention.attention_picture",
+    "steadygaze.robustness.attention.attention_figure",
     "steadygaze.robustness.attention.attention_stability",
     "steadygaze.robustness.calibration.confidences",
     "steadygaze.robustness.calibration.reliability",

@@ -89,7 +89,7 @@ def _write_and_link(path: Path, content: bytes | str) -> bool:
 
 
 def _claim_and_rename(new: Path, path: Path) -> bool:
-    """Without hard links: whoever creates the claim renames; the others wait for the file."""
+    """Without hard links: the process that creates the claim renames; the others wait for the file."""
     claim = path.with_name(f".{path.name}.claim")
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -207,7 +207,8 @@ def _lock(file: int, kind: int) -> None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether another process holds the lock of a file alone; None if the file system cannot say."""
+    """Whether another process holds the exclusive lock of a file; None if the file system has no
+    locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

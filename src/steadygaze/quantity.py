@@ -46,7 +46,7 @@ class Quantity:
     unit: "%", "nats", ...; empty for a number without one
     better: which direction is better; "neither" for descriptive numbers
     low, high: the range of its values
-    label: its name for people; empty: the name with spaces instead of underscores
+    label: its name in words, for the explanation of the metric; tables, pages and files all use `name`
     summary: what it is, in one sentence
     scale: factor between the value in a row and the value that is shown, such as 100 for shares that are read
         in percent
@@ -55,7 +55,7 @@ class Quantity:
 
     >>> accuracy = Quantity("top1", "%", "higher", 0, 1, label="top-1", scale=100)
     >>> accuracy.title + accuracy.arrow, accuracy.text(0.7321)
-    ('top-1 ↑', '73.2')
+    ('top1 ↑', '73.2')
     """
 
     name: str
@@ -72,8 +72,8 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """The name for people."""
-        return self.label or self.name.replace("_", " ")
+        """The heading of its column or row: the name, the same on the console, in pages and in files."""
+        return self.name
 
     @property
     def arrow(self) -> str:
@@ -86,10 +86,20 @@ class Quantity:
         return {"higher": 1, "lower": -1}.get(self.better, 0)
 
     @property
+    def direction_text(self) -> str:
+        """The better direction in words; empty for descriptive numbers."""
+        return "" if self.better == "neither" else f"{self.better} is better"
+
+    @property
     def range_text(self) -> str:
         """Range, unit and direction, such as "0 to 100 %, higher is better"."""
-        span = f"{self.low:g} to {self.high:g} {self.unit}".strip()
-        return f"{span}, {self.better} is better"
+        limits = [
+            f"at least {self.low:g}" if np.isfinite(self.low) else "",
+            f"at most {self.high:g}" if np.isfinite(self.high) else "",
+        ]
+        span = f"{self.low:g} to {self.high:g}" if all(limits) else "".join(limits)
+        span = f"{span} {self.unit}".strip()
+        return ", ".join(filter(None, (span, self.direction_text or "neither direction is better")))
 
     def text(self, value: float) -> str:
         """A value of this quantity as it is shown, without its unit."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from fnmatch import fnmatch
 from threading import RLock
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -78,8 +78,22 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return len(self._entries)
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name matches what a user searches for: part of the name, where a hyphen stands for an
+    underscore; or with *, ? and [] a pattern for the whole name.
+
+    >>> matches("deit_tiny_patch16_224", "deit-tiny"), matches("deit_tiny_patch16_224", "vit*")
+    (True, False)
+    """
+    has_wildcards = any(sign in pattern for sign in "*?[")
+    wanted = pattern.lower() if has_wildcards else f"*{pattern.lower().replace('-', '_')}*"
+    return fnmatch(name.lower(), wanted)
+
+
 def load_plugins() -> None:
     """Load the entry points `steadygaze.plugins`, once. A plugin that fails is skipped with a warning."""
+    from importlib.metadata import entry_points  # slow to import, and `--help` reads no registry
+
     global _PLUGINS_LOADED
     with _LOCK:
         if _PLUGINS_LOADED:
@@ -90,7 +104,7 @@ def load_plugins() -> None:
                 loaded = point.load()
                 if callable(loaded):
                     loaded()
-            except Exception as error:  # a stranger's code may fail in any way
+            except Exception as error:  # code of other packages may fail in any way
                 warnings.warn(
                     f"the plugin {point.name!r} ({point.value}) could not be loaded and is skipped: "
                     f"{type(error).__name__}: {error}",

@@ -116,4 +116,4 @@ def test_a_progress_file_of_a_stranger(run, facts):
 
 
 def test_a_folder_that_is_no_run(tmp_path):
-    assert "is no run" in status(tmp_path, code=2)
+    assert "is not a run folder" in status(tmp_path, code=2)

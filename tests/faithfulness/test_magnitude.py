@@ -117,8 +117,9 @@ def test_completeness_by_hand():
 def test_what_they_declare():
     declared = {name: (METRICS[name].unit, METRICS[name].better) for name in ("saco", "srg", "completeness")}
     assert declared == {"saco": ("", "higher"), "srg": ("%", "higher"), "completeness": ("", "lower")}
-    assert [METRICS[name].title for name in declared] == [
+    assert [METRICS[name].label for name in declared] == [
         "SaCo",
         "symmetric relevance gain",
         "completeness error",
     ]
+    assert [METRICS[name].title for name in declared] == list(declared), "one name everywhere"

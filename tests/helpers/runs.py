@@ -32,7 +32,7 @@ def pictures(folder: Path) -> Path:
 class Page(HTMLParser):
     """Tags that are left open, addresses that lead outside, and the words."""
 
-    VOID = frozenset({"meta", "link", "img", "br", "input"})
+    VOID = frozenset({"meta", "link", "img", "br", "input", "wbr"})
 
     def __init__(self, text):
         super().__init__()

@@ -72,7 +72,7 @@ def add_code(folder: Path, marker: Path, part: str) -> None:
 def test_code_of_a_folder_is_not_executed(folder, marker, part, with_checkpoint):
     add_code(folder, marker, part)
     checkpoint = folder / "model.safetensors" if with_checkpoint else None
-    with pytest.raises(BadCheckpoint, match="would execute code that comes with the model") as caught:
+    with pytest.raises(BadCheckpoint, match="would execute code that is part of the model") as caught:
         sg.load_model(str(folder), checkpoint)
     assert caught.value.option == "trust_remote_code" and not marker.exists()
 

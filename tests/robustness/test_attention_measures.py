@@ -13,7 +13,7 @@ from helpers.tiny_models import HIERARCHICAL, PLAIN, images_of
 from oracles.models import random_images, tiny
 from steadygaze.errors import BadInput, MethodUnavailable
 from steadygaze.robustness import attention as measured
-from steadygaze.robustness.attention import attention_measures, attention_picture, attention_stability, walk
+from steadygaze.robustness.attention import attention_figure, attention_measures, attention_stability, walk
 
 
 def attention_by_hand(model: nn.Module, images: Tensor) -> list[np.ndarray]:
@@ -145,12 +145,12 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_picture_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() -> None:
     model = tiny()
     clean, noisy = random_images(model, batch=1), random_images(model, batch=1, seed=4)
-    wide = attention_picture(model, clean, noisy, cell=40)
-    one = attention_picture(model, clean, cell=40)
-    alone = attention_picture(model, clean, heads=False, cell=40)
-    beside = attention_picture(model, clean, cell=40, pictures=[torch.rand(3, 12, 12)])
+    wide = attention_figure(model, clean, noisy, cell=40)
+    one = attention_figure(model, clean, cell=40)
+    alone = attention_figure(model, clean, heads=False, cell=40)
+    beside = attention_figure(model, clean, cell=40, images=[torch.rand(3, 12, 12)])
     assert wide.height > one.height and one.width > alone.width and beside.width > one.width
-    assert np.asarray(attention_picture(model, clean, layer=0, cell=40)).tolist() != np.asarray(one).tolist()
+    assert np.asarray(attention_figure(model, clean, layer=0, cell=40)).tolist() != np.asarray(one).tolist()
 
 
 def test_bad_input() -> None:
@@ -164,6 +164,6 @@ def test_bad_input() -> None:
     with pytest.raises(BadInput, match="one shape"):
         attention_stability(model, images, images[:1])
     with pytest.raises(BadInput, match=r"0\.\.2"):
-        attention_picture(model, images[:1], layer=3)
+        attention_figure(model, images[:1], layer=3)
     with pytest.raises(BadInput, match="one image"):
-        attention_picture(model, images)
+        attention_figure(model, images)

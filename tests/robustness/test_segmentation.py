@@ -474,11 +474,11 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     done = CliRunner().invoke(app, [*command, str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
     for words in (
-        "mIoU at 5",
+        "miou at 5",
         "gaussian_noise",
-        "IoU object",
+        "iou_object",
         "retention",
-        "corruptions mean mIoU, Cityscapes-C protocol",
+        "corruptions mean_miou_cityscapes_c",
         "6 images are few",
     ):
         assert words in done.output, words

@@ -93,12 +93,12 @@ def test_sets_of_200_synsets(tmp_path: Path, picture: bytes, name: str, subset: 
     synsets = imagenet_synsets(subset)
     plant(tmp_path, [f"{s}/{file}" for s in synsets], picture)
     (tmp_path / "README.txt").write_text("read me")
-    with pytest.raises(BadInput, match=r"expected (7500|30000) pictures .* found 200"):
+    with pytest.raises(BadInput, match=r"expected (7500|30000) images .* found 200"):
         read_shift(name, tmp_path)
     shift = read_shift(name, tmp_path, partial=True)
     assert labels_of(shift) == {f"{s}/{file}": (SYNSETS.index(s),) for s in synsets}
     assert shift.classes == tuple(sorted(SYNSETS.index(s) for s in synsets))
-    assert any("200 of" in note and "pictures" in note for note in shift.notes)
+    assert any("200 of" in note and "images" in note for note in shift.notes)
     assert {item.group for item in shift.items} == ({"art"} if name == "imagenet-r" else {""})
 
 
@@ -168,13 +168,13 @@ def test_real_labels_of_a_part(tmp_path: Path, picture: bytes) -> None:
     with pytest.raises(BadInput, match=r"real\.json is missing"):
         read_shift("imagenet-real", tmp_path / "val")
     (tmp_path / "real.json").write_text("[[1], [2]")
-    with pytest.raises(BadInput, match="cut off"):
+    with pytest.raises(BadInput, match="truncated"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json")
     (tmp_path / "real.json").write_text("[[1], [2]]")
-    with pytest.raises(BadInput, match="expected 2 pictures"):
+    with pytest.raises(BadInput, match="expected 2 images"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json")
     shift = read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json", partial=True)
-    assert [item.right for item in shift.items] == [(2,)] and shift.notes == ("1 of 2 pictures",)
+    assert [item.right for item in shift.items] == [(2,)] and shift.notes == ("1 of 2 images",)
     (tmp_path / "real.json").write_text("[[1], [1000]]")
     with pytest.raises(BadInput, match=r"expected 0\.\.999"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json", partial=True)
@@ -255,7 +255,7 @@ def test_si_score(tmp_path: Path, picture: bytes) -> None:
         writer = csv.writer(file)
         writer.writerow(["image_id", "x_coord", "y_coord", "area", "rotation", "foreground_class"])
         writer.writerows([i, 0.5, 0.5, 0.2, 20 * i + 1, 0] for i in range(7))
-    with pytest.raises(BadInput, match="expected 7 pictures"):
+    with pytest.raises(BadInput, match="expected 7 images"):
         read_shift("si-score", tmp_path)
     groups = {item.name: item.group for item in read_shift("si-score", tmp_path, partial=True).items}
     assert groups["common fig/1.jpg"] == "x=0.5 y=0.5 area=0.2 rotation=21"
@@ -295,10 +295,10 @@ def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_
     plant(tmp_path, [f"{name}/{SYNSETS[7]}/ILSVRC2012_val_00000001.JPEG" for name in names], picture)
     common = read_shift("imagenet-c", tmp_path, partial=True)
     assert {i.group.split(":")[0] for i in common.items} == set(COMMON)
-    assert common.left_out == {"corruptions not asked for": ("saturate",)}
+    assert common.left_out == {"corruptions not requested": ("saturate",)}
     noise = ", ".join(f"gaussian_noise:{severity}" for severity in range(1, 6))
     begin = f"{noise}, shot_noise:1 and 69 more: "
-    assert common.notes == (begin + "1 of 1000 class folders", begin + "1 of 50000 pictures")
+    assert common.notes == (begin + "1 of 1000 class folders", begin + "1 of 50000 images")
     some = read_shift(
         "imagenet-c", tmp_path, corruptions=("fog", "saturate"), severities=(2, 5), partial=True
     )

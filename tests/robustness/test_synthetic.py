@@ -72,31 +72,29 @@ def test_locations_are_where_they_were_asked_for_and_nothing_else_changes() -> N
     made = vary(*scene(), [BLUE], "location", seed=0, area=0.01, side=200)
     assert [m.value for m in made] == list(FACTORS["location"]) and len(made) == 25
     for m in made:
-        assert centre(m.picture) == pytest.approx((m.x, m.y), abs=0.01)
-        assert reds(m.picture).sum() == pytest.approx(0.01 * 200 * 200, rel=0.05)
+        assert centre(m.pixels) == pytest.approx((m.x, m.y), abs=0.01)
+        assert reds(m.pixels).sum() == pytest.approx(0.01 * 200 * 200, rel=0.05)
         assert (
-            m.inside == 1
-            and m.picture.shape == (200, 200, 3)
-            and angle(m.picture) == pytest.approx(0, abs=0.5)
+            m.inside == 1 and m.pixels.shape == (200, 200, 3) and angle(m.pixels) == pytest.approx(0, abs=0.5)
         )
-        assert (m.picture[reds(m.picture) == 0] == (0, 0, 200)).all()
+        assert (m.pixels[reds(m.pixels) == 0] == (0, 0, 200)).all()
 
 
 def test_rotations_turn_the_object_counterclockwise_in_its_place() -> None:
     made = vary(*scene(), [BLUE], "rotation", seed=0)
     assert [m.value for m in made] == list(range(1, 342, 20))
     for m in made:
-        off = (angle(m.picture) - m.rotation) % 180
+        off = (angle(m.pixels) - m.rotation) % 180
         assert min(off, 180 - off) < 1.0
-        assert centre(m.picture) == pytest.approx((0.5, 0.5), abs=0.01)
-        assert reds(m.picture).sum() == pytest.approx(0.2 * 224 * 224, rel=0.03)
+        assert centre(m.pixels) == pytest.approx((0.5, 0.5), abs=0.01)
+        assert reds(m.pixels).sum() == pytest.approx(0.2 * 224 * 224, rel=0.03)
 
 
 def test_sizes_are_shares_of_the_picture() -> None:
     values = (0.05, 0.1, 0.3)
     for m in vary(*scene(), [GREEN, BLUE], "size", seed=1, values=values):
         assert (
-            reds(m.picture).sum() / 224**2 == pytest.approx(m.area, rel=0.05)
+            reds(m.pixels).sum() / 224**2 == pytest.approx(m.area, rel=0.05)
             and m.rotation == 0
             and m.value in values
         )
@@ -123,8 +121,8 @@ def test_the_background_is_drawn_by_seed_and_index() -> None:
         for s in range(3)
         for i in range(10)
     ]
-    assert all(np.array_equal(a.picture, b.picture) for a, b in zip(drawn, again, strict=True))
-    assert len({m.background for m in drawn}) > 10 and all(m.picture[0, 0, 2] == m.background for m in drawn)
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(drawn, again, strict=True))
+    assert len({m.background for m in drawn}) > 10 and all(m.pixels[0, 0, 2] == m.background for m in drawn)
 
 
 def test_swap_and_removal_keep_the_object_where_it_is() -> None:

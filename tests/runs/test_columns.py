@@ -143,7 +143,7 @@ def test_a_broken_line_far_down_is_named(tmp_path, monkeypatch):
     assert len(Rows.read(folder)) == 200
     path = folder / "rows-00000.jsonl"
     path.write_text(path.read_text().replace('"image": "150"', '"image": 150'))
-    with pytest.raises(sg.BadInput, match=r"line 151, is no row \(image: expected text, got int"):
+    with pytest.raises(sg.BadInput, match=r"line 151, is not a row \(image: expected text, got int"):
         Rows.read(folder).table()
 
 

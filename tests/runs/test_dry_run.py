@@ -98,7 +98,8 @@ def test_verify_costs_what_was_estimated(
     found = estimated(
         "verify",
         *("--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "4"),
-        *("--methods", ",".join(methods), "--metrics", ",".join(metrics), "--out", tmp_path / "run"),
+        *("--methods", ",".join(methods), "--metrics", ",".join(metrics), "--no-random"),
+        *("--out", tmp_path / "run"),
     )
     assert not any(tmp_path.iterdir())
     request = VerifyRequest(
@@ -171,7 +172,7 @@ def test_a_dry_run_of_a_shard_is_of_that_shard(data: Path, tmp_path: Path) -> No
 
 def test_a_dry_run_counts_what_is_left(data: Path, tmp_path: Path) -> None:
     command = ["verify", "--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "4"]
-    command += ["--methods", "gae", "--out", tmp_path]
+    command += ["--methods", "gae", "--no-random", "--out", tmp_path]
     run(*command)
     rows = tmp_path / "rows-00000.jsonl"
     lines = rows.read_text().splitlines(keepends=True)

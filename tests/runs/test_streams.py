@@ -170,7 +170,7 @@ def test_other_data_is_refused(tmp_path):
         verify_request(shards(tmp_path / "data", count=2), tmp_path / "run", limit=4),
         verify_request(f"{data}?image=png", tmp_path / "run", limit=4),
     ):
-        with pytest.raises(sg.BadInput, match="holds a run with other settings"):
+        with pytest.raises(sg.BadInput, match="contains a run with other settings"):
             run_verify(other)
 
 

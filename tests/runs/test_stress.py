@@ -299,7 +299,7 @@ def test_pictures_of_every_kind_and_broken_ones(tmp_path):
         "2",
     )
     out = cli(*words, "--out", tmp_path / "run", "--workers", "0", code=1)
-    assert "broken.png" in out and "clean" in out and "mean error" in out
+    assert "broken.png" in out and "clean" in out and "mean_error" in out
     rows = Rows.read(tmp_path / "run")
     assert {r["image"] for r in rows} == {f"cat/{name}.png" for name in kinds} and list(rows.unreadable) == [
         "cat/broken.png"
@@ -507,8 +507,8 @@ def test_bad_strengths():
     for bad, says in (
         ("8", "8/255"),
         ([8], "grey levels"),
-        ("8/0", "shares"),
-        ("x", "shares"),
+        ("8/0", "fractions"),
+        ("x", "fractions"),
         ("0", "above 0"),
         ("-1/255", "0 to 1"),
     ):

@@ -60,7 +60,7 @@ def test_rows_are_the_vote_of_the_nearest_pictures(root, loaded):
         right = knn_predict(bank, classes, asked, k=int(k), metric=way or "cosine") == labels
         wanted = {f"own:test/{f.parent.name}/{f.name}": float(r) for f, r in zip(files, right, strict=True)}
         assert frame_of(rows, metric) == wanted
-    assert {(r["setting"], r["note"]) for r in rows} == {("neighbours/own", "bank of 24 pictures")}
+    assert {(r["setting"], r["note"]) for r in rows} == {("neighbours/own", "bank of 24 images")}
     (facts,) = rows.runs[0]["settings"]["neighbours"]
     assert (facts["bank"], facts["pictures"], facts["classes"]) == (24, 12, 3)
     two = f"neighbours:own={root / 'train'}={root / 'test'}"
@@ -70,7 +70,7 @@ def test_rows_are_the_vote_of_the_nearest_pictures(root, loaded):
 def test_part_of_it_goes_on_and_is_split(root, tmp_path):
     how = {"suite": f"neighbours:own={root}", "limit": 6, "bank": 12, "batch_size": 2, "num_classes": None}
     whole = run_stress(ask(None, tmp_path / "whole", **how))
-    assert {r["note"] for r in whole} == {"bank of 12 pictures"} and len({r["image"] for r in whole}) == 6
+    assert {r["note"] for r in whole} == {"bank of 12 images"} and len({r["image"] for r in whole}) == 6
     lines = rows_of(tmp_path / "whole")
     file = tmp_path / "whole" / "rows-00000.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:10]))
@@ -103,7 +103,7 @@ def test_published_sets_by_name(tmp_path, root):
     words = ["--model", "embedded", "--workers", 0, "--suite", suite, "--out", tmp_path / "run"]
     assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
-    assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "k = 1" in said
+    assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "knn1" in said
     rows = Rows.read(tmp_path / "run")
     found = {(r["setting"], r["metric"]) for r in rows}
     assert found == {(f"neighbours/{n}", m) for n in names for m in ("knn1", "knn1_euclidean")}, (
@@ -114,7 +114,7 @@ def test_published_sets_by_name(tmp_path, root):
         "cifar-100:test/000001",
     }
     page = write_stress(rows, tmp_path / "report.html")[0].read_text()
-    assert "Classes it was not trained on" in page and "pneumonia, k = 1" in page
+    assert "Classes it was not trained on" in page and "pneumonia, knn1" in page
 
 
 def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):

@@ -2,6 +2,7 @@
 training in one picture."""
 
 import csv
+import html
 import re
 from pathlib import Path
 
@@ -58,12 +59,16 @@ def test_one_page_before_and_after(runs, tmp_path):
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
     assert "faithfulness" in out and "12 images are few" in out
+    sentence = re.search(r'<p class="lead">([^<]*)</p>', page)[1]
+    assert sentence.startswith("On 12 images of ") and "top1 (clean)" in sentence, "what changed"
+    assert "newly correct" in sentence and "significantly" in sentence, "and for whom"
+    assert html.unescape(sentence) in out, "the console begins with the same sentence"
     assert "verify: 12/12 maps" in out and "stress: " in out
     changes = {
         (row["setting"], row["metric"]): row
         for row in csv.DictReader((tmp_path / "card" / "card.csv").open())
     }
-    assert float(changes["clean", "top1"]["after"]) == 1.0
+    assert float(changes["clean", "top1 ↑"]["after"]) == 1.0
     again = call(
         "card",
         tmp_path / "card/before",
@@ -99,11 +104,11 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
         for row in parts['robustness"'].split("<tr>")
     ]
     for wanted in (
-        ["clean", "top-1"],
-        ["fog", "error"],
-        ["fgsm/2", "top-1"],
-        ["pgd/2", "top-1"],
-        ["centre_square/0.5", "top-1"],
+        ["clean", "top1 ↑"],
+        ["fog", "error ↓"],
+        ["fgsm/2", "top1 ↑"],
+        ["pgd/2", "top1 ↑"],
+        ["centre_square/0.5", "top1 ↑"],
     ):
         assert wanted in rows, wanted  # changed for sure or not
     assert not any(row and row[0] == "fog/3" for row in rows)

@@ -149,7 +149,7 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 def test_training_executes_code_of_a_model_on_request_only(data, strange, tmp_path):
     folder, marker = strange
     given = content(data, epochs=1) | {"model": {"name": str(folder)}}
-    with pytest.raises(sg.BadCheckpoint, match="would execute code that comes with the model"):
+    with pytest.raises(sg.BadCheckpoint, match="would execute code that is part of the model"):
         sg.train(given, tmp_path / "run")
     assert not marker.exists()
     result = sg.train(given, tmp_path / "run", trust_remote_code=True)

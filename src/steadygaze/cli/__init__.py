@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from steadygaze import __version__
-from steadygaze.cli.commands import explaining, listing, measuring, training
+from steadygaze.cli.commands import explaining, listing, measuring, reporting, training
+from steadygaze.cli.commands.help_text import HelpfulCommand, HelpfulGroup
 from steadygaze.cli.learnt.diffmask import diffmask as diffmask_commands
 from steadygaze.cli.learnt.shapley import shapley as shapley_commands
 from steadygaze.errors import SteadygazeError
 
 __all__ = ["app", "main"]
 
+EXPLAIN, MEASURE, RESULTS, TRAIN, LIST = "Explain", "Measure and compare", "Results of runs", "Train", "List"
 _SPACE = "Free some space, or choose another output folder."
 _FOLDER = "Choose another output folder."
 FILE_ADVICE = {
@@ -25,7 +28,7 @@ FILE_ADVICE = {
 }
 
 
-class Commands(TyperGroup):
+class Commands(HelpfulGroup):
     """Prints an error of steadygaze or of the file system as one message, exit code 2; `--debug`, anywhere,
     shows its traceback."""
 
@@ -73,7 +76,14 @@ def file_error(error: OSError) -> str:
     return f"{file}: {error.strerror or error}{'.' if advice else ''} {advice}".rstrip()
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help is plain text: nothing is cut, and rich is not imported
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _print_version(requested: bool) -> bool:
@@ -86,33 +96,45 @@ def _print_version(requested: bool) -> bool:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Explain vision transformers, verify the explanations, measure robustness and improve it."""
+    """Explain vision transformers, verify the explanations, measure robustness and improve it.
+
+    `steadygaze COMMAND -h` shows the options and examples of a command.
+
+    Example: steadygaze demo
+    Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224
+    Example: steadygaze verify -m deit_tiny_patch16_224 -d photos --methods gae,gaze -o run
+    """
 
 
-app.command()(explaining.explain)
-app.command()(measuring.verify)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(measuring.stress)
-app.command()(measuring.status)
-app.command("compare-models")(measuring.compare_models)
-app.command()(measuring.report)
-app.command()(measuring.export)
-app.command()(training.train)
-app.command()(training.sweep)
-app.command()(measuring.card)
-app.command()(training.curves)
-app.add_typer(diffmask_commands, name="diffmask")
-app.add_typer(shapley_commands, name="shapley")
-app.command()(explaining.demo)
-app.command("app")(explaining.serve)
-app.command()(listing.methods)
-app.command()(listing.metrics)
-app.command()(listing.suites)
-app.command()(listing.losses)
-app.command()(listing.models)
+def _add(command: Callable[..., None], group: str, name: str | None = None, **settings: Any) -> None:
+    app.command(name, cls=HelpfulCommand, rich_help_panel=group, **settings)(command)
+
+
+_add(explaining.explain, EXPLAIN)
+_add(explaining.demo, EXPLAIN)
+_add(explaining.serve, EXPLAIN, "app")
+_add(measuring.verify, MEASURE)
+_add(measuring.stress, MEASURE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+_add(measuring.card, MEASURE)
+_add(reporting.compare_models, MEASURE, "compare-models")
+_add(reporting.report, RESULTS)
+_add(reporting.export, RESULTS)
+_add(reporting.status, RESULTS)
+_add(training.train, TRAIN)
+_add(training.sweep, TRAIN)
+_add(training.curves, TRAIN)
+app.add_typer(diffmask_commands, name="diffmask", cls=HelpfulGroup, rich_help_panel=TRAIN)
+app.add_typer(shapley_commands, name="shapley", cls=HelpfulGroup, rich_help_panel=TRAIN)
+_add(listing.methods, LIST)
+_add(listing.metrics, LIST)
+_add(listing.suites, LIST)
+_add(listing.losses, LIST)
+_add(listing.models, LIST)
 
 
 def main() -> None:

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from steadygaze.cli.running import guarded, print_line, progress_bar, wide
+from steadygaze.cli.running import guarded, print_line, progress_bar
+from steadygaze.cli.tables import Column, print_table, wide
 from steadygaze.cli.verify import print_masked_models
 from steadygaze.report.card import write_card
-from steadygaze.report.changes import short_list
+from steadygaze.report.changes import sentence, short_list
 from steadygaze.runs.card import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
 from steadygaze.runs.compare import Change, compare
 from steadygaze.runs.messages import small_sample_note
@@ -23,7 +21,7 @@ from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.verify.summary import masked_models
 
 STYLE = {"better": "green", "worse": "red"}
-COLUMNS = ("before", "after", "difference", "95 %")
+COLUMNS = ("before", "after", "difference", "95 % interval")
 
 
 def run(before: str, after: str, request: CardRequest, show: int, images: bool) -> int:
@@ -46,8 +44,9 @@ def run(before: str, after: str, request: CardRequest, show: int, images: bool) 
 def _close(folders: Sequence[Path], request: CardRequest, show: int, images: bool, console: Console) -> int:
     comparison = compare([folders[0] / "stress"], [folders[1] / "stress"])
     faithfulness = faithfulness_changes(folders[0] / "verify", folders[1] / "verify")
-    console.print(_changes_table(short_list(comparison.changes)))
-    console.print(_faithfulness_table(faithfulness))
+    print_line(console, sentence(comparison), "bold")
+    _print_changes(short_list(comparison.changes), console)
+    _print_faithfulness(faithfulness, console)
     if caution := small_sample_note(comparison.before[0].image_count):
         print_line(console, caution, "yellow")
     for note in comparison.notes:
@@ -68,35 +67,37 @@ def _close(folders: Sequence[Path], request: CardRequest, show: int, images: boo
     return 0
 
 
-def _changes_table(changes: Sequence[Change]) -> Table:
-    table = Table("setting", "metric", *COLUMNS, box=SIMPLE, title="accuracy, robustness, attention")
+def _print_changes(changes: Sequence[Change], console: Console) -> None:
+    rows: list[tuple[list[str], str]] = []
     for change in changes:
         scale = change.scale
-        table.add_row(
-            escape(change.setting.label),
-            escape(change.quantity.title),
+        cells = [
+            change.setting.label,
+            change.quantity.title,
             f"{scale * change.before.mean:.4g}",
             f"{scale * change.after.mean:.4g}",
             f"{scale * change.difference:+.3g}",
             f"{scale * change.low:+.3g} to {scale * change.high:+.3g}",
-            style=STYLE.get(change.verdict),
-        )
-    return table
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
+    columns = [Column("setting", "name"), Column("metric", "name"), *map(Column, COLUMNS)]
+    print_table(console, columns, rows, title="accuracy, robustness, attention", keys=2)
 
 
-def _faithfulness_table(changes: Sequence[FaithfulnessChange]) -> Table:
-    table = Table("method", "metric", *COLUMNS, box=SIMPLE, title="faithfulness")
+def _print_faithfulness(changes: Sequence[FaithfulnessChange], console: Console) -> None:
+    rows: list[tuple[list[str], str]] = []
     for change in changes:
-        table.add_row(
-            escape(change.method),
-            escape(change.quantity.title),
+        cells = [
+            change.method,
+            change.quantity.title,
             change.quantity.text(change.before),
             change.quantity.text(change.after),
             f"{change.difference:+.3g}",
             f"{change.low:+.3g} to {change.high:+.3g}",
-            style=STYLE.get(change.verdict),
-        )
-    return table
+        ]
+        rows.append((cells, STYLE.get(change.verdict, "")))
+    columns = [Column("method", "name"), Column("metric", "name"), *map(Column, COLUMNS)]
+    print_table(console, columns, rows, title="faithfulness", keys=2)
 
 
 def default_out(after: str) -> Path:

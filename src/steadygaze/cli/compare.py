@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from steadygaze.cli.running import print_line, progress_bar, wide
+from steadygaze.cli.running import print_line, progress_bar
+from steadygaze.cli.tables import Column, print_table, wide
 from steadygaze.report.changes import short_list
 from steadygaze.report.compare import write_comparison
 from steadygaze.report.figures import records_csv
@@ -44,11 +42,11 @@ def run(
     with progress_bar(Console(stderr=True)) as on_progress:
         comparison = compare(folders[0], folders[1], setting=setting, on_progress=on_progress)
     _print_heading(comparison, console)
-    console.print(_changes_table(comparison))
+    _print_changes(comparison, console)
     records = _print_groups(comparison, seen, console) if seen is not None else []
     if comparison.turned:
         if by_class:
-            console.print(_class_table(comparison, seen))
+            _print_every_class(comparison, seen, console)
         else:
             _print_classes(comparison, console)
         _print_turned(comparison, show, console)
@@ -75,36 +73,31 @@ def _folders(text: str) -> list[Path]:
 def _print_groups(comparison: Comparison, seen: str, console: Console) -> list[dict[str, Any]]:
     """Print seen against unseen classes; returns the numbers."""
     changes = group_changes(comparison, read_seen(seen, comparison.class_names))
-    title = "top-1 accuracy, %, of seen and unseen classes, 95 % interval over images and seeds"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("setting", "classes"):
-        table.add_column(column, no_wrap=True)
-    for column in ("number", "images", "before", "after", "difference", "interval"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows: list[tuple[list[str], str]] = []
     for change in changes:
         ends = [f"{100 * value:.1f}" for value in (change.before, change.after)]
         gap, low, high = (f"{100 * value:+.1f}" for value in (change.difference, change.low, change.high))
         cells = [change.setting, change.group, str(change.classes), str(change.images), *ends, gap]
-        table.add_row(*map(escape, (*cells, f"[{low}, {high}]")), style=STYLE.get(change.verdict))
-    console.print(table)
+        rows.append(([*cells, f"{low} to {high}"], STYLE.get(change.verdict, "")))
+    names = [Column(name, "name") for name in ("setting", "classes")]
+    numbers = [Column(name) for name in ("number", "images", "before", "after", "difference", "interval")]
+    title = "top1, %, of seen and unseen classes, 95 % interval over images and seeds"
+    print_table(console, [*names, *numbers], rows, title=title, keys=2)
     return [change.record() for change in changes]
 
 
-def _class_table(comparison: Comparison, seen: str | None) -> Table:
+def _print_every_class(comparison: Comparison, seen: str | None, console: Console) -> None:
     """Every class, those that lost most first."""
     listed = None if seen is None else read_seen(seen, comparison.class_names)
-    title = f"accuracy by class ({comparison.setting}), first run of each side, Newcombe's interval"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("class", overflow="fold")
-    table.add_column("")
-    for column in ("before to after", ""):
-        table.add_column(column, no_wrap=True)
+    rows: list[tuple[list[str], str]] = []
     for change in comparison.classes:
         name = comparison.class_names.get(change.label, "").split(",")[0]
-        group = "" if listed is None else SEEN if change.label in listed else UNSEEN
+        group = "-" if listed is None else SEEN if change.label in listed else UNSEEN
         ends, _, rest = _class_text(change).partition(", ")
-        table.add_row(escape(f"{change.label} {name}".rstrip()), group, ends, escape(rest))
-    return table
+        rows.append(([f"{change.label} {name}".rstrip(), group, ends, rest], ""))
+    columns = [Column("class", "text"), Column("seen", "name"), Column("before to after", "name")]
+    title = f"accuracy by class ({comparison.setting}), first run of each side, Newcombe's interval"
+    print_table(console, [*columns, Column("difference", "text")], rows, title=title)
 
 
 def _print_heading(comparison: Comparison, console: Console) -> None:
@@ -116,31 +109,26 @@ def _print_heading(comparison: Comparison, console: Console) -> None:
     print_line(console, f"{models}; {plural(one.image_count, 'image')} of {one.data}{seeds}", "bold")
 
 
-def _changes_table(comparison: Comparison) -> Table:
+def _print_changes(comparison: Comparison, console: Console) -> None:
+    names = [Column(name, "name") for name in ("setting", "metric")]
+    numbers = [Column(name) for name in ("before", "after", "difference", "interval", "p")]
+    rows = [(_change_cells(c), STYLE.get(c.verdict, "")) for c in short_list(comparison.changes)]
     title = f"after minus before, 95 % interval over {comparison.images_text}"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("setting", "metric"):
-        table.add_column(column, no_wrap=True)
-    for column in ("before", "after", "difference", "interval", "p"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
-    for change in short_list(comparison.changes):
-        table.add_row(*_change_cells(change), style=STYLE.get(change.verdict))
-    return table
+    print_table(console, [*names, *numbers, Column("verdict", "name")], rows, title=title, keys=2)
 
 
 def _change_cells(change: Change) -> list[str]:
     digits = len(change.quantity.text(0).partition(".")[2])
     gap, low, high = (f"{change.scale * v:+.{digits}f}" for v in (change.difference, change.low, change.high))
     return [
-        escape(change.setting.label),
-        escape(change.quantity.title),
+        change.setting.label,
+        change.quantity.title,
         _side(change.before, change),
         _side(change.after, change),
         gap,
-        escape(f"[{low}, {high}]"),
-        "" if change.p is None else f"{change.p:.3f}",
-        change.verdict,
+        f"{low} to {high}",
+        "-" if change.p is None else f"{change.p:.3f}",
+        change.verdict or "unclear",
     ]
 
 

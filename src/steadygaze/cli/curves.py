@@ -15,7 +15,7 @@ from steadygaze.report.svg import COLOURS, HEIGHT, WIDTH, Series, lines
 from steadygaze.training.run_files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
-FEW_POINTS = 60  # rows of a log whose points are drawn large enough to be told apart
+FEW_POINTS = 60  # rows of a log whose points are drawn large enough to be distinguished
 LEGEND_LINE = 16  # height of a line of the legend, in pixels
 TITLE = 24  # height of a panel's title
 

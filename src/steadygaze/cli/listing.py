@@ -1,122 +1,165 @@
-"""Lists of what can be named: `steadygaze methods`, `metrics`, `models`."""
+"""Lists of what can be named: `steadygaze methods`, `metrics`, `suites`, `losses`, `models`."""
 
 from __future__ import annotations
 
 import json as json_module
 import re
-from dataclasses import asdict
+from collections.abc import Sequence
+from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from steadygaze.cli.index import Entries, listed
+from steadygaze.cli.tables import Column, print_table
 from steadygaze.errors import UnknownName
+from steadygaze.registry import matches
+
+MODEL_NOTES = (
+    "plain: one patch grid in all layers; supports nearly every method. staged: hierarchical (or XCiT's "
+    "channel attention); no method that needs global attention.",
+    "Also accepted: a transformers folder or owner/name of ViT, DeiT, BEiT, Data2Vec, DINOv2, DINOv3, "
+    "I-JEPA, MSN, Swin, Swin V2, PVT and PVT v2; of CLIP, MetaCLIP 2, SigLIP and SigLIP 2, also with "
+    "text; of SegFormer, DPT and YOLOS, with a region; of ViLT, LLaVA, Qwen2.5-VL, Idefics 3 and SmolVLM in "
+    "Python, with a question or prompt; open_clip:NAME@TAG; and a folder written by `steadygaze train`.",
+)
+METHOD_NOTES = (
+    "cost: number of forward passes; a backward pass counts as one. class: the map depends on the target "
+    "class. layers: can be combined with +last, +plus, +skipplus, and +rollout if each layer gives a matrix. "
+    "Method options: see --json.",
+)
 
 
 def print_methods(json: bool, console: Console | None = None) -> None:
     """Print every method with its family, its cost in forward passes, and a summary."""
-    from steadygaze.methods import list_methods
-
-    methods = list_methods()
+    methods = listed("methods", _methods)
     if json:
-        print(json_module.dumps([asdict(info) for info in methods], indent=2, default=str))
+        _print_json(methods)
         return
-    table = Table(title=f"{len(methods)} methods", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("name", no_wrap=True)
-    table.add_column("cost", justify="right")
-    table.add_column("class", justify="center")
-    table.add_column("layers", justify="center")
-    table.add_column("summary")
-    for family in dict.fromkeys(info.family for info in methods):
-        table.add_row(f"[bold]{family}[/bold]")
-        for info in (info for info in methods if info.family == family):
-            marks = ["yes" if flag else "-" for flag in (info.class_specific, info.layers)]
-            summary = re.sub(r"\s*\([^()]*[=:][^()]*\)", "", info.summary)  # without options: --json has them
-            table.add_row(f"  {info.name}", f"{info.cost:g}", *marks, escape(summary))
-        table.add_section()
+    rows: list[tuple[list[str], str]] = []
+    for family in dict.fromkeys(info["family"] for info in methods):
+        rows.append(([family, "", "", "", ""], "bold"))
+        for info in (info for info in methods if info["family"] == family):
+            marks = ["yes" if info[flag] else "-" for flag in ("class_specific", "layers")]
+            summary = re.sub(
+                r"\s*\([^()]*[=:][^()]*\)", "", info["summary"]
+            )  # without options: --json has them
+            rows.append(([f"  {info['name']}", f"{info['cost']:g}", *marks, summary], ""))
+        rows.append(([""] * 5, ""))
+    columns = [
+        Column("name", "name"),
+        Column("cost"),
+        Column("class"),
+        Column("layers"),
+        Column("summary", "text"),
+    ]
     console = console or Console()
-    console.print(table)
-    console.print(
-        "cost: number of forward passes, a backward pass counts as one. class: the map depends on the target "
-        "class.\nlayers: can be combined with +last, +plus, +skipplus, and +rollout if each layer gives a "
-        "matrix. Method options: see --json.",
-        highlight=False,
-    )
+    print_table(console, columns, rows[:-1], title=f"{len(methods)} methods")
+    _print_notes(console, METHOD_NOTES)
 
 
 def print_metrics(json: bool, console: Console | None = None) -> None:
     """Print every faithfulness metric with its direction and a summary."""
-    from steadygaze.faithfulness.metric import list_metrics
-
-    metrics = list_metrics()
+    metrics = listed("metrics", _metrics)
     if json:
-        print(json_module.dumps([asdict(info) for info in metrics], indent=2, default=str))
+        _print_json(metrics)
         return
-    columns = ("name", "better", "masks", "summary")
-    table = Table(*columns, title=f"{len(metrics)} metrics", title_justify="left", box=SIMPLE)
-    table.columns[0].no_wrap = True
-    for info in metrics:
-        needs_masks = "required" if info.needs_masks else "-"
-        table.add_row(info.name, str(info.better), needs_masks, escape(info.summary))
-    (console or Console()).print(table)
+    rows = [
+        ([info["name"], str(info["better"]), "required" if info["needs_masks"] else "-", info["summary"]], "")
+        for info in metrics
+    ]
+    columns = [
+        Column("name", "name"),
+        Column("better", "name"),
+        Column("masks", "name"),
+        Column("summary", "text"),
+    ]
+    print_table(console or Console(), columns, rows, title=f"{len(metrics)} metrics")
 
 
 def print_suites(json: bool, console: Console | None = None) -> None:
     """Print every stress suite with its argument and a summary."""
-    from steadygaze.runs.stress.suite import list_suites
-
-    suites = list_suites()
+    suites = listed("suites", _suites)
     if json:
-        print(json_module.dumps([asdict(info) for info in suites], indent=2, default=str))
+        _print_json(suites)
         return
-    columns = ("name", "summary", "options")
-    table = Table(*columns, title=f"{len(suites)} suites", title_justify="left", box=SIMPLE)
+    rows = []
     for info in suites:
-        name = f"{info.name}:{info.argument}" if info.argument else info.name
-        table.add_row(escape(name), escape(info.summary), escape(", ".join(info.options)))
-    (console or Console()).print(table)
+        name = f"{info['name']}:{info['argument']}" if info["argument"] else info["name"]
+        rows.append(([name, info["summary"], ", ".join(info["options"])], ""))
+    columns = [Column("name", "name"), Column("summary", "text"), Column("options", "text")]
+    print_table(console or Console(), columns, rows, title=f"{len(suites)} suites")
 
 
 def print_losses(json: bool, console: Console | None = None) -> None:
     """Print every training loss with its options and a summary."""
-    from steadygaze.training.losses.registry import list_losses
-
-    losses = list_losses()
+    losses = listed("losses", _losses)
     if json:
-        print(json_module.dumps([asdict(info) for info in losses], indent=2, default=str))
+        _print_json(losses)
         return
-    columns = ("name", "masks", "summary", "options")
-    table = Table(*columns, title=f"{len(losses)} losses", title_justify="left", box=SIMPLE)
+    rows = []
     for info in losses:
-        needs_masks = "required" if info.needs_masks else "-"
-        options = ", ".join(f"{name}={default}" for name, default in info.options.items())
-        table.add_row(info.name, needs_masks, escape(info.summary), escape(options))
-    (console or Console()).print(table)
+        options = ", ".join(f"{name}={default}" for name, default in info["options"].items())
+        needs_masks = "required" if info["needs_masks"] else "-"
+        rows.append(([info["name"], needs_masks, info["summary"], options], ""))
+    columns = [
+        Column("name", "name"),
+        Column("masks", "name"),
+        Column("summary", "text"),
+        Column("options", "text"),
+    ]
+    print_table(console or Console(), columns, rows, title=f"{len(losses)} losses")
 
 
 def print_models(pattern: str, json: bool, console: Console | None = None) -> None:
     """Print the models whose name matches the pattern."""
-    from steadygaze.loading import model_names
-
-    models = model_names.model_infos(pattern)
+    every = listed("models", _models, ("timm", "torchvision"))
+    models = [model for model in every if matches(model["name"], pattern)]
     if not models:
-        raise UnknownName("model", pattern, model_names.list_models())
+        raise UnknownName("model", pattern, [model["name"] for model in every])
     if json:
-        print(json_module.dumps([asdict(model) for model in models], indent=2))
+        _print_json(models)
         return
-    table = Table("name", "library", "view", title=f"{len(models)} models", title_justify="left", box=SIMPLE)
-    for model in models:
-        table.add_row(model.name, model.library, model.view)
+    rows = [([model["name"], model["library"], model["view"]], "") for model in models]
+    columns = [Column("name", "name"), Column("library", "name"), Column("view", "name")]
     console = console or Console()
-    console.print(table)
-    console.print(
-        "plain: one patch grid in all layers; supports nearly every method. staged: hierarchical (or XCiT's "
-        "channel attention); no method that needs global attention.\nAlso accepted: a transformers folder or "
-        "owner/name of ViT, DeiT, BEiT, Data2Vec, DINOv2, DINOv3, I-JEPA, MSN, Swin, Swin V2, PVT and "
-        "PVT v2; of CLIP, MetaCLIP 2, SigLIP and SigLIP 2, also with text; of SegFormer, DPT and YOLOS, with "
-        "a region; "
-        "of ViLT, LLaVA, Qwen2.5-VL, Idefics 3 and SmolVLM in Python, with a question or prompt; "
-        "open_clip:NAME@TAG; and a folder written by `steadygaze train`.",
-        highlight=False,
-    )
+    print_table(console, columns, rows, title=f"{len(models)} models")
+    _print_notes(console, MODEL_NOTES)
+
+
+def _print_json(entries: Entries) -> None:
+    print(json_module.dumps(entries, indent=2))
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
+
+
+def _methods() -> Sequence[Any]:
+    from steadygaze.methods import list_methods
+
+    return list_methods()
+
+
+def _metrics() -> Sequence[Any]:
+    from steadygaze.faithfulness.metric import list_metrics
+
+    return list_metrics()
+
+
+def _suites() -> Sequence[Any]:
+    from steadygaze.runs.stress.suite import list_suites
+
+    return list_suites()
+
+
+def _losses() -> Sequence[Any]:
+    from steadygaze.training.losses.registry import list_losses
+
+    return list_losses()
+
+
+def _models() -> Sequence[Any]:
+    from steadygaze.loading.model_names import model_infos
+
+    return model_infos()

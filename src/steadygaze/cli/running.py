@@ -52,11 +52,6 @@ def guarded(out: Path, work: Callable[[World, Console], int]) -> int:
         process.end()
 
 
-def wide(console: Console) -> Console:
-    """`console` if it is a terminal; otherwise one of 200 columns: files and pipes have no width."""
-    return console if console.is_terminal else Console(width=200)
-
-
 @contextmanager
 def progress_bar(console: Console, *, visible: bool = True) -> Iterator[OnProgress]:
     """A callback for `on_progress`: shows bars on a terminal, and otherwise prints a line every 15 seconds.
@@ -161,7 +156,7 @@ def duration(seconds: float) -> str:
 
 
 def print_shard(rows: Rows, out: Path | None, console: Console) -> None:
-    """Say that a table is of a part of the run, if it is."""
+    """Print that a table covers a part of the run only, if it does."""
     if rows.shard and not len(rows) and not rows.unreadable:
         print_line(
             console,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar, wide
+from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar
+from steadygaze.cli.tables import Column, print_table, wide
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.runs.figures import Table
 from steadygaze.runs.loop import Pace
@@ -111,7 +109,7 @@ def print_card(card: Card, console: Console) -> None:
     print_line(console, INTERVALS)
     for suite in card.suites:
         for table in suite.tables(card):
-            console.print(_rich(table))
+            _print_suite_table(table, console)
     for number in card.scores.values():
         if number.headline:
             unit = f" {number.quantity.unit}".rstrip()
@@ -119,11 +117,8 @@ def print_card(card: Card, console: Console) -> None:
             print_line(console, text)
 
 
-def _rich(table: Table) -> RichTable:
-    rich = RichTable(title=escape(table.title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    rich.add_column(escape(table.columns[0]), no_wrap=True)
-    for column in table.columns[1:]:
-        rich.add_column(escape(column), justify="right")  # an interval may go to a second line
-    for row in table.rows:
-        rich.add_row(*map(escape, row))
-    return rich
+def _print_suite_table(table: Table, console: Console) -> None:
+    columns = [Column(table.columns[0], "name"), *map(Column, table.columns[1:])]
+    print_table(
+        console, columns, [([cell or "-" for cell in row], "") for row in table.rows], title=table.title
+    )

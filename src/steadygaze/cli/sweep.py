@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steadygaze.cli.running import duration, print_line, progress_bar, wide
+from steadygaze.cli.running import duration, print_line, progress_bar
+from steadygaze.cli.tables import Column, wide
+from steadygaze.cli.tables import print_table as print_columns
 from steadygaze.cli.train import printed_log
 from steadygaze.errors import RowsNotWritten
 from steadygaze.report.sweep import INTERVALS, write_sweep
@@ -156,12 +158,14 @@ def _estimate(sweep: Sweep, runs: Sequence[SweepRun], device: str, *, trust_remo
 
 def list_sweeps() -> int:
     """Print the shipped sweeps."""
-    table = Table("sweep", "description", "recipe", "runs", "result", box=SIMPLE)
+    rows: list[tuple[list[str], str]] = []
     for name in shipped_sweeps():
         sweep = read_sweep(name)
-        runs = str(len(sweep.cells()) * sweep.seeds)
-        table.add_row(name, escape(sweep.about), sweep.recipe, runs, escape(sweep.result))
-    wide(Console()).print(table)
+        runs = plural(len(sweep.cells()) * sweep.seeds, "run")
+        result = [f"result: {sweep.result}"] if sweep.result else []
+        rows.append(([name, "\n".join([sweep.about, f"{runs} of {sweep.recipe}", *result, ""])], ""))
+    columns = [Column("sweep", "name"), Column("description, runs, measured result", "text")]
+    print_columns(wide(Console()), columns, rows, title=plural(len(rows), "sweep"))
     return 0
 
 

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
-from steadygaze.cli.running import print_line, progress_bar, wide
+from steadygaze.cli.running import print_line, progress_bar
+from steadygaze.cli.tables import Column, print_table, wide
 from steadygaze.errors import BadInput
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
@@ -151,11 +150,14 @@ class _ConsoleHandler(logging.Handler):
 
 def list_recipes() -> int:
     """Print the shipped recipes with their cost and measured results."""
-    table = Table("recipe", "description", "cost", "measured result", box=SIMPLE)
+    rows: list[tuple[list[str], str]] = []
     for name in shipped_recipes():
         recipe = read_recipe(name)
-        table.add_row(name, recipe.about, recipe.cost, recipe.result)
-    wide(Console()).print(table)
+        facts = (("cost", recipe.cost), ("result", recipe.result))
+        text = [recipe.about, *(f"{title}: {fact}" for title, fact in facts if fact), ""]
+        rows.append(([name, "\n".join(text)], ""))
+    columns = [Column("recipe", "name"), Column("description, cost, measured result", "text")]
+    print_table(wide(Console()), columns, rows, title=f"{len(rows)} recipes")
     return 0
 
 

@@ -7,12 +7,10 @@ from math import isnan
 from time import monotonic
 
 import torch
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar, wide
+from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar
+from steadygaze.cli.tables import Column, print_table, wide
 from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.runs.messages import plural, small_sample_note
 from steadygaze.runs.processes import World
@@ -105,7 +103,7 @@ def _print_results(request: VerifyRequest, rows: Rows, console: Console, damaged
     """The ranking, flagged maps and unreadable images; returns the exit code."""
     sections = rows.table().sections
     for section in sections:
-        console.print(_ranking(section))
+        _print_ranking(section, console)
         if note := small_sample_note(len(section.names)):
             print_line(console, note, "yellow")
         if len(section.lines) > SHOWN:
@@ -132,25 +130,29 @@ def print_masked_models(sections: Sequence[Section], console: Console) -> None:
         )
 
 
-def _ranking(section: Section) -> RichTable:
+def _print_ranking(section: Section, console: Console) -> None:
     images = plural(len(section.names), "image")
     title = f"{section.title}, {images}; ± half of the 95 % bootstrap interval, none where all images agree"
-    table = RichTable(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    table.add_column("score", no_wrap=True)
     shown = [quantity(metric) for metric in section.shown]
-    for q in shown:
-        table.add_column(escape(f"{q.title}{q.arrow}"), justify="right", min_width=10)
     best = {q.name: section.best(q.name) for q in shown}
+    rows: list[tuple[list[str], str]] = []
     for line in section.lines[:SHOWN]:
         cells = []
         for q in shown:
             cell = section.cells.get((q.name, line))
             if cell is None or isnan(cell.value):
-                cells.append("")
+                cells.append("-")
                 continue
             half = "" if cell.low == cell.high else f" ±{q.text((cell.high - cell.low) / 2)}"
-            text = f"{q.text(cell.value)}{half}"
-            cells.append(f"[bold]{text}[/bold]" if best[q.name] == line else text)
-        table.add_row(escape(line[0]), escape(line[1]), *cells)
-    return table
+            mark = "*" if best[q.name] == line else ""
+            cells.append(f"{mark}{q.text(cell.value)}{half}")
+        rows.append(([*line, *cells], ""))
+    columns = [
+        Column("method", "name"),
+        Column("score", "name"),
+        *(Column(f"{q.title}{q.arrow}") for q in shown),
+    ]
+    print_table(console, columns, rows, title=title)
+    arrows = {"higher": "↑: higher is better", "lower": "↓: lower is better"}
+    legend = [arrows[way] for way in arrows if any(q.better == way for q in shown)]
+    print_line(console, "; ".join([*legend, "*: best method; -: not measured; random: the chance level"]))

@@ -209,4 +209,3 @@ Classes = ClassLookup
 by_class = read_class_folders
 from_index = read_index
 evenly = interleave
-pictures_in = images_in

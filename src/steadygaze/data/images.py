@@ -11,7 +11,7 @@ give the same pixels everywhere:
 | EXIF orientation | applied |
 | animation (GIF, WebP, APNG) | the first frame |
 
-Files may come from strangers. Only the formats in FORMATS are decoded, whatever a file is called; size and
+Files may be untrusted. Only the formats in FORMATS are decoded, whatever a file is called; size and
 aspect ratio are checked in the header, before any pixel is decoded; and only regular files are opened.
 Everything else is a `BadImage` that names the file.
 """

@@ -163,7 +163,7 @@ class Preprocess:
             }
         )
 
-    # -- what it says about itself ---------------------------------------------------------------------
+    # -- its description ---------------------------------------------------------------------
 
     @property
     def size(self) -> tuple[int, int]:

@@ -245,7 +245,7 @@ def list_metrics() -> Listing[MetricInfo]:
             m.better,
             m.low,
             m.high,
-            m.title,
+            m.label or m.name.replace("_", " "),
             m.summary,
             m.needs_masks,
             m.needs_explain,

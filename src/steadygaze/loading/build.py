@@ -40,7 +40,7 @@ def build_model(
     pretrained: without `weights`, load the published ones; False keeps the random initialisation
     arguments: for timm's constructor, such as depth=6
     new_head: keep the classifier at its random initialisation and load all other weights
-    trust_remote_code: execute code that a transformers folder or repository brings along
+    trust_remote_code: execute code that a transformers folder or repository contains
     fallback: preprocessing of a transformers folder that has no image processor
 
     Only models of timm (and of this package) can be built without weights, with arguments or with a new head.

@@ -59,7 +59,8 @@ def read_weights(path: str | Path) -> Weights:
         raise
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(
-            f"{path} holds more than tensors: reading it would execute code from the file, which steadygaze "
+            f"{path} contains more than tensors: reading it would execute code from the file, which "
+            "steadygaze "
             "never does. If you trust it, save its state_dict, preferably as .safetensors."
         ) from error
     except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
@@ -116,7 +117,7 @@ def _unwrap(content: Any, path: Path) -> Weights:
         content = inner
     raise BadCheckpoint(
         f"expected a state dict in {path}, by itself or under one of {', '.join(WRAPPERS)}, "
-        "but it holds no tensors"
+        "but it contains no tensors"
     )
 
 

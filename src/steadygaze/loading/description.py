@@ -1,6 +1,6 @@
 """How a weights file of `steadygaze train` describes its model, read from its metadata and checked.
 
-The file may come from a stranger: every value has a type and a range, and the arguments of the model's
+The file may be untrusted: every value has a type and a range, and the arguments of the model's
 constructor are plain values whose sizes fit the tensors of the file.
 """
 

@@ -78,7 +78,7 @@ def load_model(
     forward: for a module that is not called by model(images); see `adapt`
     task: "classification", "multilabel" (independent labels) or "regression" (values): what the outputs mean.
         By default what the configuration of a transformers model states, or classification
-    trust_remote_code: execute Python code that a transformers folder or repository brings along. Without it,
+    trust_remote_code: execute Python code that a transformers folder or repository contains. Without it,
         such a model is a `BadCheckpoint`
 
     >>> loaded = load_model("embedded")
@@ -182,7 +182,7 @@ def _build(
         )
     except SteadygazeError:
         raise
-    except Exception as error:  # whatever the libraries raise about a file that nobody has checked
+    except Exception as error:  # whatever the libraries raise about an unchecked file
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadCheckpoint(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
 

@@ -46,7 +46,7 @@ class LoadedModel:
     checkpoint: the file that the weights were read from, if one was given
     tokenizer: of a model that compares images with text (CLIP) or answers questions (ViLT); of one that
         generates text, its processor of images and text
-    task: "classification", "multilabel" or "regression"; None: what the model's view says, see `adapt`
+    task: "classification", "multilabel" or "regression"; None: as in the model's view, see `adapt`
     """
 
     model: nn.Module

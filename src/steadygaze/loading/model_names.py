@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatch
 
 import steadygaze.models as own_models
 from steadygaze.loading.embedded import EMBEDDED
 from steadygaze.loading.torchvision_models import PREFIX, vit_names
+from steadygaze.registry import matches
 
 # modules of timm whose models the adapters support
 TIMM_PLAIN = (
@@ -60,9 +60,7 @@ def list_models(pattern: str = "") -> list[str]:
 
 def model_infos(pattern: str = "") -> list[ModelInfo]:
     """The same with library and view."""
-    has_wildcards = any(sign in pattern for sign in "*?[")
-    wanted = pattern.lower() if has_wildcards else f"*{pattern.lower().replace('-', '_')}*"
-    return [info for info in _all_models() if fnmatch(info.name.lower(), wanted)]
+    return [info for info in _all_models() if matches(info.name, pattern)]
 
 
 def _all_models() -> list[ModelInfo]:

@@ -95,7 +95,7 @@ def _check_image_size(model: nn.Module, size: Sequence[int], origin: str) -> Non
     own = getattr(embedding, "img_size", None)
     if own and getattr(embedding, "strict_img_size", False) and tuple(own) != tuple(size):
         raise BadCheckpoint(
-            f"{origin}: its description says images of {tuple(size)}, but its model takes {tuple(own)}"
+            f"{origin}: its description states images of {tuple(size)}, but its model takes {tuple(own)}"
         )
 
 

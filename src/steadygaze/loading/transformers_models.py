@@ -1,7 +1,7 @@
 """Models of transformers, from classifiers to detectors: a folder with config.json, or `owner/name`.
 
-Code that a folder or repository brings along is executed only with `trust_remote_code=True`. Every call of
-transformers is told so: by default it would ask on standard input.
+Code that a folder or repository contains is executed only with `trust_remote_code=True`. Every call of
+transformers gets this setting explicitly: by default it would prompt on standard input.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build_transformers_model(
             model, missing = _fit(restore(model, weights), weights, origin), []
     if missing:
         raise BadCheckpoint(
-            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is no finished {kind}"
+            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
         )
     if kind == TEXT_IMAGE:
         return BuiltModel(model, preprocess, None, "transformers", _read_tokenizer(name, trust))
@@ -166,7 +166,7 @@ def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
     """A config may name an implementation of attention on the hub ("owner/kernel"): compiled code."""
     implementation = getattr(config, "_attn_implementation", None)
     if not trust_remote_code and isinstance(implementation, str) and "/" in implementation:
-        raise _needs_code(name, f"its config asks for the compiled code of {implementation}")
+        raise _needs_code(name, f"its config requires the compiled code of {implementation}")
 
 
 def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _needs_code(name: str, reason: str) -> BadCheckpoint:
     return BadCheckpoint(
-        f"{name} would execute code that comes with the model: {reason}. If you trust its author, load it "
+        f"{name} would execute code that is part of the model: {reason}. If you trust its author, load it "
         "with trust_remote_code=True",
         option="trust_remote_code",
     )

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from steadygaze.report.changes import HEADS, STYLES, change_figures, row, short_list
+from steadygaze.report.changes import HEADS, STYLES, change_figures, row, sentence, short_list
 from steadygaze.report.compare import classes_part, folders_of, lead, turned_parts
 from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
@@ -21,28 +21,26 @@ from steadygaze.runs.compare import Comparison
 from steadygaze.runs.untrusted.json_files import damaged_files
 
 TILES = (
-    ("clean", "top1", "top-1, clean"),
-    ("corruptions", "mean_error", "error under corruptions"),
-    ("corruptions", "mce", "mCE"),
-    ("corruptions", "attention_stability", "attention stability"),
-    ("clean", "attention_entropy", "attention entropy"),
+    ("clean", "top1"),
+    ("corruptions", "mean_error"),
+    ("corruptions", "mce"),
+    ("corruptions", "attention_stability"),
+    ("clean", "attention_entropy"),
 )
 ATTENTION_TEXT = (
-    "Entropy: how spread out attention is. Stability: how similar it stays to that of the clean image "
-    "under corruption. "
-    "Overfocus, Gini and peak: how much of it the most attended tokens receive; distance: how far away "
-    "tokens attend, in "
-    "patches; diversity: how similar heads are (lower: more diverse)."
+    "Entropy: how spread out attention is. Stability: how similar attention under corruption is to that on "
+    "the clean image. Overfocus, Gini and peak: how much attention the most attended tokens receive. "
+    "Distance: how far away tokens attend, in patches. Diversity: how similar heads are (lower: more "
+    "diverse)."
 )
 FAITHFULNESS_TEXT = (
-    "How faithful the maps of each model are, by removing patches in their order; higher removal scores "
-    "are better. A "
-    "difference may come from the model: one that is more confident, or depends on fewer patches, loses "
-    "more when they "
-    "are removed."
+    "How faithful the maps of each model are, measured by removing patches in the order of the map. ↑: "
+    "higher is better; ↓: lower is better. A difference may come from the model rather than the maps: a "
+    "model that is more confident, or depends on fewer patches, loses more when they are removed."
 )
 ROBUSTNESS_NOTE = (
-    "After minus before; coloured: the paired 95 % interval excludes zero. p: McNemar's exact test."
+    "After minus before. ↑: higher is better; ↓: lower is better. Coloured: the paired 95 % interval "
+    "excludes zero. p: McNemar's exact test of correct and wrong predictions; – where a row has none."
 )
 
 
@@ -73,14 +71,14 @@ def _write(
 ) -> list[Path]:
     """shown: images with maps; listed: names of changed images."""
     first = short_list(comparison.changes)
-    attention = [row(c, titles=True) for c in first if _is_attention(c.quantity.name)]
-    rest = [row(c, titles=True) for c in first if not _is_attention(c.quantity.name)]
+    attention = [row(c) for c in first if _is_attention(c.quantity.name)]
+    rest = [row(c) for c in first if not _is_attention(c.quantity.name)]
     parts = [
         Part(
             "At a glance",
             "glance",
             tiles=_tiles(comparison, faithfulness),
-            text=f"Before → after, on {comparison.images_text}.",
+            text=f"Before → after, on {comparison.images_text}. ↑: higher is better; ↓: lower is better.",
         ),
         Part(
             "Accuracy and robustness",
@@ -90,7 +88,14 @@ def _write(
             rows=rest,
             after=ROBUSTNESS_NOTE,
         ),
-        Part("Attention", "attention", heads=HEADS, rows=attention, text=ATTENTION_TEXT),
+        Part(
+            "Attention",
+            "attention",
+            heads=HEADS,
+            rows=attention,
+            text=ATTENTION_TEXT,
+            empty="" if attention else "Not measured: the runs do not include the suite attention.",
+        ),
         Part(
             "Faithfulness",
             "faithfulness",
@@ -115,8 +120,8 @@ def _write(
         title="Before and after",
         about=f"{one.model} {two.model}",
         parts=parts,
-        leads=[lead(comparison), *comparison.notes],
-        beside=f"{path.with_suffix('.csv').name} and {beside.name} beside this file have the numbers.",
+        leads=[sentence(comparison), lead(comparison), *comparison.notes],
+        beside=f"{path.with_suffix('.csv').name} and {beside.name} in the same folder contain the numbers.",
     )
     return write_all(
         {
@@ -141,7 +146,9 @@ def _masking_text(before: bool, after: bool) -> str:
         return ""
     one, other = ("before", "after") if before else ("after", "before")
     hidden = f" Patches of the model {one} cannot be removed: they were hidden from attention."
-    return f"{hidden} Those {other} were removed: the two are not measured with the same settings."
+    return (
+        f"{hidden} Those of the model {other} were removed: the two are not measured with the same settings."
+    )
 
 
 def _spread(comparison: Comparison, show: int) -> list[str]:
@@ -161,16 +168,21 @@ def _tiles(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]) -
     """(title, numbers, difference)."""
     changes = {change.key: change for change in comparison.changes}
     tiles = []
-    for label, metric, title in TILES:
+    for label, metric in TILES:
         if change := changes.get((label, metric)):
+            title = f"{label}: {change.quantity.title}{change.quantity.arrow}"
             text = change.quantity.text
             sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
-            tiles.append((title, sides, f"{change.scale * change.difference:+.3g} {change.verdict}".strip()))
+            tiles.append((title, sides, _difference(change.scale * change.difference, change.verdict)))
     for one in faithfulness[:1]:
-        title = f"faithfulness of {one.method}, {one.quantity.title}"
+        title = f"{one.method}: {one.quantity.title}{one.quantity.arrow}"
         sides = f"{one.before:.1f} → {one.after:.1f}"
-        tiles.append((title, sides, f"{one.difference:+.3g} {one.verdict}".strip()))
+        tiles.append((title, sides, _difference(one.difference, one.verdict)))
     return tiles
+
+
+def _difference(value: float, verdict: str) -> str:
+    return f"{value:+.3g}, {verdict or 'no significant change'}"
 
 
 def _faithfulness_row(change: FaithfulnessChange) -> list[Cell]:
@@ -178,7 +190,7 @@ def _faithfulness_row(change: FaithfulnessChange) -> list[Cell]:
     style = STYLES.get(change.verdict, "")
     return [
         Cell(change.method, change.method),
-        Cell(change.quantity.title, change.metric),
+        Cell(f"{change.quantity.title}{change.quantity.arrow}", change.metric),
         *(Cell(change.quantity.text(value), value) for value in (change.before, change.after)),
         Cell(f"{change.difference:+.3g}", change.difference, style, span),
         Cell(str(change.images), change.images),

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 from steadygaze.report.figures import draw
 from steadygaze.report.page import Cell, Figure
-from steadygaze.robustness.by_class import Spread
+from steadygaze.robustness.by_class import ClassChange, Spread
 from steadygaze.runs.compare import Change, Comparison
+from steadygaze.runs.messages import plural
 
 HEADS = ["setting", "metric", "before", "after", "difference", "p", "images", "note"]
 CLASS_HEADS = ["class", "before", "after", "difference", "gained", "lost", "images"]
 STYLES = {"better": "good", "worse": "sure"}
+HEADLINES = (  # setting and metric of the first sentence of a page, the most important first
+    ("clean", "top1"),
+    ("clean", "miou"),
+    ("corruptions", "mean_error"),
+    ("corruptions", "mean_miou"),
+)
 
 
 def short_list(changes: Sequence[Change]) -> list[Change]:
@@ -20,14 +27,53 @@ def short_list(changes: Sequence[Change]) -> list[Change]:
     return [change for change in changes if not change.setting.minor]
 
 
-def row(change: Change, *, titles: bool = False) -> list[Cell]:
-    """Cells below `HEADS`. titles: the metric's name for people."""
+def sentence(comparison: Comparison) -> str:
+    """What changed, and for which images and classes, in one sentence."""
+    changes = {change.key: change for change in comparison.changes}
+    known = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[:1]
+    card = comparison.before[0]
+    images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
+    text = f"{images}{' and '.join(map(_change_text, known))}"
+    if not comparison.turned:
+        return f"{text}."
+    counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
+    turned = f"{plural(counts[0], 'image is', 'images are')} newly correct and {counts[1]} newly wrong"
+    return f"{text}: {turned} ({comparison.setting}), {_classes_text(comparison)}."
+
+
+def _change_text(change: Change) -> str:
+    quantity, scale = change.quantity, change.scale
+    before, after = (quantity.text(side.mean) for side in (change.before, change.after))
+    moved = f"{'rises' if change.difference > 0 else 'falls'} from {before} to {after}"
+    moved = f"{moved if change.difference else f'stays at {after}'} {quantity.unit}".rstrip()
+    gap, low, high = (f"{scale * value:+.3g}" for value in (change.difference, change.low, change.high))
+    sure = change.verdict or "no significant change"
+    return f"{quantity.title} ({change.setting.label}) {moved} ({sure}: {gap}, 95 % interval {low} to {high})"
+
+
+def _classes_text(comparison: Comparison) -> str:
+    """Which classes gained or lost for sure; at most three of each."""
+    parts = []
+    for verdict, ordered in (("gained", comparison.classes[::-1]), ("lost", comparison.classes)):
+        names = [_class_name(comparison, c) for c in ordered if c.verdict == verdict]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{', '.join(names[:3])}{more} {verdict} significantly")
+    return "; ".join(parts) or "and no single class gained or lost significantly"
+
+
+def _class_name(comparison: Comparison, change: ClassChange) -> str:
+    return comparison.class_names.get(change.label, "").split(",")[0] or f"class {change.label}"
+
+
+def row(change: Change) -> list[Cell]:
+    """Cells below `HEADS`."""
     quantity, scale = change.quantity, change.scale
     span = f"{scale * change.low:+.3g} to {scale * change.high:+.3g}"
     p = change.p
     return [
         Cell(change.setting.label, change.setting.label),
-        Cell(quantity.title if titles else quantity.name, quantity.name),
+        Cell(f"{quantity.title}{quantity.arrow}", quantity.name),
         _side(change.before, scale),
         _side(change.after, scale),
         Cell(f"{scale * change.difference:+.3g}", change.difference, STYLES.get(change.verdict, ""), span),

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steadygaze.report.changes import CLASS_HEADS, HEADS, change_figures, class_rows, row
+from steadygaze.report.changes import CLASS_HEADS, HEADS, change_figures, class_rows, row, sentence
 from steadygaze.report.figures import records_csv
 from steadygaze.report.html import rendered, write_all
 from steadygaze.report.page import Part
 from steadygaze.report.samples import shots_of
 from steadygaze.runs.compare import Comparison
+from steadygaze.runs.messages import plural
 from steadygaze.runs.untrusted.json_files import damaged_files
 
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
-FIRST = "After minus before on {images}; coloured: the paired 95 % interval excludes zero."
+FIRST = (
+    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Coloured: the paired 95 % "
+    "interval excludes zero."
+)
 NOTE = (
     "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
-    "test of "
-    "correct and wrong predictions."
+    "test of correct and wrong predictions; – where a row has none."
 )
 
 
@@ -58,9 +61,9 @@ def _write(comparison: Comparison, path: Path, show: int, images: bool) -> list[
         [card.run for card in (*comparison.before, *comparison.after)],
         title="Before and after",
         about=f"{one.model} {two.model}",
-        leads=[lead(comparison), *comparison.notes],
+        leads=[sentence(comparison), lead(comparison), *comparison.notes],
         parts=parts,
-        beside=f"{path.with_suffix('.csv').name} beside this file has the numbers.",
+        beside=f"{path.with_suffix('.csv').name} in the same folder contains the numbers.",
     )
     return write_all({path: page, path.with_suffix(".csv"): records_csv(comparison.records())})
 
@@ -76,7 +79,9 @@ def classes_part(comparison: Comparison) -> Part:
     """The classes gained and lost."""
     text = f"Accuracy by class ({comparison.setting}); intervals by Newcombe."
     rows = class_rows(comparison)
-    return Part("Classes gained and lost", "classes", text=text, heads=CLASS_HEADS, texts=1, rows=rows)
+    empty = "" if rows else "No class has a newly correct or newly wrong image."
+    title = "Classes gained and lost"
+    return Part(title, "classes", text=text, heads=CLASS_HEADS, texts=1, rows=rows, empty=empty)
 
 
 def turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
@@ -90,7 +95,7 @@ def turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
             Part(
                 TURNED[way],
                 f"turned-{way}",
-                text=f"{len(names)} of the images ({comparison.setting}). {text if names else ''}".strip(),
+                text=f"{plural(len(names), 'image')} ({comparison.setting}). {text if names else ''}".strip(),
                 shots=shots.get(way, []),
                 after=", ".join(names[:listed]) + more,
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FunctionLoader
+from markupsafe import Markup
 
 from steadygaze import __version__
 from steadygaze.errors import BadInput, RowsNotWritten, SteadygazeError
@@ -29,7 +30,7 @@ from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.table import Cell
 from steadygaze.runs.untrusted.json_files import damaged_files
 from steadygaze.runs.untrusted.schema import check_complete
-from steadygaze.runs.verify.summary import Line, Section, quantity
+from steadygaze.runs.verify.summary import CHANCE, Line, Section, quantity
 
 
 def write_report(
@@ -62,7 +63,7 @@ def _write_verify(
     folders = rows.folders
     table = rows.table(repeats=repeats)
     if not table.sections:
-        raise BadInput(f"{', '.join(map(str, folders))}: no row yet. Run steadygaze verify first.")
+        raise BadInput(f"{', '.join(map(str, folders))}: no rows yet. Run steadygaze verify first.")
     parts = [_part(section, rows, baseline, images) for section in table.sections]
     about = table.sections[0].model
     explained = _explained(table.sections)
@@ -106,7 +107,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
             else "",
             version=__version__,
             colours=svg.COLOURS,
-            **{"beside": "table.csv and table.md beside this file hold the numbers.", **given},
+            **{"beside": "table.csv and table.md in the same folder contain the numbers.", **given},
         )
     )
 
@@ -123,9 +124,10 @@ def _environment() -> Environment:
     return environment
 
 
-def _soft(name: str) -> str:
-    """A method's name that may be wrapped between its parts."""
-    return re.sub(r"([+:,=])", "\\1\u200b", name)
+def _soft(name: str) -> Markup:
+    """A name that may be wrapped between its parts, and is copied as it is."""
+    pieces = re.split(r"(?<=[+:,=_/])", name)
+    return Markup("<wbr>").join(pieces)
 
 
 def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
     run = rows.runs[section.run]
     return {
         "section": section,
-        "headings": [(q.name, q.title, q.better) for q in map(quantity, section.shown)],
+        "count": _count(section),
+        "headings": [(q.title, q.better, q.direction_text) for q in map(quantity, section.shown)],
+        "has_chance": any(method.partition(":")[0] == CHANCE for method, _ in section.lines),
         "lines": _ranking(section, base, ranks),
         "best": _called(section.lines[0], section),
         "base": _called(base, section),
@@ -152,6 +156,13 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         ],
         "gallery": gallery(rows.folders[section.run] if rows.folders else None, run) if images else None,
     }
+
+
+def _count(section: Section) -> str:
+    """How many methods, and how many rows if methods come with several scores."""
+    count, lines = len({method for method, _ in section.lines}), len(section.lines)
+    methods = plural(count, "attribution method")
+    return f"{methods} ({lines} with their scores)" if lines > count else methods
 
 
 def _called(line: Line, section: Section) -> str:
@@ -189,6 +200,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 ),
                 "flagged": len(section.flags.get(line, ())),
                 "base": line == base,
+                "chance": line[0].partition(":")[0] == CHANCE,
                 "metric": section.shown[0],
             }
         )
@@ -210,7 +222,7 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
         if series and len(across) > 1:
             title = f"{quantity(metric).title}: {drawn.axis}"
             chart = svg.lines(series, x_label="share of the patches, %", y_label=drawn.axis, title=title)
-            figures.append(Figure(drawn.title, drawn.better, chart))
+            figures.append(Figure(f"{drawn.title} ({quantity(metric).title})", drawn.better, chart))
     return figures
 
 
@@ -288,4 +300,5 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
     """(metric, range and direction, meaning) of everything that is shown."""
     names = dict.fromkeys(name for section in sections for name in section.shown)
-    return [(q.title, q.range_text, q.summary) for q in map(quantity, names) if q.summary]
+    shown = [q for q in map(quantity, names) if q.summary]
+    return [(q.title, q.range_text, f"{q.label}: {q.summary}" if q.label else q.summary) for q in shown]

@@ -47,6 +47,7 @@ class Part:
     folded: str = ""
     shots: list[Any] = field(default_factory=list)
     after: str = ""
+    empty: str = ""
 
 
 def legend(series: Sequence[svg.Series]) -> str:
@@ -62,7 +63,7 @@ def legend(series: Sequence[svg.Series]) -> str:
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     """The settings of a run of either kind, line by line; settings that it does not have are left out."""
     settings, about = run["settings"], run.get("about", {})
-    pictures = (
+    count = (
         f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
     )
     chosen = "the first ones" if settings.get("stream") else "spread evenly over the classes"
@@ -79,7 +80,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("command", about.get("command", "")),
         ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
         ("weights", settings["weights"]),
-        ("data", f"{settings.get('data', '')}{pictures}{limit}"),
+        ("data", f"{settings.get('data', '')}{count}{limit}"),
         ("hash of the images", settings.get("pictures_hash") or ""),
         ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
         ("explained class", settings.get("target", "")),

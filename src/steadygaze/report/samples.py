@@ -23,7 +23,7 @@ class Shot:
 
     name: str
     title: str
-    pictures: Titled
+    images: Titled
 
 
 def condition_images(run: Path) -> tuple[Titled, Titled, str]:
@@ -64,11 +64,11 @@ def shots_of(
 
 def _shot(before: tuple[Path, Samples, ImageSample], after: tuple[Path, Samples, ImageSample]) -> Shot:
     run, samples, image = before
-    pictures = [("image", data_address(run, image.file))]
+    images = [("image", data_address(run, image.file))]
     for side, (folder, own, one) in (("before", before), ("after", after)):
         words = f"{side}: {_class_name(own, one.predicted)} {percent(one.probability)}"
-        pictures.append((words, data_address(folder, one.map_file or one.file)))
-    return Shot(image.name, _class_name(samples, image.label), pictures)
+        images.append((words, data_address(folder, one.map_file or one.file)))
+    return Shot(image.name, _class_name(samples, image.label), images)
 
 
 def _class_name(samples: Samples, index: int) -> str:

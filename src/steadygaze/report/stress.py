@@ -25,7 +25,7 @@ def write_stress(
         raise BadInput("expected runs of one kind, got runs of verify and of stress: write a report for each")
     cards = rows.cards(repeats=repeats)
     if not all(card.keys for card in cards):
-        raise BadInput(f"{', '.join(map(str, rows.folders))}: no rows yet. Let steadygaze stress run first.")
+        raise BadInput(f"{', '.join(map(str, rows.folders))}: no rows yet. Run steadygaze stress first.")
     several = len(cards) > 1
     parts = [part for i, card in enumerate(cards) for part in _parts(card, i if several else None, images)]
     leads = [text for card in cards for text in (_lead(card), _unfinished(card)) if text]
@@ -89,7 +89,8 @@ def _tiles(card: Card) -> list[tuple[str, str, str]]:
         for key, title in suite.tiles.items():
             number = card.numbers.get(key)
             if number is not None:
-                tiles.append((title, _with_unit(number), _small_print(number)))
+                heading = f"{number.setting.label}: {number.quantity.title}{number.quantity.arrow}"
+                tiles.append((heading, _with_unit(number), _small_print(number, title)))
     return tiles
 
 
@@ -97,8 +98,8 @@ def _with_unit(number: Number) -> str:
     return f"{number.text(spread=False)} {number.quantity.unit}".strip()
 
 
-def _small_print(number: Number) -> str:
-    return "; ".join(filter(None, (number.spread_text, number.note)))
+def _small_print(number: Number, words: str) -> str:
+    return "; ".join(filter(None, (number.spread_text, words, number.quantity.direction_text, number.note)))
 
 
 def _all_numbers(card: Card, tail: str, mark: str) -> Part:
@@ -121,6 +122,7 @@ def _all_numbers(card: Card, tail: str, mark: str) -> Part:
         heads=["setting", "metric", "value", "images", "note"],
         rows=rows,
         folded=f"{len(rows)} numbers with 95 % intervals",
+        after="↑: higher is better; ↓: lower is better; –: no note.",
     )
 
 

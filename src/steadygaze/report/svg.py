@@ -9,7 +9,7 @@ from html import escape
 
 CELLS = 24  # methods of the agreement matrix
 LABELLED = 5  # points of a scatter that are named beside their dot
-COLOURS = 8  # the first so many series have a colour and a label; the others are thin and grey
+COLOURS = 8  # the first series, up to this number, have a colour and a label; the others are thin and grey
 STRONG = 0.6  # cells of the matrix as strong as this have light numbers
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40

@@ -1,6 +1,7 @@
-"""How a model holds up: corruptions, sequences, shifts, attacks, occlusion, segmentation, and what its
-attention does meanwhile."""
+"""Robustness of a model: corruptions, sequences, shifts, attacks, occlusion, segmentation, and its
+attention under them."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,7 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "salient_drop": "occlusion",
     "attention_measures": "attention",
     "attention_stability": "attention",
-    "attention_picture": "attention",
+    "attention_figure": "attention",
     "features": "neighbours",
     "knn_predict": "neighbours",
     "knn_accuracy": "neighbours",
@@ -54,10 +55,14 @@ _HOME = {  # public name -> module that holds it; imported on first use
     "retention": "segmentation",
     "CITYSCAPES_C": "segmentation",
 }
+_RENAMED = {"attention_picture": "attention_figure"}  # until version 0.3
 __all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOME:
         raise AttributeError(f"module 'steadygaze.robustness' has no attribute {name!r}")
     return getattr(import_module(f"steadygaze.robustness.{_HOME[name]}"), name)

@@ -7,7 +7,7 @@ With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
     PGD     x₀ = clip(x + U(−ε, ε), 0, 1)
             x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
 
-Images come and go as the model takes them, normalised; mean and std say how. ε and α are shares of the full
+Images are taken and returned normalised, with the given mean and std. ε and α are fractions of the full
 scale, so that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is
 attacked in evaluation mode.
 
@@ -70,7 +70,7 @@ def pgd(
 
 
 def budget(name: str, value: float) -> float:
-    """A size of perturbation as a share of the full scale, 0 up to (not including) 1."""
+    """A perturbation size as a fraction of the pixel range, from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise BadInput(
             f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}"

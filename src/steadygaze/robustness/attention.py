@@ -227,7 +227,7 @@ def _shape(images: Any) -> str:
 # -- images --------------------------------------------------------------------------------------
 
 
-def attention_picture(
+def attention_figure(
     model: nn.Module | ViT,
     clean: Float[Tensor, "1 c h w"],
     corrupted: Float[Tensor, "1 c h w"] | None = None,
@@ -235,14 +235,13 @@ def attention_picture(
     layer: int = -1,
     heads: bool = True,
     cell: int = 224,
-    pictures: Sequence[Any] = (),
+    images: Sequence[Any] = (),
 ) -> Any:
     """A PIL sheet of one layer's N x N map, mean over heads and each head; below, the same of the corrupted
     image.
 
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
-    Clean and corrupted share each column's colour scale. pictures: what to show beside the maps, one for each
-    row.
+    Clean and corrupted share each column's colour scale. images: shown next to the maps, one for each row.
     """
     from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 
@@ -252,9 +251,9 @@ def attention_picture(
         raise BadInput(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
     batches = [clean] if corrupted is None else [clean, corrupted]
     single = all(isinstance(b, Tensor) and b.dim() == 4 and len(b) == 1 for b in batches)
-    if not single or len(pictures) not in (0, len(batches)):
+    if not single or len(images) not in (0, len(batches)):
         raise BadInput(
-            f"expected one image (1, 3, H, W) in each row, and no pictures or {len(batches)}, "
+            f"expected one image (1, 3, H, W) in each row, and none or {len(batches)} in `images`, "
             f"got {[_shape(b) for b in batches]}"
         )
     kept: list[Tensor] = []
@@ -270,9 +269,9 @@ def attention_picture(
     scales = [max(robust_scale(rows[c]) for rows in columns) or 1.0 for c in range(len(columns[0]))]
     headings = ["mean of heads", *(f"head {h + 1}" for h in range(len(columns[0]) - 1))]
     drawn = [[paint(a / s, None) for a, s in zip(rows, scales, strict=True)] for rows in columns]
-    if pictures:
-        headings = ["picture", *headings]
-        drawn = [[to_pil_image(p), *row] for p, row in zip(pictures, drawn, strict=True)]
+    if images:
+        headings = ["image", *headings]
+        drawn = [[to_pil_image(p), *row] for p, row in zip(images, drawn, strict=True)]
     note = f"attention of layer {layer % depth + 1} of {depth}; rows look at columns"
     titles = ("clean", "corrupted")
     return tile(

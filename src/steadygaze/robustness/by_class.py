@@ -28,7 +28,7 @@ EXACT_UP_TO = 1000  # images that changed; above, logarithms instead of whole nu
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers in 0..1, with its 95 % interval."""
+    """A fraction of correct predictions in 0..1, with its 95 % interval."""
 
     value: float
     low: float
@@ -51,12 +51,12 @@ class ClassChange:
 
     @property
     def verdict(self) -> str:
-        """ "gained" or "lost" where the interval leaves zero out, otherwise "unclear"."""
+        """ "gained" or "lost" where the interval excludes zero, otherwise "unclear"."""
         return "gained" if self.low > 0 else "lost" if self.high < 0 else "unclear"
 
 
 def wilson(right: int, count: int) -> Accuracy:
-    """Share of right answers with Wilson's 95 % interval.
+    """Fraction of correct predictions with Wilson's 95 % interval.
 
     >>> round(wilson(8, 10).low, 4), round(wilson(8, 10).high, 4)
     (0.4902, 0.9433)
@@ -190,9 +190,9 @@ def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.asarray(before), np.asarray(after)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise BadInput(
-            f"expected right or wrong for the same images, at least one, got shapes {a.shape} and {b.shape}"
+            f"expected correct or wrong for the same images, at least one, got shapes {a.shape} and {b.shape}"
         )
     for x in (a, b):
         if x.dtype != bool and not np.isin(x, (0, 1)).all():
-            raise BadInput("expected right or wrong: booleans, or 0 and 1")
+            raise BadInput("expected correct or wrong: booleans, or 0 and 1")
     return a.astype(bool), b.astype(bool)

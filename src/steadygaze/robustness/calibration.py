@@ -23,8 +23,8 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """ece and confidence in 0..1; the bins of a reliability diagram: how many images, how sure, how right
-    (NaN: empty)."""
+    """ece and confidence in 0..1; the bins of a reliability diagram: number of images, mean confidence,
+    accuracy (NaN: empty)."""
 
     ece: float
     confidence: float
@@ -42,8 +42,8 @@ def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
 
 
 def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """ECE and mean confidence; `right` (B,) are the labels, or booleans where more than one label may be
-    right."""
+    """ECE and mean confidence; `right` (B,) are the labels, or booleans if more than one label may be
+    correct."""
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
         got = getattr(right, "shape", type(right).__name__)
@@ -53,12 +53,12 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
 
 
 def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """The same from confidences in 0..1 and whether each answer was right, as a run keeps them."""
+    """The same from confidences in 0..1 and whether each prediction was correct, as a run stores them."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
         raise BadInput(
-            "expected one confidence and one answer for each image, "
+            "expected one confidence and one label for each image, "
             f"got {tuple(sure.shape)} and {tuple(right.shape)}"
         )
     sure, ok = sure.double(), right.double()

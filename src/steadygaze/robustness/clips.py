@@ -1,9 +1,9 @@
 """ImageNet-P in its published layout: `<kind>/<synset>/*.mp4`, one clip of about 30 frames of 224 x 224 for
 each image.
 
-The archives hold more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for validation
-(`spatter`, ...). Those are left out, and counted. Films are decoded by PyAV or OpenCV, whichever is
-installed.
+The archives contain more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for
+validation (`spatter`, ...). Those are left out and counted. Videos are decoded by PyAV or OpenCV, whichever
+is installed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
         strange = [name for name in synsets if name not in class_index]
         if strange:
             raise BadInput(
-                f"{what}: {root / kind} holds folders that are no synsets of ImageNet: {some(strange)}"
+                f"{what}: {root / kind} contains folders that are not synsets of ImageNet: {some(strange)}"
             )
         films = [
             path
@@ -49,7 +49,7 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
             if path.suffix.lower() in FILMS
         ]
         if not films:
-            raise BadInput(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no film")
+            raise BadInput(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no video")
         items += [
             Shifted(
                 path.relative_to(root).as_posix(),
@@ -62,23 +62,21 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
             for path in films
         ]
     left_out = {"no kind of mFR": tuple(beyond)} if beyond else {}
-    _decoder()  # films that nobody here can read are found out now
+    _decoder()  # a missing decoder is reported now
     return Shift(what, items, ready=True, left_out=left_out, notes=tuple(filter(None, notes)))
 
 
 def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
-    """The frames of a film, RGB; at least two."""
+    """The frames of a video, RGB; at least two."""
     name, library = _decoder()
     if not Path(path).is_file():
-        raise BadImage(f"{path} is no film: no such file")
+        raise BadImage(f"{path} is not a video: no such file")
     try:
         frames = _by_av(library, path) if name == "av" else _by_opencv(library, path)
     except Exception as error:  # each library has errors of its own
-        raise BadImage(
-            f"{path} is no film that can be read ({str(error) or type(error).__name__})"
-        ) from error
+        raise BadImage(f"{path} is not a readable video ({str(error) or type(error).__name__})") from error
     if len(frames) < 2 or len({frame.shape for frame in frames}) > 1:
-        raise BadImage(f"{path}: expected a film of two frames or more, got {len(frames)}: cut off?")
+        raise BadImage(f"{path}: expected a video of two frames or more, got {len(frames)}: truncated?")
     return np.stack(frames)
 
 
@@ -88,7 +86,7 @@ def _decoder() -> tuple[str, Any]:
             return name, import_module(name)
         except ImportError:
             continue
-    raise BadInput("imagenet-p: its films need a decoder: pip install av, or opencv-python-headless")
+    raise BadInput("imagenet-p: its videos need a decoder: pip install av, or opencv-python-headless")
 
 
 def _by_av(av: Any, path: str | Path) -> list[np.ndarray]:

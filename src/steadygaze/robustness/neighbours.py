@@ -1,6 +1,6 @@
-"""Neighbours: how well the features serve for classes the model never saw, by k-nearest-neighbour accuracy.
+"""k-nearest-neighbour accuracy of the features on classes that the model was not trained on.
 
-Features are what the final classifier is given: the input of the linear map whose output is the logits. A
+Features are the input of the final classifier: the input of the linear map whose output is the logits. An
 image gets the class that most of its k nearest training images have, nearest by cosine or by Euclidean
 distance; between equal votes the smallest class index wins, as in scikit-learn. Accuracy in 0..1, higher is
 better.
@@ -23,8 +23,8 @@ CELLS = 1 << 24  # distances held at once
 
 
 def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-    """What the final linear map of any classifier is given. Two heads whose mean is the answer (distilled
-    DeiT): both, side by side."""
+    """The input of the final linear layer of any classifier. Two heads whose mean is the prediction
+    (distilled DeiT): the inputs of both, concatenated."""
     module = model.model if isinstance(model, ViT) else model
     seen: list[tuple[Tensor, Tensor]] = []
 

@@ -1,4 +1,4 @@
-"""Occlusion: a square painted over the middle of the image, and curves of accuracy while patches are
+"""Occlusion: a square that covers the middle of the image, and curves of accuracy while patches are
 dropped.
 
     centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
@@ -8,7 +8,7 @@ dropped.
 
 Dropped patches are removed after `embed`, k = int(r·P) of P, prefix tokens stay and every other patch keeps
 its position (Naseer et al., arXiv:2105.10497, paint them black instead). A model that needs its whole grid
-(Swin) is masked in its attention; the curve says so. A model that reads only patches says nothing when none
+(Swin) is masked in its attention, as the curve notes. A model that reads only patches has no output when none
 is left: 1 / classes.
 """
 
@@ -32,7 +32,7 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Curve:
-    """What is left of each image's answer: right (0 or 1; 1/classes where nothing is left) and probability of
+    """The prediction for each image: correct (0 or 1; 1/classes if no patch is left) and probability of
     the label, both (B, R), at the shares dropped. means: "removal" or "attention masking"."""
 
     shares: tuple[float, ...]
@@ -42,7 +42,7 @@ class Curve:
 
     @property
     def accuracy(self) -> Float[Tensor, " r"]:
-        """Share of right answers at each share dropped; higher is better."""
+        """Fraction of correct predictions at each share dropped; higher is better."""
         return self.right.mean(0)
 
 
@@ -54,7 +54,7 @@ def centre_square(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Float[Tensor, "b c h w"]:
-    """A copy of the normalised images with the middle `share` of each side painted over.
+    """A copy of the normalised images with the middle `share` of each side covered.
 
     fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero,
         −mean/std.
@@ -124,7 +124,9 @@ def salient_drop(
                 f"got {tuple(scores.shape)}"
             )
         if not torch.isfinite(scores).all():
-            raise BadInput("scores: expected finite numbers, got NaN or infinity; such a map ranks nothing")
+            raise BadInput(
+                "scores: expected finite numbers, got NaN or infinity; such a map gives no ranking"
+            )
         return scores.flatten(1).argsort(dim=1, descending=True, stable=True).to(images.device)
 
     return _drop(adapt(model), images, labels, order, shares)

@@ -118,7 +118,7 @@ def mean_error(errors: Errors, *, extra: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CorruptionScores:
-    """All scores of one model. `corruptions` says over how many corruptions `mean_error_all` is taken, 15 or
+    """All scores of one model. `corruptions`: the number of corruptions in `mean_error_all`, 15 or
     19."""
 
     clean: float
@@ -216,8 +216,8 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
 def mean_top5_distance(
     distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None
 ) -> float:
-    """mT5D in percent of a baseline's top-5 distances. AlexNet's are not at hand: without a baseline this is
-    the plain mean over the ten perturbations (uT5D in the paper's words: not standardised)."""
+    """mT5D in percent of a baseline's top-5 distances. AlexNet's are not included: without a baseline this
+    is the plain mean over the ten perturbations (uT5D in the paper: not standardised)."""
     if baseline is None:
         return _mean_ratio(distances, dict.fromkeys(PERTURBATIONS, 1.0)) / 100
     return _mean_ratio(distances, baseline)

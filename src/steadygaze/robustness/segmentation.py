@@ -1,4 +1,4 @@
-"""Segmentation under corruption: what a model says of every pixel, mean mIoU over corruptions, and how much
+"""Segmentation under corruption: the predicted class of every pixel, mean mIoU over corruptions, and how much
 of the clean mIoU is kept.
 
 Counts and IoU are those of `data.confusion`; images are corrupted by `corruptions.corrupt`.
@@ -66,10 +66,10 @@ Protocol = Literal["all", "cityscapes-c"]
 
 
 def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b h w"]:
-    """The class that a segmenter says of every pixel, from its scores at the image's size (bilinear); the
+    """The predicted class of every pixel, from a segmenter's scores at the image's size (bilinear); the
     model is left as it was.
 
-    An image with scores that are not finite has no answer: -1 everywhere.
+    An image with scores that are not finite has no prediction: -1 everywhere.
     """
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))

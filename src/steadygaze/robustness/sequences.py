@@ -65,28 +65,28 @@ CIFAR: dict[str, tuple[Any, ...]] = {
 SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
 
 
-def _crop(picture: np.ndarray, size: int) -> np.ndarray:
+def _crop(pixels: np.ndarray, size: int) -> np.ndarray:
     """The middle (size, size, 3)."""
-    top, left = round((picture.shape[0] - size) / 2), round((picture.shape[1] - size) / 2)
-    return np.ascontiguousarray(picture[top : top + size, left : left + size])
+    top, left = round((pixels.shape[0] - size) / 2), round((pixels.shape[1] - size) / 2)
+    return np.ascontiguousarray(pixels[top : top + size, left : left + size])
 
 
 def _affine(
-    picture: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
+    pil_image: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
 ) -> np.ndarray:
     """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels;
     black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
-    x, y = picture.width / 2, picture.height / 2
+    x, y = pil_image.width / 2, pil_image.height / 2
     back = (cos, sin, x - cos * (x + shift) - sin * y, -sin, cos, y + sin * (x + shift) - cos * y)
     how = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    return np.asarray(picture.transform(picture.size, Image.Transform.AFFINE, back, how))
+    return np.asarray(pil_image.transform(pil_image.size, Image.Transform.AFFINE, back, how))
 
 
-def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
+def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
     """The image's plane turned by `degrees` about both of its axes, seen from one diagonal away; black
     outside."""
-    width, height = picture.size
+    width, height = pil_image.size
     far, turn = math.hypot(width, height), math.radians(degrees)
     cos, sin = math.cos(turn), math.sin(turn)
     flat = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1], [0, 0, 1]])
@@ -101,7 +101,7 @@ def _tilted(picture: Image.Image, degrees: float) -> np.ndarray:
     back /= back[2, 2]
     way = tuple(float(value) for value in back.ravel()[:8])
     return np.asarray(
-        picture.transform(picture.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR)
+        pil_image.transform(pil_image.size, Image.Transform.PERSPECTIVE, way, Image.Resampling.BILINEAR)
     )
 
 
@@ -129,12 +129,12 @@ def _snow(
     return np.stack([fallen(image, motion(layer, radius, sigma, 4 * k - 150), 0.85) for k in range(frames)])
 
 
-def _zoom_blur(picture: Image.Image, size: int, frames: int, step: float) -> np.ndarray:
+def _zoom_blur(pil_image: Image.Image, size: int, frames: int, step: float) -> np.ndarray:
     """Frame k is the mean of the image and its k enlargements by 1 + step, 1 + 2 step, ..."""
-    total = to_float(_crop(np.asarray(picture), size))
+    total = to_float(_crop(np.asarray(pil_image), size))
     out = [total.to(torch.uint8).numpy()]
     for k in range(1, frames):
-        total = total + to_float(_crop(_affine(picture, scale=1 + step * k), size))
+        total = total + to_float(_crop(_affine(pil_image, scale=1 + step * k), size))
         out.append(to_bytes((total / (k + 1)).add_(1e-3)))
     return np.stack(out)
 
@@ -171,7 +171,7 @@ def sequence(
         )
     frames, *values = SETTINGS[check_settings(settings, size, size)][name]
     rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)
-    middle, picture = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))
+    middle, pil_image = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))
     centred = range(-(frames // 2), frames - frames // 2)
     match name:
         case "gaussian_noise" | "shot_noise":
@@ -180,17 +180,17 @@ def sequence(
         case "motion_blur":
             return _motion_blur(middle, frames, *values)
         case "zoom_blur":
-            return _zoom_blur(picture, size, frames, *values)
+            return _zoom_blur(pil_image, size, frames, *values)
         case "snow":
             return _snow(middle, frames, values[0], values[1], values[2], rng)
         case "brightness":
             return np.stack([brightness(middle, round(k * values[0], 6)) for k in centred])
         case "translate":
-            change = [partial(_affine, picture, shift=k - values[0], smooth=False) for k in range(frames)]
+            change = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
         case "rotate":
-            change = [partial(_affine, picture, angle=k * values[0]) for k in centred]
+            change = [partial(_affine, pil_image, angle=k * values[0]) for k in centred]
         case "tilt":
-            change = [partial(_tilted, picture, k * values[0]) for k in centred]
+            change = [partial(_tilted, pil_image, k * values[0]) for k in centred]
         case _:
-            change = [partial(_affine, picture, scale=values[0] + k * values[1]) for k in range(frames)]
+            change = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
     return np.stack([_crop(one(), size) for one in change])

@@ -15,8 +15,8 @@ from steadygaze.data.benchmarks import (
     folder,
     folders_in,
     imagenet_synsets,
-    pictures,
 )
+from steadygaze.data.dataset_tree import image_files
 from steadygaze.data.folders import Item, evenly
 from steadygaze.data.images import read_image
 from steadygaze.errors import BadInput
@@ -24,8 +24,8 @@ from steadygaze.errors import BadInput
 
 @dataclass(frozen=True)
 class Shifted(Item):
-    """A picture with every class that is right for it; `label` is the first. group: a part of the set that is
-    scored alone."""
+    """An image with every class that is correct for it; `label` is the first. group: a part of the set that
+    is scored separately."""
 
     right: tuple[int, ...] = ()
     group: str = ""
@@ -34,7 +34,7 @@ class Shifted(Item):
 @dataclass(frozen=True)
 class Shift:
     """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
-    ready: the pictures have the model's size already and want no resizing. left_out: {why: which}. notes:
+    ready: the images already have the model's size and are not resized. left_out: {reason: names}. notes:
     what is missing."""
 
     name: str
@@ -46,13 +46,11 @@ class Shift:
     notes: tuple[str, ...] = ()
 
     def read(self, item: Item) -> Image.Image:
-        """The picture as RGB, its border cut off if it has one."""
-        picture = read_image(item.path)
+        """The image as RGB, without its border if it has one."""
+        image = read_image(item.path)
         if not self.border:
-            return picture
-        return picture.crop(
-            (self.border, self.border, picture.width - self.border, picture.height - self.border)
-        )
+            return image
+        return image.crop((self.border, self.border, image.width - self.border, image.height - self.border))
 
 
 def read_synset_folders(
@@ -85,16 +83,17 @@ def read_class_folders(
     others: bool = False,
     above: Path | None = None,
 ) -> Shift:
-    """The pictures of ROOT/<folder>/, each right for its folder's classes, in an order that visits the
+    """The images of ROOT/<folder>/, labelled with the classes of their folder, in an order that visits the
     classes evenly."""
     present = [name for name in folders_in(root) if name in right or not others]
     notes = [complete(what, root, "class folder", right, present, partial=partial)]
     groups = []
     for name in present:
-        found = pictures(root / name)
+        found = image_files(root / name)
         if not found and not partial:
             raise BadInput(
-                f"{what}: {root / name} holds no picture. Half downloaded? partial=True reads what is there"
+                f"{what}: {root / name} contains no image. Incomplete download? partial=True reads what is "
+                "there"
             )
         notes.append("" if found else f"{name} is empty")
         base = root if above is None else above
@@ -107,9 +106,9 @@ def read_class_folders(
         )
     items = cast(list[Shifted], evenly(groups))
     if not items:
-        raise BadInput(f"{what}: expected pictures in {root}/<class>/, found none")
+        raise BadInput(f"{what}: expected images in {root}/<class>/, found none")
     if expected is not None:
-        notes.append(complete_count(what, root, "pictures", len(items), expected, partial=partial))
+        notes.append(complete_count(what, root, "images", len(items), expected, partial=partial))
     return Shift(what, items, notes=tuple(note for note in notes if note))
 
 
@@ -120,7 +119,7 @@ def read_json(what: str, file: Path, kind: type) -> Any:
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): cut off?") from error
+        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): truncated?") from error
     if not isinstance(read, kind) or not read:
         raise BadInput(
             f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}"

@@ -1,21 +1,21 @@
-"""Shifts: other pictures of the same 1,000 classes, read in their published layouts, and scored by their
-protocols.
+"""Distribution shifts: other images of the same 1,000 classes, read in their published layouts and scored by
+their protocols.
 
 | name | layout | right | group |
 | --- | --- | --- | --- |
-| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 pictures | one | |
-| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 pictures | one | style |
-| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 pictures | one | |
-| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 pictures | one | |
+| imagenet-a | `<synset>/*.jpg`, 200 classes, 7,500 images | one | |
+| imagenet-r | `<synset>/<style>_0.jpg`, 200 classes, 30,000 images | one | style |
+| imagenet-sketch | `<synset>/*.JPEG`, 1,000 classes, 50,889 images | one | |
+| imagenet-v2 | `<0..999>/*.jpeg`, 10,000 images | one | |
 | imagenet-real | ILSVRC2012_val_*.JPEG, flat or by synset, and real.json | any of several | |
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
 | imagenet-p | `<kind>/<synset>/*.mp4`, see `clips` | flips, not answers | kind |
 
-A prediction is right in the top k if any right class is among the k highest logits: of all 1,000 ("top1 of
-1000"), and, where the official protocol restricts the classes, of those alone ("top1 of 200"). Higher is
-better. Nothing is skipped in silence: what is missing is an error (`partial=True`: a note), and what a
+A prediction is correct in the top k if any correct class is among the k highest logits: of all 1,000
+("top1 of 1000"), and, where the official protocol restricts the classes, of those alone ("top1 of 200").
+Higher is better. Nothing is skipped silently: missing files are an error (`partial=True`: a note), and what a
 protocol leaves out is counted in `left_out`.
 """
 
@@ -60,7 +60,7 @@ SI_SCORE = {  # its names that are not ImageNet's own
     "light switch": "switch",
     "maracas": "maraca",
 }
-BORDER = 2  # pixels around every picture of ObjectNet
+BORDER = 2  # pixels around every image of ObjectNet
 
 
 def any_correct(
@@ -70,18 +70,18 @@ def any_correct(
     k: int,
     classes: Sequence[int] | None = None,
 ) -> Bool[Tensor, " b"]:
-    """Whether any right class is among the k highest logits, of all or of `classes` alone; equal logits: the
-    lower index first."""
+    """Whether any correct class is among the k highest logits, of all classes or of `classes`; ties: lower
+    index first."""
     if logits.dim() != 2 or len(right) != len(logits):
         shape = tuple(logits.shape)
         raise BadInput(
-            f"expected logits (B, classes) and right classes for each, got {shape} and {len(right)}"
+            f"expected logits (B, classes) and correct classes for each, got {shape} and {len(right)}"
         )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
     if highest >= logits.shape[1] or any(not row for row in right):
         raise BadInput(
-            f"expected right classes in 0..{logits.shape[1] - 1}, at least one per image; "
+            f"expected correct classes in 0..{logits.shape[1] - 1}, at least one per image; "
             f"the highest is {highest}"
         )
     if not 1 <= k <= columns:
@@ -100,7 +100,7 @@ def any_correct(
 def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
-    """Right or wrong for each picture under every protocol of the set, by its name: "top1 of 1000", "top5 of
+    """Whether each image is classified correctly, by the name of the protocol: "top1 of 1000", "top5 of
     200", ..."""
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
@@ -156,8 +156,8 @@ def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
-    """The validation pictures of ImageNet under the reassessed labels; pictures that have none left are left
-    out, and counted.
+    """The validation images of ImageNet with the reassessed labels. Images without a label are left out and
+    counted.
 
     real: the published real.json; by default the one in `root`.
     """
@@ -174,14 +174,12 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
             f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
             f"got {some(beyond) or 'none'}"
         )
-    note = complete_count(what, root, "pictures", len(found), len(labels), partial=partial)
+    note = complete_count(what, root, "images", len(found), len(labels), partial=partial)
     items, without = [], []
     for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
         if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
-            raise BadInput(
-                f"{what}: {file} gives picture {number} the classes {list(right)}, expected 0..999"
-            )
+            raise BadInput(f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999")
         if right:
             items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
         else:
@@ -291,8 +289,8 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """The published ImageNet-C: 15 corruptions (or others, if asked for) of 50,000 pictures at 5 severities.
-    Corruptions that are there but not asked for are left out, and named."""
+    """The published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities. Other
+    corruptions in the folder are left out and listed."""
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -329,7 +327,7 @@ def imagenet_c(
         what,
         items,
         ready=True,
-        left_out={"corruptions not asked for": beyond} if beyond else {},
+        left_out={"corruptions not requested": beyond} if beyond else {},
         notes=tuple(notes),
     )
 

@@ -3,8 +3,8 @@ varied at a time.
 
 J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the image,
 its centre is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
-pasted; what leaves the image is cut off, and `inside` says how much of the box is left. Angles end in 1 so
-that every one is resampled alike.
+pasted; what leaves the image is cut off, `inside` is the fraction of the box that is left. Angles end in 1 so
+that all are resampled in the same way.
 
 | factor | varied | held |
 | --- | --- | --- |
@@ -40,9 +40,9 @@ AREA = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """A made image (S, S, 3) and how it was made; background is the index of the one that was drawn."""
+    """A composed image (S, S, 3) and its settings; background: index of the background that was drawn."""
 
-    picture: Pixels
+    pixels: Pixels
     factor: str
     x: float
     y: float
@@ -53,7 +53,7 @@ class Synthetic:
 
     @property
     def value(self) -> Any:
-        """What the factor was set to."""
+        """The value of the factor."""
         return {"location": (self.x, self.y), "rotation": self.rotation, "size": self.area}[self.factor]
 
 
@@ -89,13 +89,13 @@ def place(
     if rotation % 360:
         thing = thing.rotate(rotation, Image.Resampling.BICUBIC, expand=True)
     left, top = round(x * width - thing.width / 2), round(y * height - thing.height / 2)
-    picture = Image.fromarray(background)
-    picture.paste(thing, (left, top), thing)
+    composed = Image.fromarray(background)
+    composed.paste(thing, (left, top), thing)
     seen = [
         max(0, min(at + long, side) - max(at, 0))
         for at, long, side in ((left, thing.width, width), (top, thing.height, height))
     ]
-    return np.array(picture), seen[0] * seen[1] / (thing.width * thing.height)
+    return np.array(composed), seen[0] * seen[1] / (thing.width * thing.height)
 
 
 def vary(
@@ -130,38 +130,38 @@ def vary(
             setting |= dict(zip("xy", value, strict=True))
         else:
             setting["rotation" if factor == "rotation" else "area"] = float(value)
-        picture, inside = place(cut, behind, **setting)
-        out.append(Synthetic(picture, factor, background=chosen, inside=inside, **setting))
+        pixels, inside = place(cut, behind, **setting)
+        out.append(Synthetic(pixels, factor, background=chosen, inside=inside, **setting))
     return out
 
 
 def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixels:
-    """The object where it was, before another background; that one is cropped to the image's shape and
-    resized."""
+    """The object on another background, in its original position; the background is cropped to the image's
+    shape and resized."""
     height, width = _checked(image).shape[:2]
     return _blend(image, _alpha(image, mask), _fitted(background, height, width))
 
 
 def remove_background(image: Pixels, mask: np.ndarray, *, colour: Sequence[int] = (128, 128, 128)) -> Pixels:
-    """The object where it was, before a plain colour."""
+    """The object on a plain colour, in its original position."""
     if len(colour) != 3 or any(not 0 <= c <= 255 for c in colour):
         raise BadInput(f"colour: expected three numbers of 0..255, got {list(colour)}")
     plain = np.broadcast_to(np.array(colour, dtype=np.uint8), _checked(image).shape)
     return _blend(image, _alpha(image, mask), plain)
 
 
-def square(picture: Pixels, side: int) -> Pixels:
+def square(image: Pixels, side: int) -> Pixels:
     """The middle square of an image, resized to `side`."""
-    return _fitted(picture, side, side)
+    return _fitted(image, side, side)
 
 
-def _fitted(picture: Pixels, height: int, width: int) -> Pixels:
+def _fitted(image: Pixels, height: int, width: int) -> Pixels:
     """The largest middle part of the wanted shape, resized."""
-    have_height, have_width = _checked(picture).shape[:2]
+    have_height, have_width = _checked(image).shape[:2]
     scale = min(have_height / height, have_width / width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
     top, left = (have_height - rows) // 2, (have_width - columns) // 2
-    part = Image.fromarray(np.ascontiguousarray(picture[top : top + rows, left : left + columns]))
+    part = Image.fromarray(np.ascontiguousarray(image[top : top + rows, left : left + columns]))
     return np.array(part.resize((width, height), Image.Resampling.BILINEAR))
 
 

@@ -87,11 +87,13 @@ def measure_side(
         return folder
     if (folder / "run.json").is_file():
         raise BadInput(
-            f"{side} holds a single run: expected a model, or a folder with stress/ and verify/. "
+            f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
             "Compare stress runs with compare-models."
         )
     if request.data is None:
-        raise BadInput(f"{side} is a model that is to be measured: expected a folder of data", option="data")
+        raise BadInput(
+            f"{side} is a model that has not been measured: expected a folder of data", option="data"
+        )
     model, _, file = side.partition("@")
     out = request.out / name
     common: dict[str, Any] = {
@@ -136,7 +138,8 @@ def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
         ]
     if not changes:
         raise BadInput(
-            f"{before} and {after} have no method and metric in common: verify both with the same ones"
+            f"{before} and {after} have no method and metric in common: run verify on both with the "
+            "same methods and metrics"
         )
     return changes
 

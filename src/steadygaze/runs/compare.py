@@ -219,7 +219,7 @@ def _images(rows: Rows) -> list[set[str]]:
     columns = rows.columns()
     found = [columns.distinct("image", columns.run == number) for number in range(len(rows.runs))]
     if not all(found):
-        raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Let steadygaze stress run first.")
+        raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Run steadygaze stress first.")
     return found
 
 
@@ -271,7 +271,7 @@ def _paired(
             most[label] = max(most.get(label, 0), len(images))
         counts = some(f"{label} {count}" for label, count in sorted(most.items()))
         notes.append(
-            f"images that some run lacks, and that are left out: {counts}. An unfinished run, or numbers "
+            f"images that are missing from a run and are left out: {counts}. An unfinished run, or numbers "
             "that are NaN?"
         )
     if not lost and all(set(card.keys) == shared for card in every):

@@ -109,7 +109,7 @@ def total_work(jobs: Iterable[Job], world: World) -> int:
 
 
 def owned_images(count: int | None, batch_size: int, world: World) -> int | None:
-    """Of so many images in batches, how many are this process's; None if the number is unknown."""
+    """How many of `count` images, in batches, belong to this process; None if the number is unknown."""
     if count is None:
         return None
     starts = enumerate(range(0, count, batch_size))
@@ -128,7 +128,7 @@ def _required(jobs: Iterable[Job]) -> list[Job]:
 class Run:
     """A run that is being computed: into a folder that can be resumed, or into memory if `out` is None.
 
-    settings: everything that defines the numbers; a folder that holds a run with other settings is refused
+    settings: everything that defines the numbers; a folder that contains a run with other settings is refused
     about: what does not change the numbers, such as the command
     task, unit: reported to `on_progress`; total: units of all jobs of this process, None if unknown
 

@@ -38,8 +38,8 @@ def small_sample_note(images: int) -> str:
     if images >= ENOUGH:
         return ""
     if images == 1:
-        return "A single image says nothing about others: its intervals have no width."
+        return "One image gives no interval: nothing can be concluded about other images."
     return (
-        f"{images} images are few: bootstrap intervals (±) come out too narrow. Use {ENOUGH} or more before "
-        "you trust a difference."
+        f"{images} images are few: bootstrap intervals (±) are too narrow. Use {ENOUGH} or more before "
+        "relying on a difference."
     )

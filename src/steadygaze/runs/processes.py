@@ -51,7 +51,7 @@ def world() -> World:
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
             warnings.warn(
-                "accelerate launch --cpu starts a single process, whatever --num_processes says (it leaves "
+                "accelerate launch --cpu starts a single process, whatever --num_processes is (it leaves "
                 "that to "
                 "MPI). On CPUs use accelerate launch --multi_gpu --num_processes 2 -m steadygaze ..., or "
                 "torchrun.",

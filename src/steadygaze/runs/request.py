@@ -1,4 +1,4 @@
-"""What a run is given, by `verify` and by `stress` alike: the model, the data, where the rows go."""
+"""What both `verify` and `stress` are given: the model, the data, where the rows go."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:
-    """What a row says of the model: its name, and the hash of its weights."""
+    """The model in a row: its name, and the hash of its weights."""
     return loaded.identity if loaded else {"model": type(model).__name__, "weights": weights_hash(model)}
 
 

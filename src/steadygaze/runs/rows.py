@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from steadygaze.runs.verify.summary import Table
 
 Row = dict[str, Any]
-Key = tuple[str, str, str, str]  # image and row key: what tells a row from every other row of the run
+Key = tuple[str, str, str, str]  # image and row key: what identifies a row in its run
 _OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
 COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
 STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 
 
 def row_key(row: Row) -> RowKey:
-    """What tells a row from the other rows of its image."""
+    """What identifies a row among the rows of its image."""
     return row.get("method") or row["setting"], row.get("score", ""), row["metric"]
 
 
 def key_of(row: Row) -> Key:
-    """What tells a row from every other row of the run."""
+    """What identifies a row in its run."""
     return row["image"], *row_key(row)
 
 
@@ -88,7 +88,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         return check_run(parse_json(read_bounded(folder, path.name)), str(path))
     except FileNotFoundError as error:
         raise BadInput(
-            f"{folder} is no run: it has no run.json. Make one with verify or stress and this folder as out."
+            f"{folder} is not a run folder: it has no run.json. Create one with verify or stress, "
+            "with this folder as out."
         ) from error
     except BadInput:
         raise
@@ -106,7 +107,7 @@ def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]
         check(row)
     except ValueError as error:
         raise BadInput(
-            f"{path}, line {number}, is no row ({error}). Delete that line; its batch is computed again."
+            f"{path}, line {number}, is not a row ({error}). Delete that line; its batch is computed again."
         ) from error
     return dict(row)
 

@@ -17,7 +17,7 @@ from steadygaze.files import write_atomic
 from steadygaze.runs.untrusted.json_files import read_bounded
 
 FOLDER, INDEX = "samples", "samples.json"
-SIDE = 200  # pixels of a thumbnail's longer side
+SIDE = 448  # pixels of the longer side of a stored image: pages show it small, and whole on a click
 
 
 def read_index(run: Path) -> dict[str, Any] | None:

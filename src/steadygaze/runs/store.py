@@ -45,7 +45,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RowsNotWritten(
-            f"the folder {folder} cannot be made ({error.strerror}): choose another output folder"
+            f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
 
 
@@ -66,7 +66,7 @@ def holds_run(folder: Path, settings: dict[str, Any]) -> bool:
     path = folder / "run.json"
     if not path.exists() and row_files(folder) and not path.exists():  # another shard may begin meanwhile
         raise BadInput(
-            f"{folder} holds rows but no run.json, so their settings are unknown: choose another output "
+            f"{folder} contains rows but no run.json, so their settings are unknown: choose another output "
             "folder"
         )
     if not path.exists():
@@ -92,9 +92,8 @@ def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, An
         changes = (f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
         hint = " (other images, or the same ones in another order)" if "pictures_hash" in changed else ""
         raise BadInput(
-            f"{folder} holds a run with other settings: {'; '.join(changes)}{hint}. Use the same settings to "
-            "resume "
-            "it, or choose another output folder."
+            f"{folder} contains a run with other settings: {'; '.join(changes)}{hint}. Use the same settings "
+            "to resume it, or choose another output folder."
         )
 
 

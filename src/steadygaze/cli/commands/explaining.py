@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
+from steadygaze.cli.commands.help_text import DATA, LIMITS, METHODS, OUTPUT, SERVER
 from steadygaze.cli.commands.parsing import model_options, parse_region, split_methods, text_classes
 from steadygaze.method_registry import DEFAULT
 
@@ -24,37 +25,60 @@ def explain(
     target: Annotated[
         str,
         typer.Option(
-            help="Class to explain: auto (the predicted class, the most probable label), an index or a name."
+            "--target",
+            "-t",
+            help="Class to explain: auto (the predicted class, the most probable label), an index or a name.",
+            rich_help_panel=METHODS,
         ),
     ] = "auto",
     top: Annotated[
         int,
         typer.Option(
+            metavar="K",
             min=1,
-            help="Explain this many classes or labels of each image, the most probable ones; at most 100.",
+            help="Explain the K most probable classes or labels of each image; at most 100.",
+            rich_help_panel=METHODS,
         ),
     ] = 1,
     score: Annotated[
         str | None,
         typer.Option(
-            help="Quantity to explain: logit, log_prob, log_odds, contrast, prob. Default: the method's own."
+            help="Quantity to explain: logit, log_prob, log_odds, contrast, prob. Default: the method's own.",
+            rich_help_panel=METHODS,
         ),
     ] = None,
     signed: Annotated[
-        bool, typer.Option("--signed", help="Also draw negative attributions: evidence against the class.")
+        bool,
+        typer.Option(
+            "--signed",
+            help="Also draw negative attributions: evidence against the class.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     patches: Annotated[
-        bool, typer.Option("--patches", help="Also write overlays without interpolation between patches.")
+        bool,
+        typer.Option(
+            "--patches",
+            help="Also write overlays without interpolation between patches.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     diffmask: options.DiffMask = None,
     maps: Annotated[
         Path | None,
         typer.Option(
-            help="Also store the maps in this folder, in float16, for `verify --maps`. Keys are paths below "
-            "the given folders, or names of files."
+            metavar="FOLDER",
+            help="Also store the maps in this folder, in float16, for `verify --maps`. Keys are paths "
+            "relative to the given folders, or file names.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Explain at most this many images.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, help="Explain at most N images.", rich_help_panel=DATA
+        ),
+    ] = None,
     shapley: options.Shapley = None,
     batch_size: options.BatchSize = 8,
     num_classes: options.NumClasses = None,
@@ -71,7 +95,14 @@ def explain(
     device: options.Device = "auto",
     shard: options.Shard = None,
     out: Annotated[
-        Path, typer.Option(help="Output folder. Overlays of an earlier run into it are removed.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Output folder. Overlays that an earlier run wrote into it are removed.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = Path("steadygaze-out"),
 ) -> None:
     """Explain predictions: which patches is a prediction based on?
@@ -80,9 +111,10 @@ def explain(
     manifest.json. Unreadable files are skipped and listed at the end, and the exit code is 1. Ctrl-C ends the
     current search and keeps its map so far; a second one within two seconds ends the command.
 
-    Example: steadygaze explain cat.jpg --model deit_tiny_patch16_224 --methods gae,gaze
-    Example: steadygaze explain cat.jpg --model openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
-    Example: steadygaze explain street.jpg --model ./segformer --region point=120,80 --target road
+    Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224
+    Example: steadygaze explain photos -m deit_tiny_patch16_224 --methods gae,gaze --top 3 -o maps
+    Example: steadygaze explain cat.jpg -m openai/clip-vit-base-patch32 --text "a cat" --text "a dog"
+    Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
     """
     from steadygaze.cli.explain import ExplainOptions, run
     from steadygaze.runs.shards.shard import parse_shard
@@ -115,8 +147,15 @@ def explain(
     raise typer.Exit(run(request))
 
 
-def demo(out: Annotated[Path, typer.Option(help="Output folder.")] = Path("steadygaze-demo")) -> None:
-    """Explain small example images with six methods and an embedded model. Needs no network."""
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Output folder.")] = Path(
+        "steadygaze-demo"
+    ),
+) -> None:
+    """Explain the bundled example images with six methods and the embedded model. Needs no network.
+
+    Example: steadygaze demo
+    """
     from steadygaze.cli.explain import run_demo
 
     raise typer.Exit(run_demo(out))
@@ -145,28 +184,65 @@ def serve(
             help="Address to bind. By default 127.0.0.1, which accepts connections from this machine only, "
             "under the names localhost, 127.0.0.1 and [::1]; 0.0.0.0 accepts connections from the network. "
             "With --host, requests for every host name are accepted.",
+            rich_help_panel=SERVER,
             show_default=False,
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to bind.")] = 7860,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    max_methods: Annotated[int, typer.Option(min=1, help="Methods in one call.")] = 12,
-    max_budget: Annotated[int, typer.Option(min=1, help="Forward passes of one method.")] = 2_000,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=1, max=65535, help="Port to bind.", rich_help_panel=SERVER)
+    ] = 7860,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser.", rich_help_panel=SERVER)
+    ] = False,
+    max_methods: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most methods of one call.", rich_help_panel=LIMITS)
+    ] = 12,
+    max_budget: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Most forward passes of one method.", rich_help_panel=LIMITS),
+    ] = 2_000,
     max_cost: Annotated[
-        int, typer.Option(min=1, help="Forward passes of all methods of one call together.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Most forward passes of all methods of one call.", rich_help_panel=LIMITS
+        ),
     ] = 5_000,
     max_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Running time of one call; then it is cancelled.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="Longest running time of one call; it is then cancelled.",
+            rich_help_panel=LIMITS,
+        ),
     ] = 60.0,
-    max_upload_mb: Annotated[float, typer.Option(min=0.1, help="Size of an uploaded file, in MB.")] = 20.0,
+    max_upload_mb: Annotated[
+        float, typer.Option(metavar="MB", min=0.1, help="Largest uploaded file.", rich_help_panel=LIMITS)
+    ] = 20.0,
     max_calls_per_client: Annotated[
-        int, typer.Option(min=1, help="Calls from one address that run or wait at the same time.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Most calls from one address that run or wait at the same time.",
+            rich_help_panel=LIMITS,
+        ),
     ] = 4,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="Calls from all addresses that run or wait at the same time.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Most calls from all addresses that run or wait at the same time.",
+            rich_help_panel=LIMITS,
+        ),
     ] = 100,
 ) -> None:
-    """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app)."""
+    """Serve an interactive page: explain an image, test the explanation, remove patches (extra: app).
+
+    Example: steadygaze app
+    Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
+    """
     from steadygaze.app import Limits
     from steadygaze.cli.serving import run
 

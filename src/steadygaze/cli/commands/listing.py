@@ -10,28 +10,44 @@ from steadygaze.cli.commands import options
 
 
 def methods(*, json: options.Json = False) -> None:
-    """List the attribution methods."""
+    """List the attribution methods.
+
+    Example: steadygaze methods
+    Example: steadygaze methods --json
+    """
     from steadygaze.cli.listing import print_methods
 
     print_methods(json)
 
 
 def metrics(*, json: options.Json = False) -> None:
-    """List the metrics of `steadygaze verify`."""
+    """List the metrics of `steadygaze verify`.
+
+    Example: steadygaze metrics
+    Example: steadygaze metrics --json
+    """
     from steadygaze.cli.listing import print_metrics
 
     print_metrics(json)
 
 
 def suites(*, json: options.Json = False) -> None:
-    """List the suites of `steadygaze stress`."""
+    """List the suites of `steadygaze stress`.
+
+    Example: steadygaze suites
+    Example: steadygaze suites --json
+    """
     from steadygaze.cli.listing import print_suites
 
     print_suites(json)
 
 
 def losses(*, json: options.Json = False) -> None:
-    """List the losses that training recipes can name."""
+    """List the losses that training recipes can name.
+
+    Example: steadygaze losses
+    Example: steadygaze losses --json
+    """
     from steadygaze.cli.listing import print_losses
 
     print_losses(json)
@@ -42,7 +58,11 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
     json: options.Json = False,
 ) -> None:
-    """List the models that can be loaded by name."""
+    """List the models that can be loaded by name.
+
+    Example: steadygaze models deit
+    Example: steadygaze models 'vit_*_384*' --json
+    """
     from steadygaze.cli.listing import print_models
 
     print_models(pattern, json)

@@ -1,4 +1,4 @@
-"""Commands that measure and report: verify, stress, status, report, compare-models, card."""
+"""Commands that measure: verify, stress, card."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
+from steadygaze.cli.commands.help_text import DATA, METHODS, MODEL, OUTPUT, SUITES
 from steadygaze.cli.commands.parsing import (
     command_line,
     model_options,
@@ -16,6 +17,7 @@ from steadygaze.cli.commands.parsing import (
     split_names,
     split_numbers,
     text_classes,
+    with_chance,
 )
 from steadygaze.method_registry import DEFAULT
 
@@ -31,10 +33,20 @@ def verify(
         typer.Option(
             "--methods",
             "--method",
+            "-M",
             help=f"Attribution methods, {options.METHOD_SYNTAX}. all: every method the model supports; "
             f"quick: all but the search methods. Default: {DEFAULT}.",
+            rich_help_panel=METHODS,
         ),
     ] = None,
+    random: Annotated[
+        bool,
+        typer.Option(
+            "--random/--no-random",
+            help="Also measure the method random, the chance level.",
+            rich_help_panel=METHODS,
+        ),
+    ] = True,
     metrics: options.Metrics = None,
     score: Annotated[
         list[str] | None,
@@ -43,38 +55,55 @@ def verify(
             "--scores",
             help="Quantities to explain, comma-separated: logit, log_prob, log_odds, contrast, prob. "
             "Default: each method's own.",
+            rich_help_panel=METHODS,
         ),
     ] = None,
     target: Annotated[
-        str, typer.Option(help="Class to explain: label, predicted, a class index or a class name.")
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Class to explain: label, predicted, a class index or a class name.",
+            rich_help_panel=METHODS,
+        ),
     ] = "label",
     start_layers: Annotated[
         str | None,
         typer.Option(
-            help="all, or layers such as 0,3,6: also score each method with +plus from these layers on."
+            metavar="LAYERS",
+            help="Also measure each method with +plus, starting at these layers: all, or 0,3,6.",
+            rich_help_panel=METHODS,
         ),
     ] = None,
     ratios: Annotated[
         str | None,
-        typer.Option(help="Fractions of patches to remove or keep. Default: 0.1,0.2,...,0.9."),
+        typer.Option(
+            metavar="LIST",
+            help="Fractions of patches to remove or keep. Default: 0.1,0.2,...,0.9.",
+            rich_help_panel=METHODS,
+        ),
     ] = None,
     fill: Annotated[
         str,
         typer.Option(
-            help="What replaces pixels in positive_perturbation and negative_perturbation: zero (black), "
-            "mean, blur or noise."
+            help="Pixel values of removed patches in positive_perturbation and negative_perturbation: zero "
+            "(black), mean, blur or noise.",
+            rich_help_panel=METHODS,
         ),
     ] = "zero",
     diffmask: options.DiffMask = None,
     maps: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of maps to measure, made by this or another program (docs/maps.md). Without "
-            "--methods, only these are measured."
+            metavar="FOLDER",
+            help="Stored maps to measure, written by `explain --maps` or another program (docs/maps.md). "
+            "Without --methods, only these are measured.",
+            rich_help_panel=METHODS,
         ),
     ] = None,
     keep_maps: Annotated[
-        bool, typer.Option("--keep-maps", help="Store the maps of the methods in float16, in OUT/maps.")
+        bool,
+        typer.Option("--keep-maps", help="Store the maps in float16, in OUT/maps.", rich_help_panel=OUTPUT),
     ] = False,
     shapley: options.Shapley = None,
     limit: options.Limit = None,
@@ -103,7 +132,9 @@ def verify(
     Prints a ranking of the methods and writes one row per image, method and metric; `steadygaze report`
     turns the rows into a page.
 
-    Example: steadygaze verify --model embedded --data photos --methods gae,gaze --out run
+    Example: steadygaze verify -m embedded -d photos --methods gae,gaze -o run
+    Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val -n 500 --methods quick -o run
+    Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
     """
     from steadygaze.cli.verify import estimate, run
     from steadygaze.runs.shards.shard import parse_shard
@@ -118,7 +149,7 @@ def verify(
         out=out,
         checkpoint=checkpoint,
         masks=masks,
-        methods=split_methods(methods or ([DEFAULT] if maps is None else [])),
+        methods=with_chance(split_methods(methods or ([DEFAULT] if maps is None else [])), random),
         metrics=split_names(metrics) or DEFAULT_METRICS,
         scores=split_names(score) or None,
         limit=limit,
@@ -148,10 +179,24 @@ def verify(
 def stress(
     *,
     context: typer.Context,
-    model: Annotated[str, typer.Option(help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help=f"Model, also a CNN or a segmenter: {options.MODEL_SOURCES}.",
+            rich_help_panel=MODEL,
+        ),
+    ],
     checkpoint: options.Checkpoint = None,
     data: Annotated[
-        str | None, typer.Option(help=f"{options.DATA} Not needed by shift and neighbours.")
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help=f"{options.DATA_SOURCES} Not needed by shift and neighbours.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     masks: options.Masks = None,
     suites: Annotated[
@@ -159,32 +204,48 @@ def stress(
         typer.Option(
             "--suites",
             "--suite",
+            "-s",
             help="Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
             "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbours:NAME=FOLDER (with train/ and "
             "test/, or a published dataset), neighbours:NAME=TRAIN=TEST. For segmenters: segmentation.",
+            rich_help_panel=SUITES,
         ),
     ],
     corruptions: options.Corruptions = None,
     severities: options.Severities = None,
     epsilons: options.Epsilons = None,
-    pgd_steps: Annotated[int, typer.Option(min=1, help="Number of PGD steps.")] = 10,
+    pgd_steps: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of PGD steps.", rich_help_panel=SUITES)
+    ] = 10,
     salient: Annotated[
         str,
-        typer.Option(help="Method that ranks tokens for the suite occlusion (most salient dropped first)."),
+        typer.Option(
+            metavar="METHOD",
+            help="Attribution method that ranks the tokens in the suite occlusion.",
+            rich_help_panel=SUITES,
+        ),
     ] = DEFAULT,
     backgrounds: Annotated[
-        Path | None, typer.Option(help="Folder of background images, for the suite synthetic.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Background images, for the suite synthetic.", rich_help_panel=SUITES
+        ),
     ] = None,
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Accept incomplete downloads of the datasets of shift and neighbours."
+            "--partial",
+            help="Accept incomplete downloads of the datasets of shift and neighbours.",
+            rich_help_panel=SUITES,
         ),
     ] = False,
     bank: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Use at most this many training images for neighbours, spread evenly. Default: all."
+            metavar="N",
+            min=1,
+            help="Use at most N training images for neighbours, spread evenly. Default: all.",
+            rich_help_panel=SUITES,
         ),
     ] = None,
     limit: options.Limit = None,
@@ -210,9 +271,12 @@ def stress(
 ) -> None:
     """Measure robustness: accuracy, calibration and attention under corruption, shift, attack and occlusion.
 
-    Options of suites from other packages are accepted too: --NAME VALUE.
+    Prints the scores of each suite and writes one row per image, setting and metric. Options of suites from
+    other packages are accepted too: --NAME VALUE.
 
-    Example: steadygaze stress --model embedded --data photos --suites corruptions,occlusion --out run
+    Example: steadygaze stress -m embedded -d photos --suites corruptions,occlusion -o run
+    Example: steadygaze stress -m resnet50 -d imagenet/val -n 500 --suites corruptions --severities 3 -o run
+    Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
     from steadygaze.cli.stress import estimate, run, suite_options
     from steadygaze.runs.shards.shard import parse_shard
@@ -253,90 +317,13 @@ def stress(
     raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
 
 
-def report(
-    *,
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders written by `steadygaze verify` or `steadygaze stress`.")
-    ],
-    baseline: Annotated[
-        str | None, typer.Option(help="Method that all others are compared with. Default: the best one.")
-    ] = None,
-    images: options.ExampleImages = True,
-    out: Annotated[
-        Path | None, typer.Option(help="HTML file to write. Default: report.html in the first folder.")
-    ] = None,
-) -> None:
-    """Write the results of runs as one HTML file that works offline, plus table.csv and table.md."""
-    from steadygaze.cli.report import run
-
-    raise typer.Exit(run(runs, out, baseline, images))
-
-
-def export(
-    *,
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders written by `steadygaze verify` or `steadygaze stress`.")
-    ],
-    to: Annotated[
-        Path,
-        typer.Option(help="File to write: .parquet, .csv or .jsonl.gz. With --partition, a new folder."),
-    ],
-    partition: Annotated[
-        str | None,
-        typer.Option(help="method, setting or metric: write a folder with a Parquet file for each value."),
-    ] = None,
-) -> None:
-    """Write the rows of runs as one table for pandas, DuckDB, Spark and the like; see docs/rows.md."""
-    from steadygaze.cli.report import export_runs
-
-    raise typer.Exit(export_runs(runs, to, partition))
-
-
-def status(
-    *,
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of `steadygaze verify` or `steadygaze stress`, also while they run."),
-    ],
-    as_json: options.Json = False,
-) -> None:
-    """Show how far runs have come: shards, images, rows, errors, speed and time left."""
-    from steadygaze.cli.scale.status import run
-
-    raise typer.Exit(run(runs, as_json))
-
-
-def compare_models(
-    *,
-    before: options.StressRun,
-    after: Annotated[str, typer.Argument(help="The same for the other model, on the same images.")],
-    setting: Annotated[
-        str, typer.Option(help="Setting in which classes and single images are compared.")
-    ] = "clean",
-    seen: options.Seen = None,
-    by_class: options.ByClass = False,
-    method: options.Method = DEFAULT,
-    show: Annotated[
-        int, typer.Option(min=0, help="Number of newly wrong and newly correct images to show.")
-    ] = 8,
-    images: options.ExampleImages = True,
-    out: Annotated[
-        Path | None, typer.Option(help="HTML file to write. Default: compare.html in the second folder.")
-    ] = None,
-) -> None:
-    """Compare two stress runs: paired differences of all metrics, changes by class and by image."""
-    from steadygaze.cli.compare import run
-
-    raise typer.Exit(run(before, after, out, setting, show, images, seen=seen, by_class=by_class))
-
-
 def card(
     *,
     before: Annotated[
         str,
         typer.Argument(
             help="First model: a name, NAME@WEIGHTS, or a folder written by `steadygaze train`; or the "
-            "folder OUT/before of an earlier card."
+            "folder OUT/before of an earlier card.",
         ),
     ],
     after: Annotated[str, typer.Argument(help="Second model, in the same forms.")],
@@ -349,7 +336,9 @@ def card(
         typer.Option(
             "--suites",
             "--suite",
+            "-s",
             help="Suites, as for stress. Default: corruptions, attacks, occlusion, attention.",
+            rich_help_panel=SUITES,
         ),
     ] = None,
     corruptions: options.Corruptions = None,
@@ -363,25 +352,38 @@ def card(
     mean: options.Mean = None,
     std: options.Std = None,
     model_kwargs: options.ModelKwargs = None,
-    show: Annotated[int, typer.Option(min=0, help="Number of example images.")] = 6,
+    show: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of example images.", rich_help_panel=OUTPUT)
+    ] = 6,
     images: options.ExampleImages = True,
     device: options.Device = "auto",
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
             help="Output folder. Repeat the command to resume. Default: the folder card inside the second "
-            "model's folder, or steadygaze-card."
+            "model's folder, or steadygaze-card.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
 ) -> None:
-    """Compare two models on one page: accuracy, robustness, attention, faithfulness, maps, classes."""
+    """Compare two models on one page: accuracy, robustness, attention, faithfulness, maps, classes.
+
+    Measures both models on the same images, prints the differences and writes card.html.
+
+    Example: steadygaze card deit_tiny_patch16_224 run -d imagenet/val -n 500
+    Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
+    """
     from steadygaze.cli.card import default_out, run
-    from steadygaze.runs.card import SUITES, CardRequest
+    from steadygaze.runs.card import SUITES as DEFAULT_SUITES
+    from steadygaze.runs.card import CardRequest
 
     request = CardRequest(
         data=data,
         out=out or default_out(after),
-        suites=split_names(suites) or SUITES,
+        suites=split_names(suites) or DEFAULT_SUITES,
         methods=split_methods(methods or [DEFAULT]),
         metrics=split_names(metrics),
         masks=masks,

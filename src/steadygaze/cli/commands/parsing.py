@@ -40,6 +40,16 @@ def split_methods(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def with_chance(methods: list[str], wanted: bool) -> list[str]:
+    """The methods and `random`, the chance level, unless it is among them or not wanted.
+
+    >>> with_chance(["gae", "gaze"], True)
+    ['gae', 'gaze', 'random']
+    """
+    is_there = any(name.partition(":")[0] in ("random", "all", "quick") for name in methods)
+    return methods if is_there or not wanted else [*methods, "random"]
+
+
 def split_numbers(text: str | None, option: str) -> list[float] | None:
     """Comma-separated numbers; None stays None.
 
@@ -124,7 +134,7 @@ def command_line() -> str:
 def text_classes(
     texts: Sequence[str] | None, class_names: Path | None, templates: Sequence[str] | None
 ) -> TextClasses | None:
-    """What --text, --class-names and --template ask for; None if none of them is given."""
+    """The classes given by --text, --class-names and --template; None if none of them is given."""
     if not texts and class_names is None:
         if templates:
             raise BadInput("a template needs class names to be filled with", option="class_names")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from steadygaze.cli.commands import options
+from steadygaze.cli.commands.help_text import OUTPUT, RECIPE, RUNNING
 from steadygaze.cli.commands.parsing import command_line, parse_shards, split_names
 
 
@@ -18,18 +19,40 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a recipe value: data.train=FOLDER, seed=1, epochs=3, ..."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a value of the recipe: data.train=FOLDER, seed=1, epochs=3. Repeat the option for "
+            "more.",
+            rich_help_panel=RECIPE,
+        ),
     ] = None,
     list_recipes: Annotated[
-        bool, typer.Option("--list", help="List the shipped recipes with their cost and measured results.")
+        bool,
+        typer.Option(
+            "--list",
+            help="List the shipped recipes with their cost and measured results.",
+            rich_help_panel=RECIPE,
+        ),
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the recipe instead of running it.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the recipe instead of running it.", rich_help_panel=RECIPE)
+    ] = False,
     device: Annotated[
-        str, typer.Option(help="auto or cpu. For several GPUs or processes, use accelerate launch.")
+        str,
+        typer.Option(
+            help="auto or cpu. For several GPUs or processes, use accelerate launch.", rich_help_panel=RUNNING
+        ),
     ] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(help="Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     dry_run: options.DryRun = False,
     shards: options.Shards = None,
@@ -38,7 +61,9 @@ def train(
 ) -> None:
     """Train or fine-tune from a recipe, with losses and modules that improve robustness and attributions.
 
-    Example: steadygaze train cifar10-tap --set data.train=cifar10/train --out run
+    Example: steadygaze train --list
+    Example: steadygaze train cifar10-tap --set data.train=cifar10/train -o run
+    Example: steadygaze train my.toml --set seed=1 --dry-run
     """
     from steadygaze.cli import train as command
 
@@ -77,35 +102,54 @@ def sweep(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Recipe values; several between commas are swept: losses.adl.tau=1,2,3,5. A list is one "
-            "value: data.images=[0,3],[0,6]. modules.tap=none leaves a module or loss out.",
+            metavar="KEY=VALUES",
+            help="Values of the recipe; comma-separated values are swept: losses.adl.tau=1,2,3,5. A list is "
+            "one value: data.images=[0,3],[0,6]. modules.tap=none omits a module or loss.",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Runs of each combination, with seeds 0, 1, ... Default: the sweep's, or 1."
+            metavar="N",
+            min=1,
+            help="Number of runs of each combination, with seeds 0, 1, ... Default: those of the sweep, or 1.",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
-    list_sweeps: Annotated[bool, typer.Option("--list", help="List the shipped sweeps.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the sweep instead of running it.")] = False,
-    device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
+    list_sweeps: Annotated[
+        bool, typer.Option("--list", help="List the shipped sweeps.", rich_help_panel=RECIPE)
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the sweep instead of running it.", rich_help_panel=RECIPE)
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=RUNNING)] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(help="Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     shard: options.Shard = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check everything, list the runs and estimate their training time."),
+        typer.Option(
+            "--dry-run",
+            help="Check the request, list the runs and estimate their training time.",
+            rich_help_panel=RUNNING,
+        ),
     ] = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Train a grid of recipes, measure each model by the stress run its recipe names, and compare them.
+    """Train a grid of recipes, measure each model with the stress run of its recipe, and compare them.
 
     Writes table.md, table.csv and sweep.svg, with intervals over seeds and images.
 
-    Example: steadygaze sweep cifar10-tap-adl --set losses.adl.tau=1,2,3,5 --seeds 3 --out runs/tau
+    Example: steadygaze sweep cifar10-tap-adl --set losses.adl.tau=1,2,3,5 --seeds 3 -o runs/tau
     """
     from steadygaze.cli import sweep as command
     from steadygaze.runs.shards.shard import parse_shard
@@ -137,7 +181,7 @@ def sweep(
 
 def curves(
     *,
-    runs: Annotated[list[Path], typer.Argument(help="Folders written by `steadygaze train`.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders written by `steadygaze train`.")],
     columns: Annotated[
         list[str] | None,
         typer.Option(
@@ -147,10 +191,20 @@ def curves(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="SVG file to write. Default: curves.svg in the first folder.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="SVG file to write. Default: curves.svg in the first folder.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
 ) -> None:
-    """Plot the training curves of one or more runs as an SVG file."""
+    """Plot the training curves of one or more runs as an SVG file.
+
+    Example: steadygaze curves run0 run1 --columns loss,accuracy -o curves.svg
+    """
     from steadygaze.cli.curves import run
 
     raise typer.Exit(run(runs, out, split_names(columns)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadygaze.cli.commands.help_text import TRAINING, HelpfulCommand
 from steadygaze.cli.commands.options import TrustRemoteCode
 from steadygaze.cli.learnt import running
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from steadygaze.training.diffmask.loop import DiffMaskRequest
     from steadygaze.training.learnt.run import LearntResult
 
-diffmask = typer.Typer(no_args_is_help=True, help="Vision DiffMask: train the gates that --diffmask uses.")
+diffmask = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Vision DiffMask: train the gates that --diffmask uses."
+)
 
 
 @diffmask.callback()
@@ -27,7 +30,7 @@ def top() -> None:
     """Vision DiffMask: train the gates that `--diffmask FILE` uses in `explain` and `verify`."""
 
 
-@diffmask.command()
+@diffmask.command(cls=HelpfulCommand)
 def train(
     model: running.Model,
     data: running.Data,
@@ -35,65 +38,165 @@ def train(
     checkpoint: running.Checkpoint = None,
     preset: Annotated[
         list[str] | None,
-        typer.Option(help="cifar10 (default) or imagenet: the paper's values; reference: those of its code."),
+        typer.Option(
+            help="cifar10 (default) or imagenet: the paper's values; reference: those of its code.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     steps: running.Steps = None,
     epochs: running.Epochs = 5,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "--batch", min=1, help="Images per step. Default: 16.")
+        int | None,
+        typer.Option(
+            "--batch-size",
+            "--batch",
+            "-b",
+            min=1,
+            metavar="N",
+            help="Number of images per step. Default: 16.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     seed: running.Seed = None,
     gate_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of the gates. Default: 2e-5.")
+        float | None,
+        typer.Option(
+            metavar="X", help="Learning rate of the gates. Default: 2e-5.", rich_help_panel=TRAINING
+        ),
     ] = None,
     baseline_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of the vector in place of masked patches: 1e-3.")
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate of the vector that replaces masked patches. Default: 1e-3.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     dual_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of λ, the weight of the divergence. Default: 0.3.")
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Learning rate of λ, the weight of the divergence. Default: 0.3.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    dual_start: Annotated[float | None, typer.Option(min=0, help="Initial λ. Default: 20.")] = None,
+    dual_start: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="X", help="Initial λ. Default: 20.", rich_help_panel=TRAINING),
+    ] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=0, help="Steps until the full learning rates. Default: 1200.")
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Steps until the full learning rates. Default: 1200.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="How far the prediction may change (KL). Default: 0.1.")
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Permitted change of the prediction (KL divergence). Default: 0.1.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    stretch: Annotated[float | None, typer.Option(help="α, the range of the gates. Default: 15.")] = None,
+    stretch: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="α, the range of the gates. Default: 15.", rich_help_panel=TRAINING),
+    ] = None,
     shift: Annotated[
-        float | None, typer.Option(help="β, the initial value of the gates. Default: 8.")
+        float | None,
+        typer.Option(
+            metavar="X", help="β, the initial value of the gates. Default: 8.", rich_help_panel=TRAINING
+        ),
     ] = None,
-    dual: Annotated[str | None, typer.Option(help="ascent, or reference: λ with the code's sign.")] = None,
-    l0: Annotated[str | None, typer.Option(help="norm, or log as in the code.")] = None,
+    dual: Annotated[
+        str | None,
+        typer.Option(
+            help="Update of λ: ascent, or reference, with the sign of the authors' code.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    l0: Annotated[
+        str | None,
+        typer.Option(help="L0 term: norm, or log as in the authors' code.", rich_help_panel=TRAINING),
+    ] = None,
     tokens: Annotated[
-        str | None, typer.Option(help="patches, or all: prefix tokens counted, as in the code.")
+        str | None,
+        typer.Option(
+            help="Tokens that the L0 term counts: patches, or all, as in the authors' code.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(help="uniform or weighted: how the last gate of a step is drawn.")
+        str | None,
+        typer.Option(
+            help="Sampling of the last gate of a step: uniform or weighted.", rich_help_panel=TRAINING
+        ),
     ] = None,
     slow: Annotated[
-        str | None, typer.Option(help="start, or first_sync as in the code: Lookahead's slow weights.")
+        str | None,
+        typer.Option(
+            help="Initial slow weights of Lookahead: start, or first_sync as in the authors' code.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     kl: Annotated[
-        str | None, typer.Option(help="all: keep the whole distribution; class: keep one class.")
+        str | None,
+        typer.Option(
+            help="Divergence over all classes (all), or of one class (class).", rich_help_panel=TRAINING
+        ),
     ] = None,
     begin: Annotated[
-        str | None, typer.Option(help="drawn: random initial weights; open: all patches kept at first.")
+        str | None,
+        typer.Option(
+            help="Initial gates: drawn (random weights), or open (all patches are kept).",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="That class, by number or name. Default: the predicted one.")
+        str | None,
+        typer.Option(
+            help="With --kl class: the class, by index or name. Default: the predicted one.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    warm_start: Annotated[Path | None, typer.Option(help="Start from a mask of the same widths.")] = None,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Initial gates: a file trained for a model of the same widths.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="Number of new attempts if the masks become all on or all off.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Number of new attempts if the masks become all on or all off.",
+            rich_help_panel=TRAINING,
+        ),
     ] = 0,
-    restart_with: Annotated[str, typer.Option(help="seed: the next one; stretch: also α + 5.")] = "seed",
+    restart_with: Annotated[
+        str,
+        typer.Option(
+            metavar="CHANGE",
+            help="Change for a new attempt: seed (the next one), or stretch (also α + 5).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "seed",
     save_every: running.SaveEvery = 200,
     num_classes: running.NumClasses = None,
     device: running.Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Learn which patches the model needs for its prediction; the model itself is not changed."""
+    """Learn which patches the model needs for its prediction; the model itself is not changed.
+
+    Example: steadygaze diffmask train -m deit_tiny_patch16_224 -d photos -o diffmask.safetensors
+    Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224 -M diffmask --diffmask diffmask.safetensors
+    """
     from steadygaze.training.diffmask.loop import DiffMaskRequest
 
     options = {

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadygaze.cli.commands import options
+from steadygaze.cli.commands.help_text import DATA, MODEL, OUTPUT, TRAINING
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,21 +27,58 @@ LISTED = 20  # unreadable images that are listed at the end
 Model = Annotated[
     str,
     typer.Option(
-        help="timm name, torchvision:NAME, transformers folder or owner/name, run folder, or 'embedded'."
+        "--model",
+        "-m",
+        help="timm name, torchvision:NAME, transformers folder or owner/name, run folder, or 'embedded'.",
+        rich_help_panel=MODEL,
     ),
 ]
 Data = Annotated[
     list[Path],
-    typer.Option(help="Folder of images, at any depth; labels are not needed. May be repeated."),
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="FOLDER",
+        help="Folder of images, searched recursively; labels are not needed. May be repeated.",
+        rich_help_panel=DATA,
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="Output file, .safetensors. Repeat the command to resume.")]
-Checkpoint = Annotated[Path | None, typer.Option(help="Local weights of the model.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Number of steps. Default: see --epochs.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Number of passes over the images.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Random seed. Default: 0.")]
-SaveEvery = Annotated[int, typer.Option(min=1, help="Steps between two saves.")]
-NumClasses = Annotated[int | None, typer.Option(help="Number of classes, if not that of the checkpoint.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Output file, .safetensors. Repeat the command to resume.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", "-c", metavar="FILE", help="Local weights of the model.", rich_help_panel=MODEL
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Number of training steps. Default: determined by --epochs.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Epochs = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of passes over the images.", rich_help_panel=TRAINING)
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Random seed. Default: 0.", rich_help_panel=TRAINING)
+]
+SaveEvery = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of steps between saves.", rich_help_panel=TRAINING)
+]
+NumClasses = options.NumClasses
+Device = options.Device
 
 
 def run_training(

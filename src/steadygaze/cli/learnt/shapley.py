@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadygaze.cli.commands.help_text import TRAINING, HelpfulCommand
 from steadygaze.cli.commands.options import TrustRemoteCode
 from steadygaze.cli.learnt import running
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from steadygaze.training.learnt.run import LearntResult
     from steadygaze.training.shapley.loop import ShapleyRequest
 
-shapley = typer.Typer(no_args_is_help=True, help="ViT-Shapley: train the explainer that --shapley uses.")
+shapley = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="ViT-Shapley: train the explainer that --shapley uses."
+)
 
 
 @shapley.callback()
@@ -26,7 +29,7 @@ def top() -> None:
     """ViT-Shapley: train the explainer that `--shapley FILE` uses in `explain` and `verify`."""
 
 
-@shapley.command()
+@shapley.command(cls=HelpfulCommand)
 def train(
     model: running.Model,
     data: running.Data,
@@ -35,38 +38,77 @@ def train(
     steps: running.Steps = None,
     epochs: running.Epochs = 5,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "--batch", min=1, help="Images per step. Default: 32.")
+        int | None,
+        typer.Option(
+            "--batch-size",
+            "--batch",
+            "-b",
+            min=1,
+            metavar="N",
+            help="Number of images per step. Default: 32.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     pairs: Annotated[
         int | None,
-        typer.Option(min=1, help="Pairs of patch subsets for each image of a step. Default: 2."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Pairs of patch subsets for each image of a step. Default: 2.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     surrogate: Annotated[
         str | None,
         typer.Option(
             help="model (default): explain the model itself with removed patches; train: a copy that is "
-            "fine-tuned on images with removed patches first, as in the paper."
+            "fine-tuned on images with removed patches first, as in the paper.",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     surrogate_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of --surrogate train, before --steps. Default: 1000.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Steps of --surrogate train, before --steps. Default: 1000.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     trunk: Annotated[
         str | None,
         typer.Option(
             help="model (default): the explainer reads hidden states of the model itself; train: of a copy "
-            "that is fine-tuned with it, as in the paper."
+            "that is fine-tuned with it, as in the paper.",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Learning rate of the explainer. Default: 1e-3.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Learning rate of the explainer. Default: 1e-3.", rich_help_panel=TRAINING
+        ),
+    ] = None,
     trunk_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of --trunk train. Default: 1e-4.")
+        float | None,
+        typer.Option(
+            metavar="X", help="Learning rate of --trunk train. Default: 1e-4.", rich_help_panel=TRAINING
+        ),
     ] = None,
     surrogate_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of --surrogate train. Default: 1e-4.")
+        float | None,
+        typer.Option(
+            metavar="X", help="Learning rate of --surrogate train. Default: 1e-4.", rich_help_panel=TRAINING
+        ),
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=1, help="Steps until the full learning rates. Default: 200.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Steps until the full learning rates. Default: 200.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     seed: running.Seed = None,
     save_every: running.SaveEvery = 200,
@@ -74,7 +116,11 @@ def train(
     device: running.Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Learn to predict the Shapley values of an image's patches; the model itself is not changed."""
+    """Learn to predict the Shapley values of an image's patches; the model itself is not changed.
+
+    Example: steadygaze shapley train -m deit_tiny_patch16_224 -d photos -o shapley.safetensors
+    Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224 -M vit_shapley --shapley shapley.safetensors
+    """
     from steadygaze.training.shapley.loop import ShapleyRequest
 
     options = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console
 
@@ -33,7 +34,7 @@ def run(folders: Sequence[Path], as_json: bool, console: Console | None = None) 
 
 
 def note_incomplete(folders: Sequence[Path], console: Console) -> None:
-    """Say of each run with shards that are not done that numbers from its rows are not final."""
+    """Warn about each run with unfinished shards: numbers from its rows are not final."""
     for run in run_status(*folders):
         waiting = sum(shard.state != FINISHED for shard in run.shards)
         if waiting:
@@ -52,23 +53,21 @@ def status_lines(run: RunStatus) -> list[str]:
         "" if whole else f", {plural(len(shards), 'shard')}"
     )
     if not shards:
-        return [_short(title), "no progress file: written by an earlier version, or not started"]
+        return [*_wrapped(title), "no progress file: written by an earlier version, or not started"]
     speed = next((f"{shard.unit}/s" for shard in shards if shard.processes), "")
-    lines = [_short(title), COLUMNS.format("shard", "state", "images", "rows", speed, "left").rstrip()]
+    lines = [*_wrapped(title), COLUMNS.format("shard", "state", "images", "rows", speed, "left").rstrip()]
     listed = shards if len(shards) <= SHOWN else [s for s in shards if s.state not in (FINISHED, NOT_STARTED)]
     lines += [_line("all" if whole else str(shard.shard), shard) for shard in listed]
     if not whole:
         lines.append(_summary(run))
-    lines += [
-        _short(shard.error if whole else f"shard {shard.shard}: {shard.error}")
-        for shard in shards
-        if shard.state == "failed"
-    ]
+    for shard in shards:
+        if shard.state == "failed":
+            lines += _wrapped(shard.error if whole else f"shard {shard.shard}: {shard.error}")
     counts = run.counts
     lines.append(f"unreadable images: {counts.unreadable}; flagged maps: {counts.flagged}")
     if run.stopped:
         names = ", ".join(str(shard.shard) for shard in run.stopped)
-        lines.append(_short("repeat the command" + ("" if whole else f" of shard {names}") + " to resume"))
+        lines += _wrapped("repeat the command" + ("" if whole else f" of shard {names}") + " to resume")
     return lines
 
 
@@ -108,5 +107,5 @@ def _of(done: int, total: int | None) -> str:
     return f"{done}/{'?' if total is None else total}"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

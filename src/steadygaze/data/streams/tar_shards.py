@@ -3,7 +3,7 @@
 Local, uncompressed archives are read by seeking: a sample holds the place of its image, which is read when it
 is needed, by any process, in any order. Pipes, URLs and compressed archives are read from front to back.
 
-Archives may come from strangers: nothing in them is unpickled or executed. Images are decoded by
+Archives may be untrusted: nothing in them is unpickled or executed. Images are decoded by
 `read_image`, labels are text. Only regular members are read, of at most 512 MiB. An archive that is truncated
 or damaged is reported in `damaged`, with the last key that was read; Python's tarfile alone would end without
 an error at a damaged header.

@@ -166,12 +166,12 @@ def elastic_affine(image: np.ndarray, alpha: float, sigma: float, corner: float,
     matrix = np.linalg.solve(np.column_stack((new, np.ones(3))), old)  # new (x, y, 1) -> old (x, y)
     y, x = np.mgrid[:height, :width]
     back = np.stack((x, y, np.ones_like(x)), axis=-1) @ matrix
-    picture = sample(
+    zoomed = sample(
         to_float(image),
         torch.from_numpy(back[..., 1]).float(),
         torch.from_numpy(back[..., 0]).float(),
         whole=True,
     )
     return to_bytes(
-        _displaced(picture, _noise_field((height, width), sigma * size, alpha * size, rng)).add_(1e-3)
+        _displaced(zoomed, _noise_field((height, width), sigma * size, alpha * size, rng)).add_(1e-3)
     )

@@ -170,9 +170,7 @@ def check_image(image: np.ndarray, *, batch: bool = True) -> None:
     more."""
     wanted = "a uint8 array (H, W, 3) or (B, H, W, 3)" if batch else "a uint8 array (H, W, 3)"
     if not isinstance(image, np.ndarray):
-        raise BadInput(
-            f"expected {wanted}, got {type(image).__name__}; use np.asarray(picture.convert('RGB'))"
-        )
+        raise BadInput(f"expected {wanted}, got {type(image).__name__}; use np.asarray(image.convert('RGB'))")
     if image.ndim not in ((3, 4) if batch else (3,)) or image.shape[-1] != 3:
         hint = "convert grey and RGBA images to RGB, and put channels last"
         raise BadInput(f"expected {wanted}, got shape {image.shape}; {hint}")
@@ -226,19 +224,19 @@ def corrupt(
     check_image(image)
     function, levels = SETTINGS[check_settings(settings, *image.shape[-3:-1])][name]
     level = levels[severity - 1] + ((frost_folder,) if name == "frost" else ())
-    pictures = image if image.ndim == 4 else image[None]
+    images = image if image.ndim == 4 else image[None]
     if isinstance(seed, int | np.integer):
-        streams = [generator(seed, index, name, int(severity)) for index in range(len(pictures))]
+        streams = [generator(seed, index, name, int(severity)) for index in range(len(images))]
     else:
         if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str):
             raise BadInput(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
         seeds = list(seed)
-        if len(seeds) != len(pictures):
-            raise BadInput(f"expected one seed for each of {len(pictures)} images, got {len(seeds)} seeds")
+        if len(seeds) != len(images):
+            raise BadInput(f"expected one seed for each of {len(images)} images, got {len(seeds)} seeds")
         streams = [generator(one, 0, name, int(severity)) for one in seeds]
     if image.ndim == 3:
         return function(np.ascontiguousarray(image), *level, streams[0])
     out = np.empty_like(image, order="C")
-    for index, (picture, stream) in enumerate(zip(pictures, streams, strict=True)):
-        out[index] = function(np.ascontiguousarray(picture), *level, stream)
+    for index, (one, stream) in enumerate(zip(images, streams, strict=True)):
+        out[index] = function(np.ascontiguousarray(one), *level, stream)
     return out

@@ -128,10 +128,10 @@ def texture(index: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
+def _layer_image(index: int, folder: str | None, scale: float) -> np.ndarray:
     """One texture or published image at `scale` of the published size, uint8."""
     if folder is None:
-        picture, scale = Image.fromarray(texture(index)), scale / 1.1
+        image, scale = Image.fromarray(texture(index)), scale / 1.1
     else:
         path = Path(folder) / PUBLISHED[index]
         if not path.is_file():
@@ -139,12 +139,12 @@ def _picture(index: int, folder: str | None, scale: float) -> np.ndarray:
                 f"expected the published frost images {', '.join(PUBLISHED)} in {folder}; "
                 f"{path.name} is missing"
             )
-        picture = Image.open(path).convert("RGB")
+        image = Image.open(path).convert("RGB")
     if abs(scale - 1) < 1e-9:
-        return np.array(picture)
-    size = math.ceil(picture.width * scale - 1e-9), math.ceil(picture.height * scale - 1e-9)
+        return np.array(image)
+    size = math.ceil(image.width * scale - 1e-9), math.ceil(image.height * scale - 1e-9)
     way = Image.Resampling.BILINEAR if scale < 0.5 else Image.Resampling.BICUBIC
-    return np.array(picture.resize(size, way))
+    return np.array(image.resize(size, way))
 
 
 def frost_layer(
@@ -153,10 +153,10 @@ def frost_layer(
     """A random part, uint8 (H, W, 3), of one of the first `count` textures, enlarged where the image is
     larger."""
     index = int(rng.integers(count))
-    whole = _picture(index, folder, scale)
+    whole = _layer_image(index, folder, scale)
     grow = max(shape[0] / (whole.shape[0] - 1), shape[1] / (whole.shape[1] - 1), 1.0)
     if grow > 1:
-        whole = _picture(index, folder, scale * math.ceil(grow * 1.1 * 4) / 4)
+        whole = _layer_image(index, folder, scale * math.ceil(grow * 1.1 * 4) / 4)
     top = int(rng.integers(whole.shape[0] - shape[0]))
     left = int(rng.integers(whole.shape[1] - shape[1]))
     return whole[top : top + shape[0], left : left + shape[1]]

@@ -1,4 +1,4 @@
-"""Images whose shape and texture are of different classes, and which of the two decides."""
+"""Images whose shape and texture are of different classes, and which of the two determines the prediction."""
 
 from steadygaze.robustness.cue_conflict.images import (
     IMAGENET_CLASSES,

@@ -1,7 +1,7 @@
 """Cue-conflict images of Geirhos et al. 2019.
 
 Images: FOLDER/<shape class>/<shape><n>-<texture><m>.png. `cat1-truck3.png` has the shape of a cat and the
-texture of a truck. The 80 images whose cues agree (`cat1-cat3.png`) say nothing about either cue and are left
+texture of a truck. The 80 images whose cues agree (`cat1-cat3.png`) do not distinguish the cues and are left
 out. The 16 groups are those of the authors' code, or of FOLDER/classes.json (class -> ImageNet indices).
 """
 
@@ -68,7 +68,7 @@ def sixteen_classes() -> Groups:
 
 
 def read_cue_conflict(folder: str | Path, *, partial: bool = False) -> CueConflict:
-    """The images of a folder; partial: accept one that is downloaded in part."""
+    """The images of a folder; partial: accept an incomplete download."""
     root = require_folder(folder, NAME, "a folder with one folder for each shape class, such as cat/")
     groups = _classes_of(root / CLASSES_FILE)
     names = list(groups)
@@ -100,7 +100,7 @@ def _item(root: Path, path: Path, shape: str, names: list[str]) -> CueItem:
         raise BadInput(f"{NAME}: expected a file of the shape {shape} in {root / shape}, got {path.name}")
     if match[2] not in names:
         raise BadInput(
-            f"{NAME}: {path} has the texture {match[2]!r}, which is no class. Expected one of "
+            f"{NAME}: {path} has the texture {match[2]!r}, which is not a class. Expected one of "
             f"{abbreviated(names)}"
         )
     name = path.relative_to(root).as_posix()

@@ -181,7 +181,7 @@ def _null_numbers(column: pa.ChunkedArray) -> int:
 
 
 def _holds(block: Columns, table: pa.Table, settings: Mapping[str, Any]) -> bool:
-    """What `check_row` says of every row."""
+    """The result of `check_row` for every row."""
     own = ("setting",) if settings.get("kind") == "stress" else ("method", "score")
     required = ("image", "metric", *(own if settings else ()))
     if any((block.codes[name] == ABSENT).any() for name in required):

@@ -75,7 +75,7 @@ def check_shards(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def note_of_shard(shard: Shard) -> list[str]:
-    """Says that an estimate is of a part of the run, if it is."""
+    """A note that the estimate covers a part of the run, if it does."""
     return [f"of shard {shard} only; leave out --shard to estimate the whole run"] if shard else []
 
 
@@ -128,7 +128,7 @@ class Work:
         return max(each, default=0.0)
 
     def by_shards(self, numbers: Iterable[int]) -> dict[int, float]:
-        """Seconds of the slowest of so many shards, startup included."""
+        """Seconds of the slowest of this number of shards, startup included."""
         return {number: self.startup + self.seconds(number) for number in numbers}
 
 

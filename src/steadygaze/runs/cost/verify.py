@@ -131,7 +131,7 @@ class _Pieces:
         size = self.batches[0].images.shape
         counter = PassCounter(self.vit.model, self.vit, (size[-2], size[-1]))
         self.meter = Meter(counter, prepared.device)
-        with torch.no_grad(), evaluation_mode(self.vit.model):  # tried once for a model, by whoever is first
+        with torch.no_grad(), evaluation_mode(self.vit.model):  # tried once for a model, by the first caller
             packable(self.vit, self.vit.embed(self.batches[0].images[:1]))
 
     def inputs(self, number: int, images: int) -> Given:
@@ -186,7 +186,7 @@ class _Pieces:
         return self.meter.cost(self.inputs, run, self.batch_size)
 
     def _search(self, column: Column) -> Cost:
-        """One image; stopped when it takes too long, since the runs of a search are alike."""
+        """One image; stopped when it takes too long, since all runs of a search cost the same."""
         assert isinstance(column.method, Method)
         plan, declared = replace(self.plan, columns=(column,)), forward_passes(column.method)
         given = self.inputs(0, 1)

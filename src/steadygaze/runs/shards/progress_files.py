@@ -1,7 +1,7 @@
 """`progress-*.json` in a run folder: how far each process of a run has come, for `steadygaze status`.
 
 A file is replaced atomically, at most every `INTERVAL` seconds while the process computes, and once more when
-it ends. A run never fails because of it. Whoever reads it treats it as a stranger's file.
+it ends. A run never fails because of it. Readers treat it as an untrusted file.
 """
 
 from __future__ import annotations

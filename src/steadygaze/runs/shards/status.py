@@ -1,4 +1,4 @@
-"""What the progress files of a run say: which shards are done, how far the others are, and which died."""
+"""The status of a run, from its progress files: finished shards, progress of the others, and dead ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steadygaze.runs.shards.progress_files import Counts, ProcessProgress, read_
 from steadygaze.runs.shards.shard import Shard
 from steadygaze.runs.untrusted.schema import check_complete
 
-SILENT = 60.0  # seconds without a sign of life after which a process is taken for dead, if no lock says more
+SILENT = 60.0  # seconds without an update after which a process counts as dead, if locks cannot be tested
 RUNNING, FINISHED, DIED, NOT_STARTED = "running", "done", "died", "not started"
 STOPPED = {"interrupted": "interrupted", "failed": "failed"}
 

@@ -269,7 +269,7 @@ class Card:
         return measured
 
     def _note(self, key: Key) -> str:
-        """What all rows say; where they are of several groups (the styles of ImageNet-R), which."""
+        """The note of all rows; where they are of several groups (the styles of ImageNet-R), which."""
         rows = self._rows(key)
         rows = rows[self._noted[rows]]
         notes = self._all.text("note", rows[self._all.groups(["note"], rows).first]).tolist()

@@ -99,7 +99,7 @@ class ImageLoader:
     def show_batch(
         self, pixels: Mapping[str, Pixels], given: Mapping[str, Tensor], label_maps: dict[str, np.ndarray]
     ) -> None:
-        """Go on to the next batch of data in memory."""
+        """Advance to the next batch of data in memory."""
         self.memory, self.given, self.label_maps = pixels, given, label_maps
 
     def load(self, job: StressJob) -> Inputs[MadeImages]:

@@ -29,9 +29,9 @@ class Predictions(Suite):
     title = "Accuracy by set"
     quantities = (TOP1, TOP5, CONFIDENCE, ECE)
     tiles: ClassVar = {
-        ("clean", "top1"): "clean, top-1",
-        ("clean", "top5"): "clean, top-5",
-        ("clean", "ece"): "ECE, clean",
+        ("clean", "top1"): "accuracy on clean images",
+        ("clean", "top5"): "correct class among the first five",
+        ("clean", "ece"): "expected calibration error",
     }
 
     def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
@@ -70,7 +70,9 @@ class Predictions(Suite):
             for setting in settings
         ]
         yield Table(
-            "accuracy, confidence and ECE, %", ["setting", *(m.title for m in metrics), "images"], rows
+            "accuracy, confidence and ece (expected calibration error), %",
+            ["setting", *(m.title for m in metrics), "images"],
+            rows,
         )
 
     def figures(self, card: Card) -> Iterator[Figure]:
@@ -80,7 +82,7 @@ class Predictions(Suite):
             if not s.minor
         ]
         if len(bars) > 1:
-            caption = "top-1; whiskers are 95 % intervals"
+            caption = "top1; whiskers are 95 % intervals"
             yield BarChart("Accuracy by set", bars, "accuracy, %", caption, highest=100)
 
 

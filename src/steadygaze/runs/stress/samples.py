@@ -130,9 +130,9 @@ def condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list
     samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
     stored = []
     for number, sample in enumerate(samples):
-        picture = sample.image if sample.wide else thumbnail(sample.image)
+        shown = sample.image if sample.wide else thumbnail(sample.image)
         stored.append(
-            ConditionSample(sample.title, save_image(out, f"condition{number}", picture), sample.wide)
+            ConditionSample(sample.title, save_image(out, f"condition{number}", shown), sample.wide)
         )
     return stored
 

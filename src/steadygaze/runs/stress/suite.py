@@ -196,7 +196,7 @@ class Suite:
     argument: what stands after a colon, such as "NAME=FOLDER"; empty if nothing may
     own_images: has images of its own, so that a run of such suites needs no data
     needs_masks: every image of the data needs a mask
-    samples_note: what a report says below its sample images
+    samples_note: text below its sample images in a report
     outputs: what models it measures give; most suites measure the accuracy of classes
     label_maps: is measured on a segmenter with label maps, so it is never run together with other suites
     quantities: the metrics and scores it knows by name
@@ -237,8 +237,8 @@ class Suite:
         most."""
 
     def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
-        """What is done to every image of the data; raises if the model does not serve; `self.notes` says what
-        is left out."""
+        """What is done to every image of the data; raises if the model is not suitable; `self.notes`
+        lists what is left out."""
         return ()
 
     def image_sets(self, evaluator: Evaluator) -> Iterable[ImageSet]:
@@ -305,7 +305,7 @@ def check_outputs(suites: Iterable[Suite], outputs: Outputs) -> None:
 
 @dataclass(frozen=True)
 class SuiteInfo:
-    """What `list_suites` says of a suite. options: name -> help."""
+    """The public description of a suite, as `list_suites` gives it. options: name -> help."""
 
     name: str
     summary: str

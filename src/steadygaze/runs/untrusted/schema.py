@@ -109,7 +109,7 @@ def check_run(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_complete(runs: Sequence[Mapping[str, Any]], folders: Sequence[str | Path]) -> None:
-    """BadInput unless each run.json says which model was measured, with which seed and versions."""
+    """BadInput unless each run.json states which model was measured, with which seed and versions."""
     for run, folder in zip(runs, folders, strict=True):
         missing = [name for name in ("model", "weights", "seed", "versions") if name not in run["settings"]]
         if missing:

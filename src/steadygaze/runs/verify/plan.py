@@ -45,7 +45,7 @@ class Column:
         return m.base.name, m.aggregator, m.options, rules_of(m), self.score if m.class_specific else None
 
     def key(self, metric: str) -> RowKey:
-        """What tells this column's rows of a metric from the other rows of an image."""
+        """What identifies this column's rows of a metric among the rows of an image."""
         return self.method.name, self.score, metric
 
 

@@ -248,7 +248,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
     if plan.painting and not normalisation.known:
         warnings.warn(
-            f"{', '.join(plan.painting)}: pixels are painted black before the normalisation, which the model "
+            f"{', '.join(plan.painting)}: pixels are set to black before normalisation, which the model "
             "does not "
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=5,  # the caller of `verify`

@@ -24,7 +24,7 @@ from steadygaze.maps import StoredMethod
 from steadygaze.runs.samples import FOLDER, INDEX, read_index, save_image, thumbnail, write_index
 from steadygaze.runs.untrusted.schema import read_record
 from steadygaze.runs.verify.plan import Column
-from steadygaze.runs.verify.summary import Line, Section, quantity
+from steadygaze.runs.verify.summary import CHANCE, Line, Section, quantity
 from steadygaze.target import Outputs, describe, predictions
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def leading_columns(section: Section, columns: Sequence[Column]) -> list[Column]
     if not ranked:
         return []
     others = [column for column in ranked[1:] if _family(column) != _family(ranked[0])]
+    others.sort(key=lambda column: column.method.name == CHANCE)  # only if there is no other
     return [ranked[0], *(others or ranked[1:])[:1]]
 
 

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
 
 Line = tuple[str, str]  # method, score
-IDENTITY = ("model", "weights")  # what tells the rows of one model from those of another
+CHANCE = "random"  # the method whose numbers are the chance level
+IDENTITY = ("model", "weights")  # what identifies the rows of a model
 OVERALL = Quantity(
     "removal_mean",
     "%",
     label="mean of removal scores",
-    summary="the mean of an image's removal scores; methods are ranked by it",
+    summary="of each image; methods are ranked by it",
 )
 
 

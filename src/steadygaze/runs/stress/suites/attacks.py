@@ -43,11 +43,12 @@ def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
             above, _, below = str(word).partition("/")
             value = float(above) / float(below or 1)
         except (ValueError, ZeroDivisionError) as error:
-            raise BadInput(f"epsilons: expected shares such as 8/255, got {word!r}") from error
+            raise BadInput(f"epsilons: expected fractions such as 8/255, got {word!r}") from error
         epsilons.setdefault(grey_levels(budget("epsilon", value)), value)
     if not epsilons or 0 in epsilons:
         raise BadInput(
-            "epsilons: expected shares of the full scale above 0, such as 1/255,8/255; 0 is the clean image"
+            "epsilons: expected fractions of the pixel range above 0, such as 1/255,8/255; 0 is the clean "
+            "image"
         )
     return tuple(sorted(epsilons.values()))
 
@@ -68,7 +69,9 @@ class Attacks(Suite):
     title = "Attacks"
     summary = "FGSM and PGD attacks in pixel space at several epsilons."
     options = (
-        Option("epsilons", parse_epsilons, EPSILONS, "Shares of the full scale. Default: 1/255,2/255,8/255."),
+        Option(
+            "epsilons", parse_epsilons, EPSILONS, "Fractions of the pixel range. Default: 1/255,2/255,8/255."
+        ),
         Option("pgd_steps", parse_steps, 10, "Number of PGD steps."),
     )
     compared = ("pgd_steps",)

@@ -120,7 +120,7 @@ class Attention(Suite):
             evaluator.normalise(torch.from_numpy(view.copy()).permute(2, 0, 1)[None]) for view in views
         )
         images = [Image.fromarray(view) for view in views]
-        sheet = measures.attention_picture(evaluator.model, clean, under, cell=160, pictures=images)
+        sheet = measures.attention_figure(evaluator.model, clean, under, cell=160, images=images)
         title = f"Attention of the last layer: clean, and under {setting.words} {setting.level}."
         yield SampleImage(f"{title} Bright columns: tokens that all others attend to.", sheet, wide=True)
 
@@ -137,17 +137,16 @@ class Attention(Suite):
         if first is None:
             return
         rows = []
-        for name, metric in MEASURES.items():
-            title = name.replace("_", " ")
+        for metric in MEASURES.values():
             curve = card.curve(CLEAN.label, metric.name)
             if curve is not None:
                 cells = [f"{value:.2f}" for value in curve[0]]
-                rows.append([title, *cells, card.text(CLEAN.label, metric.name, spread=False)])
+                rows.append([metric.title, *cells, card.text(CLEAN.label, metric.name, spread=False)])
         curves = _corrupted_curves(card, STABILITY)
         if curves:
             cells = [f"{value:.2f}" for value in np.mean(list(curves.values()), axis=0)]
             mean = card.text("corruptions", STABILITY.name, spread=False)
-            rows.append(["stability, corrupted", *cells, mean])
+            rows.append([f"{STABILITY.title}, corrupted", *cells, mean])
         layers = [str(layer) for layer in range(len(first[0]))]
         yield Table("attention by layer, mean over heads", ["clean", *layers, "mean"], rows)
 
@@ -167,7 +166,12 @@ class Attention(Suite):
                 lines += [Line(label, _layers(c), c.tolist(), FADED) for label, c in curves.items()]
             if lines:
                 yield LineChart(
-                    title.capitalize(), lines, "layer (0: the first)", title, metric.summary, integers=True
+                    title.capitalize(),
+                    lines,
+                    "layer (0: the first)",
+                    metric.title,
+                    metric.summary,
+                    integers=True,
                 )
 
 

@@ -174,7 +174,7 @@ class Corruptions(Suite):
                     bars.append(Bar(words, 100 * spread.mean, 100 * spread.low, 100 * spread.high, group))
         if bars:
             caption = "whiskers, if any: from the lowest to the highest seed"
-            x_label = "top-1 error, mean over severities, %"
+            x_label = "top1 error, mean over severities, %"
             yield BarChart("Error by corruption", bars, x_label, caption, highest=100)
 
 
@@ -195,7 +195,7 @@ def _score_setting(suite: str, source: str, name: str) -> Setting:
 
 
 def corruption_scores(card: Card, suite: str, source: str, origin: str) -> Iterator[Score]:
-    """Errors by corruption and their means. source: a set of published images; origin: said in the notes."""
+    """Errors by corruption and their means. source: a set of published images; origin: part of the notes."""
     settings = by_corruption(card, suite, source, TOP1)
     if not settings:
         return
@@ -271,7 +271,7 @@ def corruption_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
             values = [number.value for number in numbers if number]
             cells.append(f"{100 * np.mean(values):.1f}" if values else "")
         rows.append([name, *cells])
-    heads = [f"top-1 at {s}" for s in severities] + [
+    heads = [f"top1 at {s}" for s in severities] + [
         "mean error",
         *(["CE"] if has_ce else []),
         "confidence",
@@ -287,7 +287,7 @@ def corruption_figures(card: Card, suite: str, source: str, words: str) -> Itera
     if not settings:
         return
     labels = {name: _score_setting(suite, source, name).label for name in settings}
-    yield error_bars(card, labels, ERROR, f"Error by corruption{words}", "top-1 error")
+    yield error_bars(card, labels, ERROR, f"Error by corruption{words}", "top1 error")
     yield from severity_lines(card, settings, TOP1, f"Accuracy by severity{words}", "accuracy, %")
     yield from calibration_lines(card, settings, f"Calibration by severity{words}")
 

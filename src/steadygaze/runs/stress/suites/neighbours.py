@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.data.benchmarks import Pictures, PictureSet, picture_set
+from steadygaze.data import image_sets
 from steadygaze.data.content import names_hash
 from steadygaze.data.folders import Item, evenly
 from steadygaze.errors import BadInput
@@ -72,7 +72,7 @@ class Entry(Item):
 class SetReader:
     """Reads the images of a set."""
 
-    source: PictureSet
+    source: image_sets.ImageSet
     ready: bool = False  # its images do not have the model's size
 
     def read(self, item: Item) -> Image.Image:
@@ -86,7 +86,7 @@ class OpenedSet:
     """A set with classes of its own: the images of the bank, and those that are classified."""
 
     name: str
-    source: PictureSet
+    source: image_sets.ImageSet
     bank: tuple[RunImage, ...]
     images: tuple[RunImage, ...]
 
@@ -135,7 +135,10 @@ class Neighbours(Suite):
     argument = "NAME=FOLDER (with train/ and test/, or a published set) or NAME=TRAIN=TEST"
     options = (
         Option(
-            "bank", parse_bank, None, "Training images at most, spread evenly over the classes. Default: all."
+            "bank",
+            parse_bank,
+            None,
+            "Largest number of training images, spread evenly over the classes. Default: all.",
         ),
         PARTIAL,
     )
@@ -165,7 +168,7 @@ class Neighbours(Suite):
     def _opened(self, name: str, folders: tuple[Path, ...], limit: int | None) -> OpenedSet:
         """The set in these folders, at most `bank` and `limit` images of its sides, spread evenly over the
         classes."""
-        source = picture_set(name, *folders, partial=self.values["partial"])
+        source = image_sets.read_image_set(name, *folders, partial=self.values["partial"])
         reader = SetReader(source)
         sides = []
         for side, images, most in zip(
@@ -206,7 +209,7 @@ class Neighbours(Suite):
             quantity = knn_quantity(metric, k)
             if quantity in condition.metrics:
                 hits = knn_predict(known, classes, queries, k=k, metric=metric) == batch.labels
-                note = f"bank of {len(known)} pictures"
+                note = f"bank of {len(known)} images"
                 values = hits.double().cpu().numpy()
                 measurements.append(Measurement(setting, quantity, values, None, broken, note))
         return measurements
@@ -237,7 +240,7 @@ class Neighbours(Suite):
             yield BarChart("Classes it was not trained on", bars, "accuracy, %", caption, highest=100)
 
 
-def _entries(name: str, side: str, images: Pictures, label: int) -> list[Item]:
+def _entries(name: str, side: str, images: image_sets.ImagePart, label: int) -> list[Item]:
     entries: list[Item] = []
     for index in np.flatnonzero(images.labels == label).tolist():
         source = images.sources[index]

@@ -189,7 +189,7 @@ class Segmentation(Suite):
                 card.text(levels[s].label, MIOU.name, spread=False) if s in levels else "" for s in severities
             ]
             rows.append([name, *cells, card.text(name, MIOU.name)])
-        columns = ["corruption", *(f"mIoU at {s}" for s in severities), "mean"]
+        columns = ["corruption", *(f"{MIOU.title} at {s}" for s in severities), "mean"]
         yield Table("segmentation, %", columns, rows)
 
     def figures(self, card: Card) -> Iterator[Figure]:

@@ -109,7 +109,7 @@ def by_perturbation(card: Card, suite: str, source: str, quantity: Quantity) -> 
 
 
 def flip_scores(card: Card, suite: str, source: str, origin: str) -> Iterator[Score]:
-    """Means over perturbations, and the mean flip rate. origin: said in the note."""
+    """Means over perturbations, and the mean flip rate. origin: part of the note."""
     whole_set = Setting(suite, source or suite, source=source)
     for quantity in (FLIPS, TOP5_DISTANCE):
         settings = by_perturbation(card, suite, source, quantity)
@@ -135,7 +135,7 @@ def flip_tables(card: Card, suite: str, source: str) -> Iterator[Table]:
             [name, card.text(s.label, FLIPS.name), card.text(s.label, TOP5_DISTANCE.name)]
             for name, s in settings.items()
         ]
-        yield Table(source or suite, ["kind", "flips, %", "top-5 distance"], rows)
+        yield Table(source or suite, ["kind", "flips, %", "top5_distance"], rows)
 
 
 def flip_figures(card: Card, suite: str, source: str, words: str) -> Iterator[Figure]:

@@ -54,7 +54,7 @@ def parse_flag(given: Any) -> bool:
     return text in ("true", "1")
 
 
-PARTIAL = Option("partial", parse_flag, False, "Accept image sets that are downloaded in part.")
+PARTIAL = Option("partial", parse_flag, False, "Accept incomplete downloads of image sets.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from steadygaze.data.folders import Item, pictures_in
+from steadygaze.data.folders import Item, images_in
 from steadygaze.data.images import read_image
 from steadygaze.errors import BadImage
 from steadygaze.robustness.synthetic import (
@@ -58,7 +58,7 @@ class Synthetic(Suite):
 
     def open(self, limit: int | None) -> None:
         folder = self.values["backgrounds"]
-        paths = [] if folder is None else pictures_in(folder)
+        paths = [] if folder is None else images_in(folder)
         self.backgrounds = tuple(Item(path.relative_to(folder).as_posix(), path, None) for path in paths)
         self._opened: dict[int, Pixels] = {}
 
@@ -93,7 +93,7 @@ class Synthetic(Suite):
         if setting.name == BACKGROUND:
             return image.as_model_sees(Image.fromarray(swap_background(pixels, mask, background)))[None]
         composed = vary(pixels, mask, [background], setting.name, seed=image.seed, side=side)
-        return np.stack([one.picture for one in composed])
+        return np.stack([one.pixels for one in composed])
 
     def _background(self, index: int, side: int) -> Pixels:
         if index not in self._opened:
