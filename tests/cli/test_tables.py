@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.runs import pictures
-from steadygaze.cli import app, index
+from steadygaze.cli import app
+from steadygaze.cli.lists import index
 from steadygaze.cli.tables import Column, print_table
 
 NARROW = 80

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from steadygaze.cli.index import Entries, listed
+from steadygaze.cli.lists.index import Entries, listed
 from steadygaze.cli.tables import Column, print_table
 from steadygaze.errors import UnknownName
 from steadygaze.registry import matches

@@ -17,11 +17,12 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-import steadygaze
+from steadygaze import __version__
 from steadygaze.files import write_atomic
 from steadygaze.registry import GROUP
 
 FOLDER = "STEADYGAZE_CACHE"  # environment variable; empty: no cache
+SOURCE = Path(__file__).parents[2]  # the package
 Entries = list[dict[str, Any]]
 
 
@@ -72,13 +73,10 @@ def _state(packages: Sequence[str]) -> str:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             return ""
-    source = Path(steadygaze.__file__).parent
-    stats = [file.stat() for file in sorted(source.rglob("*.py"))]  # an editable installation changes
+    stats = [file.stat() for file in sorted(SOURCE.rglob("*.py"))]  # an editable installation changes
     stamp = f"{len(stats)} files, {sum(s.st_size for s in stats)} bytes, {max(s.st_mtime_ns for s in stats)}"
     python = ".".join(map(str, sys.version_info[:2]))
-    return "; ".join(
-        [f"steadygaze {steadygaze.__version__} in {source}", stamp, f"python {python}", *versions]
-    )
+    return "; ".join([f"steadygaze {__version__} in {SOURCE}", stamp, f"python {python}", *versions])
 
 
 def _is_valid(entries: Any) -> bool:
