@@ -113,7 +113,7 @@ def sweep(
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of runs of each combination, with seeds 0, 1, ... Default: those of the sweep, or 1.",
+            help="Number of seeds of each combination: 0, 1, ... Default: those of the sweep, or 1.",
             rich_help_panel=RECIPE,
         ),
     ] = None,
