@@ -3,7 +3,8 @@ TITLE=RUN,RUN...
 
 Prints the table of docs/evidence/shape_bias.md from runs of `steadygaze stress --suite cue_conflict:FOLDER`.
 The first run is in percent; each further line is the mean change over its runs (seeds), in points, with 95 %
-bootstrap intervals: images and seeds are drawn anew, the same images for both sides.
+bootstrap intervals: images and seeds are drawn anew, the same images for both sides. Only images that all
+runs have are used.
 """
 
 import sys
@@ -42,29 +43,24 @@ def cells(samples: np.ndarray, sign: str) -> str:
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit("expected BEFORE and any number of TITLE=RUN,RUN...")
+    lines = [argument.partition("=")[::2] for argument in sys.argv[2:]]
     first = decisions(Path(sys.argv[1]))
-    images = sorted(first)
+    others = {run: decisions(Path(run)) for _, runs in lines for run in runs.split(",")}
+    images = sorted(set(first).intersection(*others.values()))
     rng = np.random.default_rng(0)
-    drawn = np.concatenate(
-        [np.arange(len(images))[None], rng.integers(len(images), size=(REPEATS, len(images)))]
-    )
+    everything, shape = np.arange(len(images)), (REPEATS, len(images))
+    drawn = np.concatenate([everything[None], rng.integers(len(images), size=shape)])
     before = measures(np.array([first[image] for image in images])[drawn])
     print(f"| model ({len(images)} images) | runs | " + " | ".join(f"{c}, %" for c in COLUMNS) + " |")
     print("| --- | ---: | ---: | ---: | ---: |\n| before | | " + cells(before, "") + " |")
-    for argument in sys.argv[2:]:
-        title, _, runs = argument.partition("=")
-        changes = []
-        for run in runs.split(","):
-            found = decisions(Path(run))
-            changes.append(measures(np.array([found[image] for image in images])[drawn]) - before)
+    for title, runs in lines:
+        found = [others[run] for run in runs.split(",")]
+        changes = [measures(np.array([one[image] for image in images])[drawn]) - before for one in found]
         each = np.stack(changes, 1)  # (draws, seeds, measures)
         seeds = rng.integers(each.shape[1], size=each.shape[:2])
         seeds[0] = np.arange(each.shape[1])
-        print(
-            f"| {title} | {each.shape[1]} | "
-            + cells(np.take_along_axis(each, seeds[..., None], 1).mean(1), "+")
-            + " |"
-        )
+        mean = np.take_along_axis(each, seeds[..., None], 1).mean(1)
+        print(f"| {title} | {len(found)} | {cells(mean, '+')} |")
 
 
 if __name__ == "__main__":
