@@ -101,7 +101,10 @@ def table(options: argparse.Namespace) -> None:
                 continue
             mean, low, high = spread(measured)
             digits, sign = (1 if title.endswith("%") else 3), "" if absolute else "+"
-            cells.append(f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
+            interval = (
+                f" [{low:.{digits}f}, {high:.{digits}f}]" if high > low else ""
+            )  # one value alone: none
+            cells.append(f"{mean:{sign}.{digits}f}{interval}")
         print(f"| {VARIANTS[name]} | {len(seeds)} | " + " | ".join(cells) + " |")
 
 

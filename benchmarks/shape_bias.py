@@ -1,4 +1,4 @@
-"""Shape bias of several models on the same cue-conflict images: python -m benchmarks.shape_bias BEFORE
+"""Shape bias of several models on the same cue-conflict images: python -m benchmarks.shape_bias TITLE=RUN
 TITLE=RUN,RUN...
 
 Prints the table of docs/evidence/shape_bias.md from runs of `steadygaze stress --suite cue_conflict:FOLDER`.
@@ -42,9 +42,9 @@ def cells(samples: np.ndarray, sign: str) -> str:
 
 def main() -> None:
     if len(sys.argv) < 2:
-        sys.exit("expected BEFORE and any number of TITLE=RUN,RUN...")
-    lines = [argument.partition("=")[::2] for argument in sys.argv[2:]]
-    first = decisions(Path(sys.argv[1]))
+        sys.exit("expected TITLE=RUN, then any number of TITLE=RUN,RUN...")
+    (first_title, first_run), *lines = [argument.partition("=")[::2] for argument in sys.argv[1:]]
+    first = decisions(Path(first_run))
     others = {run: decisions(Path(run)) for _, runs in lines for run in runs.split(",")}
     images = sorted(set(first).intersection(*others.values()))
     rng = np.random.default_rng(0)
@@ -52,7 +52,8 @@ def main() -> None:
     drawn = np.concatenate([everything[None], rng.integers(len(images), size=shape)])
     before = measures(np.array([first[image] for image in images])[drawn])
     print(f"| model ({len(images)} images) | runs | " + " | ".join(f"{c}, %" for c in COLUMNS) + " |")
-    print("| --- | ---: | ---: | ---: | ---: |\n| before | | " + cells(before, "") + " |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    print(f"| {first_title} | | {cells(before, '')} |")
     for title, runs in lines:
         found = [others[run] for run in runs.split(",")]
         changes = [measures(np.array([one[image] for image in images])[drawn]) - before for one in found]
