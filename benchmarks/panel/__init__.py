@@ -7,11 +7,11 @@
 | cifar10-registers      | class token      | learnt    | four registers, patch dropout 0.5  | CIFAR-10    |
 | cifar10-rotary         | class token      | rotary    | SwiGLU (EVA-02), patch dropout 0.5 | CIFAR-10    |
 | cifar10-attention-pool | attention pool   | learnt    | LayerScale, patch dropout 0.5      | CIFAR-10    |
-| cifar10-swin           | mean of patches  | relative  | windows: patches cannot be removed | CIFAR-10    |
 
 A folder of this package holds the float16 weights of one model, the recipe that made it (train.json, which
 `steadygaze train NAME` of the shipped recipe of that name writes) and the log of its training; it is a name
-for `load_model`. DeiT-Tiny's weights are not included.
+for `load_model`. DeiT-Tiny's weights are not included. A folder with "swin" in its name is a model whose
+patches cannot be removed: it is measured by hiding them from attention, and reported apart.
 """
 
 from __future__ import annotations
