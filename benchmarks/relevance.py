@@ -136,7 +136,8 @@ def removal(options: argparse.Namespace) -> None:
             )
             for method in before.columns
         ]
-        name = Path(line.split(",")[0]).parent.name if line.endswith("verify") else Path(line).name
+        first = Path(line.split(",")[0])
+        name = first.parent.name if first.name == "verify" else first.name
         print(f"| {name} | {len(after)} | " + " | ".join(cells) + " |")
 
 
