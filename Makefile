@@ -37,7 +37,7 @@ test: $(READY)
 
 # the page in a real browser: needs Chromium (Debian: apt-get install chromium), and is skipped without one
 test-browser: $(VENV)/.browser
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -rs tests/app
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -rs tests/app/test_browser.py
 
 $(VENV)/.browser: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
