@@ -42,7 +42,8 @@ class HelpfulCommand(TyperCommand):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.help, self.examples = split_examples(self.help or "")
-        self.short_help = self.short_help or self.help.partition("\n\n")[0]
+        self.short_help = self.short_help or one_line(self.help)
+        self.epilog = "\n".join(f"Example: {example}" for example in self.examples)  # for other readers
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [usage_name(param) for param in self.params if param.param_type_name == "argument"]
