@@ -83,6 +83,7 @@ def markdown(board: Board) -> str:
 
 def _introduction(board: Board) -> str:
     abouts = "\n".join(f"- **{measure.title}**: {measure.about}." for measure in board.ranks if measure.about)
+    measured = "; in brackets measured CPU time on a ViT of DeiT-Tiny's size" if board.measured_cost else ""
     return f"""# Leaderboard
 
 Attribution methods on a panel of trained models, from committed rows: `python -m benchmarks.leaderboard`
@@ -96,8 +97,7 @@ choice of the constants of `gaze` and `gaze_removal` ([which](evidence/default.m
 Higher is better in every column:
 
 {abouts}
-- **cost**: forward passes of one image, a backward pass counts as one; in brackets measured CPU time on a ViT
-  of DeiT-Tiny's size, in forward passes of the same batch."""
+- **cost**: forward passes; a backward pass counts as one{measured}. Time: [speed.md](speed.md)."""
 
 
 def _models(board: Board) -> str:
@@ -230,8 +230,7 @@ def _others(board: Board) -> str:
     searches = ", ".join(f"`{name}`" for name in SEARCHES if name in found)
     missing = sorted(found - {entry.method for entry in board.ranks[REMOVAL_MEAN]})
     lines = ["## Searched and learnt methods", ""]
-    if searches:
-        lines += [SEARCHED, f"{searches}.", ""]
+    lines += [SEARCHED, f"{searches}.", ""] if searches else [NOT_SEARCHED, ""]
     left_out = "; ".join(f"`{name}`: {why}" for name, why in LEFT_OUT.items())
     lines += [f"Not in the ranking: {left_out}.", ""]
     if missing:
@@ -270,6 +269,9 @@ since its paired interval contains 0. A method with fewer images is compared on 
 SEARCHED = """\
 Searches run at a stated budget of forward passes for one image and class; without a number it is one run for
 each patch, region or cluster:"""
+NOT_SEARCHED = """\
+Searches (the family "black box") have no rows of the panel yet; `--methods searches` measures them. What they
+cost and find on DeiT-Tiny: [search.md](evidence/search.md)."""
 APART = """\
 Its windows need every token, so patches cannot be removed: they are hidden from attention, which is another
 question than removal, and the model has no part in the ranking above. Methods that need an attention matrix
