@@ -82,7 +82,13 @@ def test_every_public_name_and_command_has_a_page() -> None:
     names = [name for _, _, names in api.groups().values() for name in names]
     assert len(names) == len(set(names)) and {*names, *api.PACKAGES, "__version__"} == set(sg.__all__)
     expected = {f"reference/commands/{name.replace(' ', '-')}.md" for name, _ in commands.commands()}
-    assert expected < set(commands.pages())
+    pages = commands.pages()
+    assert expected < set(pages)
+    for name, command in commands.commands():
+        assert (
+            command.examples
+            and command.examples[0] in pages[f"reference/commands/{name.replace(' ', '-')}.md"]
+        )
 
 
 def test_functions_and_classes_have_an_example() -> None:

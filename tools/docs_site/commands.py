@@ -40,39 +40,31 @@ def pages() -> dict[str, str]:
 
 
 def page(name: str, command: Any) -> str:
-    text, examples = split_examples("\n".join(filter(None, (command.help, command.epilog))))
+    """Usage, examples, arguments, and the options in the groups of `--help`."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    usage = " ".join(["steadygaze", name, *(p.name.upper() for p in arguments), "[OPTIONS]"])
-    parts = [f"# `steadygaze {name}`", text, fence("sh", usage)]
-    parts += ["## Examples", fence("sh", "\n".join(examples or [f"steadygaze {name}"]))]
-    parts += [
-        "## Arguments",
-        table(("argument", "meaning"), [(f"`{p.name}`", meaning(p)) for p in arguments]),
-    ]
-    rows = [("`" + "`, `".join([*p.opts, *p.secondary_opts]) + "`", meaning(p)) for p in options]
-    parts += ["## Options", table(("option", "meaning"), rows)]
-    if not arguments:
-        parts = [part for part in parts if part not in ("## Arguments", "None.")]
+    required = [f"{p.opts[0]} {p.name.upper()}" for p in options if p.required]
+    usage = ["steadygaze", name, *(p.name.upper() for p in arguments), *required, "[OPTIONS]"]
+    parts = [f"# `steadygaze {name}`", command.help, fence("sh", " ".join(usage))]
+    parts += ["## Examples", fence("sh", "\n".join(command.examples))]
+    if arguments:
+        parts += [
+            "## Arguments",
+            table(("argument", "meaning"), [(f"`{p.name}`", meaning(p)) for p in arguments]),
+        ]
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for option in options:
+        panel = getattr(option, "rich_help_panel", None)
+        title = panel if isinstance(panel, str) else "Other options"
+        names = "`, `".join([*option.opts, *option.secondary_opts])
+        groups.setdefault(title, []).append((f"`{names}`", meaning(option)))
+    for title, rows in groups.items():
+        parts += [f"## {title}", table(("option", "meaning"), rows)]
     return joined(parts)
 
 
-def split_examples(text: str) -> tuple[str, list[str]]:
-    """Help without its examples, and the examples: lines that begin with a command, or with `Example:`."""
-    text = re.sub(r"\[/?[a-z ]+\]", "", text.replace("\b", ""))
-    words: list[str] = []
-    examples: list[str] = []
-    for line in text.splitlines():
-        command = re.match(r"^\s*(?:Example: |\$ )?((?:steadygaze|accelerate launch) .*)$", line)
-        if command:
-            examples.append(command[1])
-        elif not re.match(r"^\s*Examples?:?\s*$", line):
-            words.append(line.strip())
-    return "\n".join(words).strip(), examples
-
-
 def summary(command: Any) -> str:
-    return str(command.short_help or split_examples(command.help or "")[0].partition("\n")[0])
+    return " ".join(str(command.short_help or command.help.partition("\n\n")[0]).split())
 
 
 def meaning(parameter: Any) -> str:

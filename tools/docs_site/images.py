@@ -25,6 +25,7 @@ from steadygaze.runs.samples import read_index
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
 
 SIDE, GAP = 256, 12
+WIDE = 500  # pixels: a sheet of several images
 SHOWN = 1  # images of a method's page
 COMPARED = ("gaze_removal", "gae", "rollout", "gradcam", "random")
 SEARCH_BUDGET = 64  # forward passes of a search: enough for an image, far too few for a measurement
@@ -104,6 +105,7 @@ def suite_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
                 record = read_index(run)
                 names = [] if record is None else list(dict.fromkeys(_files(record)))
                 tiles = [Image.open(run / "samples" / name).convert("RGB") for name in names][:10]
+                tiles = [tile for tile in tiles if tile.width > WIDE] or tiles  # a sheet says it all
                 if tiles:
                     yield f"suites/{info.name}.png", png(beside(tiles))
 
