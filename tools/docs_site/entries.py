@@ -54,14 +54,14 @@ def methods() -> Iterator[Entry]:
     for info in sg.list_methods():
         method = parse_method(info.name)
         function = method.base.function
+        matrices = ["+rollout"] if method.base.kind == "matrix" else []
+        aggregators = ", ".join(f"`{name}`" for name in ["+last", *matrices, "+plus", "+skipplus"])
         facts = {
             "family": info.family,
             "cost": f"{info.cost:g} forward passes for one image (a backward pass counts as one)",
             "depends on the class": "yes" if info.class_specific else "no",
             "explains by default": f"`{info.score}`",
-            "composes with aggregators": "yes: `+last`, `+rollout`, `+plus`, `+skipplus`"
-            if info.layers
-            else "no",
+            "composes with aggregators": f"yes: {aggregators}" if info.layers else "no",
             "result": "`Attribution.scores`: (B, rows, columns), one signed score per patch, unnormalised",
         }
         if info.alias_of:
@@ -245,7 +245,7 @@ def toml_options(options: Mapping[str, Any]) -> str:
 
 
 def facts_table(facts: Mapping[str, str]) -> str:
-    return table(("", ""), list(facts.items()))
+    return table(("property", "value"), list(facts.items()))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
