@@ -29,7 +29,7 @@ def folders() -> Iterator[Path]:
             yield folder
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(SOURCE.parent)))
+@pytest.mark.parametrize("folder", list(folders()), ids=lambda folder: str(folder.relative_to(SOURCE.parent)))
 def test_a_folder_has_few_files_of_moderate_length(folder: Path) -> None:
     files = sorted(file for file in folder.glob("*.py") if not file.stem.startswith("__"))
     assert len(files) <= MAX_FILES, [file.name for file in files]

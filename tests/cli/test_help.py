@@ -31,7 +31,7 @@ def help_of(path, flag="-h"):
     return result.output
 
 
-@pytest.mark.parametrize("path", commands(), ids=" ".join)
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
 def test_help_is_complete_and_fits_80_columns(path):
     text = help_of(path)
     assert text == help_of(path, "--help")

@@ -70,7 +70,7 @@ def runs(tmp_path_factory):
         ("losses", sg.list_losses),
         ("models deit", lambda: sg.list_models("deit")),
     ],
-    ids=str,
+    ids=["methods", "metrics", "losses", "models"],
 )
 def test_listings_fit(command, names):
     check(run(*command.split()), [getattr(one, "name", one) for one in names()])
