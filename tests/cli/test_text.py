@@ -140,7 +140,7 @@ def test_the_page_has_a_box_for_prompts(clip: Path) -> None:
     image, prompts = DEMO / "cat.png", "a cat\na dog\ntwo bird"
     with served(viewer) as client:
         shown, *_ = client.predict(handle_file(image), prompts, api_name="/load")
-        assert {entry["label"] for entry in shown["confidences"]} == {"0 a cat", "1 a dog", "2 two bird"}
+        assert {entry["label"] for entry in shown["confidences"]} == {"a cat", "a dog", "two bird"}
         _, gallery = client.predict(
             handle_file(image), prompts, ["ixg"], "a dog", "default of the method", False, api_name="/explain"
         )
