@@ -63,7 +63,7 @@ def test_the_published_tree(root, tmp_path):
         read_shift("imagenet-p", tmp_path)
     assert read_shift("imagenet-p", tmp_path, partial=True).notes == ("1 of 10 kinds",)
     (tmp_path / "tilt" / "cat").mkdir()
-    with pytest.raises(BadInput, match="no synsets of ImageNet: cat"):
+    with pytest.raises(BadInput, match="not synsets of ImageNet: cat"):
         read_shift("imagenet-p", tmp_path, partial=True)
     (tmp_path / "tilt" / "cat").rmdir()
     (tmp_path / "fog").mkdir()

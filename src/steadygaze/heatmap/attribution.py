@@ -66,7 +66,7 @@ class Attribution:
     word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
     unattributed: Float[Tensor, "b"] | Float[Tensor, "b k"] | None = None
     parts: dict[str, Tensor] | None = None
-    pixels: UInt8[Tensor, "n 3 h w"] | None = None
+    pixels: UInt8[Tensor, "n 3 height width"] | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
