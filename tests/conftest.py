@@ -1,13 +1,15 @@
-"""Common ground of all tests: one thread, and no test may leave torch in another state than it found it."""
+"""Common to all tests: one thread, no terminal width, and no test may leave torch in another state."""
 
 import os
 import tempfile
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, whatever the terminal that runs the tests
 os.environ.setdefault(
     "STEADYGAZE_CACHE", tempfile.mkdtemp(prefix="steadygaze-cache-")
 )  # not that of the user
