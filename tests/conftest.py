@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import os
 from collections.abc import Iterator
 
 import pytest
