@@ -51,7 +51,7 @@ def test_one_shard_by_slurm_and_one_by_kubernetes(tmp_path: Path, environment: d
         "rows-00000of00002-00000.jsonl",
         "rows-00001of00002-00000.jsonl",
     ]
-    sg.verify("embedded", data, methods=f"{METHODS},random", out=tmp_path / "whole")
+    sg.verify("embedded", data, methods=[METHODS, "random"], out=tmp_path / "whole")
     assert rows_of(out) == rows_of(tmp_path / "whole")
 
 
