@@ -156,10 +156,9 @@ def test_batch_equals_singles_and_fused_attention_equals_eager(name: str) -> Non
     """By timm's switch. LRP adds 1e-9 to q·k, which eager attention scales before, the kernel behind."""
     model, images = make(name)
     whole = maps_of(model, images)
-    for i in range(2):
-        for key, scores in maps_of(model, images[i : i + 1], TARGET[i : i + 1]).items():
-            same(scores, whole[key][i : i + 1], f"{name}, {key}", 1e-5 if "eager" in name else 1e-8)
-            assert scores.shape[1:] == sg.adapt(model).grid
+    for key, scores in maps_of(model, images[1:], TARGET[1:]).items():
+        same(scores, whole[key][1:], f"{name}, {key}", 1e-5 if "eager" in name else 1e-8)
+        assert scores.shape[1:] == sg.adapt(model).grid
     if name.startswith("t"):  # of transformers or torchvision
         return
     with unfused(model) as switched:
@@ -295,13 +294,13 @@ def test_averaged_heads_read_the_mean_of_patch_rows() -> None:
 @pytest.mark.parametrize("name", ["class", "average", "attention pool (SigLIP)", "torchvision", "Swin"])
 def test_several_classes_equal_separate_calls(name: str) -> None:
     model, images = make(name)
-    classes = torch.tensor([[0, 3, 1], [2, 2, 4]])
+    classes = torch.tensor([[0, 3], [2, 2]])
     many = sg.explain(model, images, target=classes, method=everything(model))
-    for k in range(3):
+    for k in range(2):
         for key, scores in maps_of(model, images, classes[:, k]).items():
             same(many[key].scores[:, k], scores, f"{name}, {key}, class {k}")
     assert torch.equal(many["ixg"].target, classes)
-    assert many["ixg"].scores.shape == (2, 3, *sg.adapt(model).grid)
+    assert many["ixg"].scores.shape == (2, 2, *sg.adapt(model).grid)
 
 
 def test_targets_in_all_their_forms() -> None:
