@@ -9,6 +9,7 @@ gradients at every layer not less than 2.
 """
 
 import argparse
+import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -55,11 +56,12 @@ def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callab
 
 
 def peers(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """Similar methods of other packages."""
+    """Similar methods of other packages, on a copy of the model: pytorch-grad-cam leaves hooks on it."""
     from captum.attr import InputXGradient
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
+    model = copy.deepcopy(model)
     side = images.shape[-1] // model.patch_embed.patch_size[0]
     cam = GradCAM(
         model,
