@@ -114,7 +114,7 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     mean = torch.cat(batches, 1).mean(1)
     print(f"{model}, {len(items)} images\n\n| map | {' | '.join(REMOVAL)} | mean |\n| --- |{' ---: |' * 5}")
     for name, row in zip(
-        ("both", "what a patch sends", "what the others take of it"), mean.tolist(), strict=True
+        ("both", "contribution of the patch (s)", "attention paid to it (q)"), mean.tolist(), strict=True
     ):
         print(f"| {name} | {' | '.join(f'{v:.1f}' for v in (*row, sum(row) / 4))} |")
 

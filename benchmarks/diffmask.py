@@ -107,9 +107,11 @@ def counted(out: Path, steps: int, seed: int) -> None:
     maps = {name.replace(":,", ":"): att for name, att in maps.items()}
     values, side = score(task, torch.stack([att.scores for att in maps.values()]), data.masks)
     means = {metric: found.value.nanmean(1).tolist() for metric, found in values.items()}
-    meant = {"marked": "the red ones", "others": "all the others"}[side]
-    print(f"ViT: {100 * accuracy:.1f} % of 1000 unseen pictures; truth: {meant}; DiffMask: {trained}\n")
-    print("| method | AUROC | top-n right, % | faithful? |\n| --- | ---: | ---: | --- |")
+    meant = {"marked": "the red cells", "others": "all other cells"}[side]
+    print(
+        f"ViT: {100 * accuracy:.1f} % of 1000 held-out images; ground truth: {meant}; DiffMask: {trained}\n"
+    )
+    print("| method | AUROC | top-n correct, % | faithful? |\n| --- | ---: | ---: | --- |")
     lines = sorted(
         zip(maps, means["truth_auroc"], means["truth_precision"], strict=True), key=lambda line: -line[1]
     )

@@ -84,7 +84,7 @@ def main() -> None:
         aggregators(number, draw, headline)
         return
     base = number[chosen.baseline, chosen.score]
-    print(f"{len(base)} pictures; difference of the {headline} to {chosen.baseline} on the {chosen.score}\n")
+    print(f"{len(base)} images; difference of the {headline} from {chosen.baseline} on the {chosen.score}\n")
     shown = [*names.values()] + ([headline] if headline not in names.values() else [])
     print(f"| method | score | {' | '.join(shown)} | difference |")
     print(f"| --- | --- |{' ---: |' * (len(shown) + 1)}")
@@ -108,7 +108,7 @@ def aggregators(number: dict[tuple[str, str], np.ndarray], draw: np.ndarray, hea
     """What PLUS adds to a method, and SkipPLUS to PLUS."""
     print(
         f"{draw.shape[1]} images; {headline}\n\n"
-        "| method | bare | +plus | +skipplus | plus − bare | skipplus − plus |"
+        "| method | alone | +plus | +skipplus | plus − alone | skipplus − plus |"
     )
     print(f"| --- |{' ---: |' * 5}")
     found = []
@@ -116,9 +116,9 @@ def aggregators(number: dict[tuple[str, str], np.ndarray], draw: np.ndarray, hea
         three = [number.get((method + tail, score)) for tail in ("", "+plus", "+skipplus")]
         if all(values is not None for values in three):
             found.append((method, *three))
-    for method, bare, plus, skip in sorted(found, key=lambda row: -max(values.mean() for values in row[1:])):
-        means = " | ".join(f"{values.mean():.1f}" for values in (bare, plus, skip))
-        print(f"| {method} | {means} | {gap(plus - bare, draw)} | {gap(skip - plus, draw)} |")
+    for method, alone, plus, skip in sorted(found, key=lambda row: -max(values.mean() for values in row[1:])):
+        means = " | ".join(f"{values.mean():.1f}" for values in (alone, plus, skip))
+        print(f"| {method} | {means} | {gap(plus - alone, draw)} | {gap(skip - plus, draw)} |")
 
 
 if __name__ == "__main__":

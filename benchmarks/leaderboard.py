@@ -89,8 +89,8 @@ def _introduction(board: Board) -> str:
 Attribution methods on a panel of trained models, from committed rows: `python -m benchmarks.leaderboard`
 writes this page and its figure, `python -m benchmarks.panel` adds rows. Which method to use for which
 question: [choosing.md](choosing.md). Rows of DeiT-Tiny and the embedded model from before the panel are
-included; where both have an image, they agree to 1e-4. Some images of these two models had a part in the
-choice of the constants of `gaze` and `gaze_removal` ([which](evidence/default.md)).
+included; for images in both, the scores agree to 1e-4. Some images of these two models were used to select
+the constants of `gaze` and `gaze_removal` ([details](evidence/default.md)).
 
 ![The best methods: removal scores with 95 % intervals, and other measures](images/leaderboard.png)
 
@@ -143,8 +143,8 @@ def _questions(board: Board) -> str:
     lines = [
         "## First in each measure",
         "",
-        "The first methods of each measure with 95 % intervals. **Level**: places that cannot be told apart",
-        "from the first.",
+        "The first methods of each measure with 95 % intervals. **Level**: ranks that do not differ",
+        "significantly from the first.",
         "",
         f"| measure | models, methods | first {SHOWN_FIRST} | level | random |",
         "| --- | --- | --- | --- | ---: |",
@@ -262,23 +262,23 @@ def _number(value: float | None, digits: int) -> str:
 
 RANKING = """\
 By the mean of the four removal scores over {number} models whose patches can be removed; 95 % intervals by
-bootstrap over images inside each model. **Rank** is the interval of the rank under the same draws.
-**Level with**: the places from the first to the last whose difference to the method is not shown to be real,
-since its paired interval contains 0. A method with fewer images is compared on those that it has
-(`benchmarks/panel/ranking.py`). An empty cell: not measured, or not available, on all its models."""
+bootstrap over images within each model. **Rank** is the interval of the rank under the same resampling.
+**Level with**: the range of ranks whose difference from the method is not significant (the paired interval
+contains 0). A method with fewer images is compared on the images it has
+(`benchmarks/panel/ranking.py`). An empty cell: not measured, or not available, on all of its models."""
 SEARCHED = """\
-Searches run at a stated budget of forward passes for one image and class; without a number it is one run for
-each patch, region or cluster:"""
+Searches run with the given budget of forward passes per image and class; without a number, they use one pass
+per patch, region or cluster:"""
 NOT_SEARCHED = """\
-Searches (the family "black box") have no rows of the panel yet; `--methods searches` measures them. What they
-cost and find on DeiT-Tiny: [search.md](evidence/search.md)."""
+Searches (the family "black box") have no rows of the panel yet; `--methods searches` measures them. Their
+cost and results on DeiT-Tiny: [search.md](evidence/search.md)."""
 APART = """\
-Its windows need every token, so patches cannot be removed: they are hidden from attention, which is another
-question than removal, and the model has no part in the ranking above. Methods that need an attention matrix
+Its windows need every token, so patches cannot be removed. They are hidden from attention instead, which is a
+different measurement, and the model is not part of the ranking above. Methods that need an attention matrix
 over all tokens are not available."""
 OWN_METHOD = """## Add your own method
 
-A method is a function of a trace. Register it, measure it on the panel, and write this page again:
+A method is a function of a trace. Register it, measure it on the panel, and regenerate this page:
 
 ```python
 # mine.py
@@ -297,8 +297,8 @@ python -c "import mine, runpy; runpy.run_module('benchmarks.panel', run_name='__
 python -m benchmarks.leaderboard
 ```
 
-A method is ranked when every model has rows of it: give `--imagenet` and `--weights` too, or compare on the
-CIFAR-10 models alone with `--models`."""
+A method is ranked when every model has rows of it: pass `--imagenet` and `--weights` too, or compare on the
+CIFAR-10 models only with `--models`."""
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ MEASURES: list[
     ("FGSM 4/255 top-1, %", "fgsm/4", "top1", 100.0),
     ("FGSM 8/255 top-1, %", "fgsm/8", "top1", 100.0),
     ("centre hidden, top-1, %", "centre_square/0.5", "top1", 100.0),
-    ("random patches dropped, right, %", "random_drop", "drop_right", 100.0),
+    ("random patches dropped, top-1, %", "random_drop", "drop_right", 100.0),
     ("entropy, nats", "clean", "attention_entropy", 1.0),
     ("stability, cosine", "corrupted", "attention_stability", 1.0),
     ("cosine of two heads", "clean", "attention_diversity", 1.0),

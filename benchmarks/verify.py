@@ -196,7 +196,7 @@ def main() -> None:
         "images",
         "methods",
         "forward passes an image and method",
-        "images a second",
+        "images per second",
         "peak MiB of the process",
     )
     table.add_row(
