@@ -18,11 +18,12 @@ FORMS = ("paper", "code", "per_head")
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_fused_is_the_same_as_kept(form, size, monkeypatch):
+@pytest.mark.parametrize("stored", [True, False])
+def test_fused_is_the_same_as_kept(form, size, stored, monkeypatch):
     model = tiny(noise=0.8, depth=3)
-    monkeypatch.setattr(
-        fused_adl, "CACHE_SIZE", 2 * 2 * 17**2
-    )  # two pictures at a time: 5 are taken in three parts
+    # two images at a time: 5 images are three slices
+    monkeypatch.setattr(fused_adl, "CACHE_SIZE", 2 * 2 * 17**2)
+    monkeypatch.setattr(fused_adl, "_stores_maps", lambda q, k: stored)
     images = torch.randn(size, 3, 16, 16, dtype=torch.float64)
     weights = list(model.parameters())
     with DiversitySeam(form=form) as seam:
@@ -54,7 +55,9 @@ def test_eager_attention_is_read_from_its_softmax():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_masks_and_single_queries(form):
+@pytest.mark.parametrize("stored", [True, False])
+def test_masks_and_single_queries(form, stored, monkeypatch):
+    monkeypatch.setattr(fused_adl, "_stores_maps", lambda q, k: stored)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (3 * torch.randn(2, 2, 4, 3, dtype=torch.float64, generator=generator) for _ in range(3))
     bias = torch.randn(2, 1, 4, 4, dtype=torch.float64, generator=generator)
