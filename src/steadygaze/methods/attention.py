@@ -125,7 +125,30 @@ def attcam(trace: Trace, layer: int, *, relu: bool = False) -> Float[Tensor, "b 
     return _attcam(*trace.attention(layer), prefix=trace.vit.prefix)
 
 
+class _MeanPositive(torch.autograd.Function):
+    """The mean over heads of (A_h ⊙ G_h)⁺ with constant G, head by head: no temporary of A's size.
+
+    Since A ≥ 0, its gradient is G⁺ / H times that of the mean.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, g: Tensor) -> Tensor:
+        ctx.save_for_backward(g)
+        total = torch.mul(a[:, 0], g[:, 0]).relu_()
+        product = torch.empty_like(total)
+        for h in range(1, a.shape[1]):
+            total += torch.mul(a[:, h], g[:, h], out=product).relu_()
+        return total.div_(a.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, g_mean: Tensor) -> tuple[Tensor, None]:
+        (g,) = ctx.saved_tensors
+        return g.relu().mul_((g_mean / g.shape[1]).unsqueeze(1)), None
+
+
 def _genatt(a: Tensor, g: Tensor) -> Tensor:
+    if a.requires_grad and not g.requires_grad:  # a loss of the map, to first order
+        return _MeanPositive.apply(a, g)
     return (a * g).relu_().mean(1)
 
 
