@@ -51,9 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # changes of the recipe; these have eve
     "relevance only": {"losses.relevance.confidence": 0.0},
     "relevance and confidence (paper)": {},
     "the same, second order": {"losses.relevance.second_order": True},
-    "the same, TokenCut masks": {
-        "data.masks": "tokencut"
-    },  # of the keys as they are: masks that miss the animal
+    "the same, TokenCut masks": {"data.masks": "tokencut"},  # uncentred keys: masks that miss the animal
 }
 SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "20 times the relevance": {"losses.relevance.relevance": 16.0},
@@ -81,7 +79,7 @@ SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "1 picture a breed": {"data.images": [0, 1], "epochs": 6 * EPOCHS},
     "4 breeds": {"data.classes": [0, 4], "epochs": 3 * EPOCHS},
 }
-OFTEN = 4  # so many of these with every seed, the others with the first
+OFTEN = 4  # the first four run with every seed, the others with the first seed only
 AGAIN = (
     "confidence only",
     "relevance only",
@@ -105,12 +103,14 @@ KINDS = {
     "size": {"values": [0.05, 0.1, 0.7]},
 }
 VARIED = ("location", "rotation", "size", "swapped", "removed")
+# stored names of variants -> names in tables
+TITLES = {"as it was": "before", "1 picture a breed": "1 image per breed"}
 COLUMNS = ("variant", "rate", "seed", "set", "kind", "picture", "right", "right_of_24", "share")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which breeds, in the order of their classes, are trained on; and which pictures of a breed, or of an
+    """Which breeds, in the order of their classes, are trained on; and which images of a breed, or of an
     ImageNet class, are whose."""
 
     breeds: tuple[int, int]
@@ -126,18 +126,18 @@ SECOND = Split(breeds=(12, 24), train=(10, 16), seen=(16, 20), unseen=(10, 18), 
 
 @dataclass(frozen=True)
 class Test:
-    """A picture in one setting, as the model sees it; mask: of the object, where the picture is as it was."""
+    """An image in one setting, as the model sees it; mask: of the object, if the image is unaltered."""
 
     set: str
     kind: str
-    picture: str
+    name: str
     label: int
     image: torch.Tensor
     mask: torch.Tensor | None = None
 
 
 def tests(ready: Any, pets: Path, imagenet: Path, count: int, split: Split) -> tuple[list[Test], list[int]]:
-    """Every test picture, made once for all models; and the classes of the breeds."""
+    """Every test image, made once for all models; and the classes of the breeds."""
     rows = list(csv.DictReader((pets / "index.csv").open()))
     breeds = sorted({int(row["imagenet_index"]) for row in rows})
     folders = sorted(p for p in imagenet.iterdir() if p.is_dir())
@@ -148,10 +148,10 @@ def tests(ready: Any, pets: Path, imagenet: Path, count: int, split: Split) -> t
         seen = breeds.index(breed) in range(*split.breeds)
         of_it = [row for row in rows if int(row["imagenet_index"]) == breed]
         for number, row in enumerate(of_it[slice(*(split.seen if seen else split.unseen))]):
-            picture, mask = Image.open(pets / row["image"]).convert("RGB"), Image.open(pets / row["mask"])
-            pixels, where = np.asarray(picture), np.asarray(mask)
+            photo, mask = Image.open(pets / row["image"]).convert("RGB"), Image.open(pets / row["mask"])
+            pixels, where = np.asarray(photo), np.asarray(mask)
             index = breed * 100 + number
-            made = [("clean", picture)]
+            made = [("clean", photo)]
             made += [("swapped", synthetic.swap_background(pixels, where, behind[index % len(behind)]))]
             made += [("removed", synthetic.remove_background(pixels, where))]
             for kind, options in KINDS.items():
@@ -207,7 +207,7 @@ def judge(
                 **head,
                 "set": test.set,
                 "kind": test.kind,
-                "picture": test.picture,
+                "picture": test.name,
                 "right": int(logits.argmax() == test.label),
                 "right_of_24": int(of_24) if of_24 != "" else "",
                 "share": share,
@@ -301,7 +301,7 @@ def read(file: Path) -> Iterator[dict[str, str]]:
 MEASURES = [  # title, set, kinds, column
     ("unseen breeds, varied: of 1,000", "unseen", VARIED, "right"),
     ("of 24", "unseen", VARIED, "right_of_24"),
-    ("unseen, as they are", "unseen", ("clean",), "right"),
+    ("unseen, unaltered", "unseen", ("clean",), "right"),
     ("seen breeds, varied: of 1,000", "seen", VARIED, "right"),
     ("of 24", "seen", VARIED, "right_of_24"),
     ("ImageNet", "imagenet", ("clean",), "right"),
@@ -324,7 +324,7 @@ def table(options: argparse.Namespace) -> None:
             chosen.setdefault(name, {})[rows[0]["rate"]] = " / ".join(f"{value:.1f}" for value in means_of)
     if chosen:
         print(
-            "Accuracy on the varied seen pictures (validation) by learning rate, %: "
+            "Accuracy on the varied seen images (validation) by learning rate, %: "
             "of the 24 breeds / of 1,000 classes\n"
         )
         print("| variant | " + " | ".join(f"{r:g}" for r in RATES) + " |\n| --- |" + " ---: |" * len(RATES))
@@ -333,23 +333,25 @@ def table(options: argparse.Namespace) -> None:
         print(f"| {name} | " + " | ".join(found.get(r, "") for r in RATES) + " |")
     before = runs["as it was"][0]
     titles = " | ".join(title for title, *_ in MEASURES)
-    print("\nAs it was in %, then the change in points with 95 % intervals over pictures and seeds:\n")
+    print(
+        "\nThe model before fine-tuning in %, then the change in points with 95 % intervals over images and seeds:\n"
+    )
     print(f"| variant | rate | seeds | {titles} |")
     print("| --- | ---: | ---: |" + " ---: |" * len(MEASURES))
     cells = [f"{100 * np.mean(list(means(before, *m[1:]).values())):.1f}" for m in MEASURES]
-    print("| as it was | | | " + " | ".join(cells) + " |")
+    print(f"| {TITLES['as it was']} | | | " + " | ".join(cells) + " |")
     for name in [n for n in (*VARIANTS, *SIDE, *LATER) if n in runs]:
         cells = [change(before, list(runs[name].values()), *m[1:]) for m in MEASURES]
-        print(f"| {name} | {rates[name]} | {len(runs[name])} | " + " | ".join(cells) + " |")
+        print(f"| {TITLES.get(name, name)} | {rates[name]} | {len(runs[name])} | " + " | ".join(cells) + " |")
 
 
 def means(rows: list[dict[str, str]], part: str, kinds: tuple[str, ...], column: str) -> dict[str, float]:
-    """Picture -> its mean over the settings."""
+    """Image -> its mean over the settings."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["set"] == part and row["kind"] in kinds and row[column] != "":
             found.setdefault(row["picture"], []).append(float(row[column]))
-    return {picture: float(np.mean(values)) for picture, values in found.items()}
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def change(
@@ -359,12 +361,10 @@ def change(
     kinds: tuple[str, ...],
     column: str,
 ) -> str:
-    """Mean change in points and its 95 % interval over pictures and seeds."""
+    """Mean change in points and its 95 % interval over images and seeds."""
     was = means(before, part, kinds, column)
     now = [means(rows, part, kinds, column) for rows in after]
-    mean, low, high = spread(
-        np.array([[found[picture] - was[picture] for picture in was] for found in now]) * 100
-    )
+    mean, low, high = spread(np.array([[found[name] - was[name] for name in was] for found in now]) * 100)
     return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
 
 
@@ -372,17 +372,17 @@ def change(
 
 
 def masks(options: argparse.Namespace) -> None:
-    """IoU of TokenCut's masks with the human ones, border left out: mean and 95 % interval over pictures."""
+    """IoU of TokenCut's masks with the human ones, border excluded: mean and 95 % interval over images."""
     torch.set_num_threads(1)
     ready = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
     classes = ClassLookup(ready.class_names, 1000)
     found = find_labelled_images(options.pets, options.pets, classes, limit=options.count)
     preprocess = ready.preprocess.override(interpolation="bicubic", crop_pct=1.0)
     print(
-        f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} pictures\n\n"
+        f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} images\n\n"
         "| keys | edges | IoU, % |\n| --- | --- | ---: |"
     )
-    for keys, edges in product(("as they are", "centred"), ("patches", "bilateral")):
+    for keys, edges in product(("uncentred", "centred"), ("patches", "bilateral")):
         made = tokencut_masks(
             ready.model, found.items, preprocess, refined=edges == "bilateral", centred=keys == "centred"
         )
@@ -407,8 +407,7 @@ def masks(options: argparse.Namespace) -> None:
 
 
 def perturbation(options: argparse.Namespace) -> None:
-    """The means of the first run, and what changed in the others: picture by picture, 95 % intervals over
-    pictures."""
+    """The means of the first run, and the paired changes in the others, with 95 % intervals over images."""
     runs = [
         sg.Rows.read(run).to_pandas().set_index(["method", "metric", "image"]).value.sort_index()
         for run in options.runs

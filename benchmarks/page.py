@@ -170,7 +170,7 @@ def show(results: Results) -> None:
     for error, count in results.errors.most_common(5):
         print(f"  {count} x {error}")
     p50, p90, p99 = np.percentile(results.seconds, [50, 90, 99])
-    print(f"seconds to an answer: median {p50:.1f}, 90 % {p90:.1f}, 99 % {p99:.1f}")
+    print(f"response time in seconds: median {p50:.1f}, 90 % {p90:.1f}, 99 % {p99:.1f}")
     print("memory of the server, MiB, after seconds:")
     print("  " + ", ".join(f"{seconds:.0f} s: {mib:.0f}" for seconds, mib in results.memory))
 

@@ -59,7 +59,7 @@ JOBS = {
     "cards": ("card of the stress run (`Rows.cards`)", "stress"),
     "stress-report": ("report of the stress run", "stress"),
     "compare": ("comparison of two stress runs", "before"),
-    "resume": ("what a resumed run reads (`Done`)", "verify"),
+    "resume": ("reading rows to resume a run (`Done`)", "verify"),
 }
 
 

@@ -106,7 +106,7 @@ def unit_of(loaded: LoadedModel, images: Tensor) -> tuple[Tensor, float]:
 def sufficient(loaded: LoadedModel, images: Tensor, budget: int) -> None:
     """Patches are removed, pixels are replaced."""
     labels, unit = unit_of(loaded, images)
-    print("| searched | steps | cost | reached | share of the image |\n| --- | --- | --- | --- | --- |")
+    print("| space | steps | cost | reached | share of the image |\n| --- | --- | --- | --- | --- |")
     ways: dict[str, Any] = {
         "patches": {"minimal": False},
         "patches, then pruned": {},
