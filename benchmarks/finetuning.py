@@ -334,7 +334,8 @@ def table(options: argparse.Namespace) -> None:
     before = runs["as it was"][0]
     titles = " | ".join(title for title, *_ in MEASURES)
     print(
-        "\nThe model before fine-tuning in %, then the change in points with 95 % intervals over images and seeds:\n"
+        "\nThe model before fine-tuning in %, then the change in points "
+        "with 95 % intervals over images and seeds:\n"
     )
     print(f"| variant | rate | seeds | {titles} |")
     print("| --- | ---: | ---: |" + " ---: |" * len(MEASURES))

@@ -50,9 +50,12 @@ MEASURES: list[
     ("cosine of two tokens", "clean", "attention_token_diversity", 1.0),
 ]
 
+# columns of earlier files -> their names now
+RENAMED = {"random patches dropped, right, %": "random patches dropped, top-1, %", "picture": "image"}
 
-def by_picture(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
-    """The mean of a measure over its settings, for each picture."""
+
+def by_image(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
+    """The mean of a measure over its settings, for each image."""
     there = (
         rows.setting.str.partition("/")[0].isin(CORRUPTIONS)
         if settings == "corrupted"
@@ -72,20 +75,19 @@ def gather(options: argparse.Namespace) -> None:
         if "note" in rows:  # tokens of a model with TAP cannot be removed: another measurement
             rows = rows[rows.note != "attention masking"]
         measures = pd.DataFrame(
-            {
-                title: factor * by_picture(rows, settings, metric)
-                for title, settings, metric, factor in MEASURES
-            }
+            {title: factor * by_image(rows, settings, metric) for title, settings, metric, factor in MEASURES}
         ).dropna(axis=1, how="all")
         log = Path(options.runs) / run / "log.csv"
         measures[TEST] = 100 * pd.read_csv(log).test_top1.dropna().iloc[-1] if log.exists() else np.nan
-        models.append(measures.rename_axis("picture").reset_index().assign(variant=variant, seed=int(seed)))
+        models.append(measures.rename_axis("image").reset_index().assign(variant=variant, seed=int(seed)))
     pd.concat(models).round(5).to_csv(options.out, index=False)
     print(f"{len(models)} models -> {options.out}")
 
 
 def table(options: argparse.Namespace) -> None:
-    rows = pd.read_csv(options.rows).set_index(["variant", "seed", "picture"]).sort_index()
+    rows = (
+        pd.read_csv(options.rows).rename(columns=RENAMED).set_index(["variant", "seed", "image"]).sort_index()
+    )
     titles = [title for title in (TEST, *(measure[0] for measure in MEASURES)) if title in rows]
     print("| model | seeds | " + " | ".join(titles) + " |\n| --- | ---: |" + " ---: |" * len(titles))
     base = rows.loc[BASELINE]
