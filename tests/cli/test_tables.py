@@ -81,7 +81,8 @@ def test_suites_and_recipes_fit():
 
     output = run("suites")
     check(output, [])
-    assert all(info.name in output for info in sg.list_suites())
+    words = set(output.split())
+    assert all(info.name in output and words >= set(info.summary.split()) for info in sg.list_suites())
     check(run("train", "--list"), list(shipped_recipes()))
 
 

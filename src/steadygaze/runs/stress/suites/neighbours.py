@@ -131,8 +131,11 @@ class Neighbours(Suite):
 
     name = "neighbours"
     title = "Nearest neighbours"
-    summary = "k-nearest-neighbour accuracy in the model's features, on classes it was not trained on."
-    argument = "NAME=FOLDER (with train/ and test/, or a published set) or NAME=TRAIN=TEST"
+    summary = (
+        "k-nearest-neighbour accuracy in the model's features, on classes it was not trained on. FOLDER has "
+        "train/ and test/, or is a published dataset; or give NAME=TRAIN=TEST."
+    )
+    argument = "NAME=FOLDER"
     options = (
         Option(
             "bank",
