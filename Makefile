@@ -33,7 +33,7 @@ demo: $(READY)
 	@$(BIN)/steadygaze demo --out $(OUT)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # the page in a real browser: needs Chromium (Debian: apt-get install chromium), and is skipped without one
 test-browser: $(VENV)/.browser
