@@ -11,6 +11,7 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
 from torch import nn
 from typer.testing import CliRunner
 
@@ -185,3 +186,24 @@ def test_a_transformers_folder_without_an_image_processor_takes_what_is_stated(t
     loaded = sg.load_model(str(tmp_path), image_size=32, mean=(0.5,) * 3, std=(0.25,) * 3)
     assert loaded.size == (32, 32) and loaded.std == (0.25,) * 3
     assert sg.load_model(str(tmp_path), preprocess=loaded.preprocess).preprocess == loaded.preprocess
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {"embed_dim": 16, "num_heads": 2, "depth": 1}),
+        ("deit_tiny_distilled_patch16_224", {"embed_dim": 16, "num_heads": 2, "depth": 1}),
+        ("beit_base_patch16_224", {"embed_dim": 16, "num_heads": 2, "depth": 1}),
+    ],
+)
+def test_a_checkpoint_is_loaded_at_another_image_size(name, options, tmp_path):
+    """As timm loads its own pretrained weights: only position embeddings change, by interpolation."""
+    model = timm.create_model(name, num_classes=3, **options)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    loaded = sg.load_model(name, tmp_path / "model.safetensors", image_size=112, model_kwargs=options)
+    assert loaded.preprocess(Image.new("RGB", (200, 150))).shape == (3, 112, 112)
+    assert loaded.model(torch.zeros(1, 3, 112, 112)).shape == (1, 3)
+    assert torch.equal(loaded.model.state_dict()["head.weight"], model.state_dict()["head.weight"])
+    if hasattr(model, "pos_embed") and model.pos_embed is not None:
+        wanted = resample_abs_pos_embed(model.pos_embed, [7, 7], num_prefix_tokens=model.num_prefix_tokens)
+        assert torch.allclose(loaded.model.pos_embed, wanted, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import signature
@@ -48,6 +49,8 @@ def build_timm_model(
             num_classes = head_width(weights, classifier_names(name))
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
         weights = with_timm_names(weights, model)
+        if "img_size" in (arguments or {}):
+            weights = _resized_positions(weights, model)
         model = restore(model, weights)
         fit(model, with_own_head(model, weights) if new_head else weights, origin)
     preprocess = Preprocess.from_timm_model(model)
@@ -192,6 +195,13 @@ def with_timm_names(weights: Weights, model: nn.Module) -> Weights:
         renamed["cls_token"] = renamed["cls_token"] + positions[:, :1]
         renamed["pos_embed"] = positions[:, 1:]
     return renamed
+
+
+def _resized_positions(weights: Weights, model: nn.Module) -> Weights:
+    """Position embeddings for the model's image size, interpolated by timm as it does for its own weights."""
+    resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    resized: Weights = weights if resize is None else resize(dict(weights), model)
+    return resized
 
 
 def imagenet_class_names(model: nn.Module) -> tuple[str, ...] | None:
