@@ -24,8 +24,8 @@ import numpy as np
 from PIL import Image
 
 
-def picture(size: int, seed: int = 0) -> np.ndarray:
-    """A colourful picture (size, size, 3) with large and small shapes and some grain, uint8."""
+def sample_image(size: int, seed: int = 0) -> np.ndarray:
+    """A colourful image (size, size, 3) with large and small shapes and some grain, uint8."""
     rng = np.random.default_rng(seed)
     total = np.zeros((size, size, 3), dtype=np.float32)
     for cells, weight in ((3, 1.0), (9, 0.6), (27, 0.35), (81, 0.2)):
@@ -64,7 +64,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    image = picture(options.size)
+    image = sample_image(options.size)
     for index in range(len(TEXTURES)):
         texture(index)
 

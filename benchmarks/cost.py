@@ -138,7 +138,7 @@ def _split(name: str) -> tuple[str, ...]:
     return sign, "fill" if kind == "perturbation" else "noise"
 
 
-def pictures(folder: Path, images: int = 2) -> Path:
+def image_folder(folder: Path, images: int = 2) -> Path:
     """Labelled JPEG files of 500 x 375 pixels."""
     rng = np.random.default_rng(0)
     for number in range(images):
@@ -263,7 +263,7 @@ def main() -> None:
     net = model()
     count = Counter(net)
     with tempfile.TemporaryDirectory() as folder:
-        data = pictures(Path(folder))
+        data = image_folder(Path(folder))
         quick = count_methods(net, count, options.searches)
         removal = count_metrics(net, count)["insertion_accuracy"]
         stress_row = count_suites(net, count, data)["corruptions"]

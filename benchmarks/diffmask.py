@@ -82,7 +82,7 @@ def _deit() -> nn.Module:
 
 
 def counted(out: Path, steps: int, seed: int) -> None:
-    """The table and the picture of the counting task."""
+    """The table and the image of the counting task."""
     task = counting()
     model, accuracy = _model(task, out / "counting_vit.safetensors", seed)
     file = out / "counting_mask.safetensors"
@@ -118,7 +118,7 @@ def counted(out: Path, steps: int, seed: int) -> None:
     for name, area, top in lines:
         faithful = "yes" if area > 0.95 else "partly" if area > 0.75 else "no"
         print(f"| {name} | {area:.3f} | {top:.1f} | {faithful} |")
-    _picture(data, maps, out / "counting.png")
+    _figure(data, maps, out / "counting.png")
 
 
 def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
@@ -155,22 +155,22 @@ def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> st
     return f"{kept}, KL {found.kl:.3f}, same answer {100 * found.accuracy:.1f} %"
 
 
-def _picture(data: Batch, maps: dict[str, Attribution], file: Path) -> None:
-    """One picture a row, one method a column, patches with hard edges; DiffMask interpolated, too."""
+def _figure(data: Batch, maps: dict[str, Attribution], file: Path) -> None:
+    """One image a row, one method a column, patches with hard edges; DiffMask interpolated, too."""
     rows = []
     for n in (1, 2, 4, 6, 8):
         i = int((data.labels == n).nonzero()[0])
-        picture = to_pil_image((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize(
+        image = to_pil_image((data.images[i] * 0.5 + 0.5).clamp(0, 1)).resize(
             (240, 240), Image.Resampling.NEAREST
         )
-        black = Image.new("RGB", picture.size)
+        black = Image.new("RGB", image.size)
         drawn = [
             maps[name].overlay(black, i, mode="nearest", percentile=100, opacity=1.0)
             for name in ("diffmask", *SHOWN)
         ]
         drawn.insert(1, maps["diffmask"].overlay(black, i, mode="bilinear", percentile=100, opacity=1.0))
-        rows.append(Row([picture, *drawn], f"{n} red"))
-    tile(rows, ["picture", "diffmask", "interpolated", *SHOWN], cell=120, legend="positive").save(file)
+        rows.append(Row([image, *drawn], f"{n} red"))
+    tile(rows, ["image", "diffmask", "interpolated", *SHOWN], cell=120, legend="positive").save(file)
 
 
 def main() -> None:

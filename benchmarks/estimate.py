@@ -50,7 +50,7 @@ STRESS = {
 }
 
 
-def pictures(folder: Path, images: int) -> Path:
+def image_folder(folder: Path, images: int) -> Path:
     """Labelled PNG files in the ten classes of the embedded model."""
     rng = np.random.default_rng(0)
     names = sg.load_model("embedded").class_names or ()
@@ -120,7 +120,7 @@ def main() -> None:
     ratios = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        data = pictures(folder / "data", options.images)
+        data = image_folder(folder / "data", options.images)
         cases: dict[str, Callable[[Path], tuple[Estimate, Measured]]] = {
             **{f"verify: {n}": lambda out, n=n: verify_case(n, options.model, data, out) for n in VERIFY},
             **{f"stress: {n}": lambda out, n=n: stress_case(n, options.model, data, out) for n in STRESS},

@@ -40,11 +40,11 @@ def _time(run: Callable[[], Any]) -> float:
 
 
 def spread(each: np.ndarray, repeats: int = 2000) -> tuple[float, float, float]:
-    """Mean of (seeds, pictures), and its 95 % interval: seeds and pictures drawn anew."""
+    """Mean of (seeds, images), and its 95 % interval: seeds and images drawn anew."""
     rng = np.random.default_rng(0)
-    seeds, pictures = each.shape
+    seeds, images = each.shape
     drawn = [
-        each[rng.integers(seeds, size=seeds)][:, rng.integers(pictures, size=pictures)].mean()
+        each[rng.integers(seeds, size=seeds)][:, rng.integers(images, size=images)].mean()
         for _ in range(repeats)
     ]
     low, high = np.percentile(drawn, [2.5, 97.5])

@@ -107,7 +107,7 @@ def camvid(source: Path, folder: Path) -> Path:
 
 
 def other_half(pets: Path, folder: Path) -> Path:
-    """A folder of the pictures that no segmenter is trained on."""
+    """A folder of the images that no segmenter is trained on."""
     if not folder.exists():
         items = find_label_maps(pets).items[HALF:]
         folder.mkdir(parents=True)
@@ -148,7 +148,7 @@ def gather(options: argparse.Namespace) -> None:
 
 
 def measures(counts: np.ndarray, settings: list[str]) -> dict[str, np.ndarray]:
-    """counts (r, settings, 3, classes), summed over pictures -> title: (r,), in percent."""
+    """counts (r, settings, 3, classes), summed over images -> title: (r,), in percent."""
     by_setting = {setting: set_numbers(counts[:, i])[0] for i, setting in enumerate(settings)}
     corrupted: dict[str, dict[int, np.ndarray]] = {}
     for setting, values in by_setting.items():
@@ -174,28 +174,28 @@ def measures(counts: np.ndarray, settings: list[str]) -> dict[str, np.ndarray]:
 
 def table(options: argparse.Namespace) -> None:
     rows = pd.read_csv(options.rows)
-    settings, pictures = list(dict.fromkeys(rows.setting)), sorted(set(rows.picture))
+    settings, images = list(dict.fromkeys(rows.setting)), sorted(set(rows.picture))
     runs: dict[str, dict[int, np.ndarray]] = {}
     for (variant, seed), own in rows.groupby(["variant", "seed"], sort=False):
         places = (
             own.setting.map({s: i for i, s in enumerate(settings)}),
-            own.picture.map({p: i for i, p in enumerate(pictures)}),
+            own.picture.map({p: i for i, p in enumerate(images)}),
         )
         columns = list(own.columns[4:])
-        counts = np.zeros((len(settings), len(pictures), 3, len(columns) // 3))
+        counts = np.zeros((len(settings), len(images), 3, len(columns) // 3))
         counts[places] = own[columns].to_numpy().reshape(len(own), -1, 3).swapaxes(1, 2)
-        if len(own) == len(settings) * len(pictures):  # a run that was not finished does not count
+        if len(own) == len(settings) * len(images):  # a run that was not finished does not count
             runs.setdefault(str(variant), {})[int(seed)] = counts
     names = [name for name in VARIANTS if name in runs]
     rng = np.random.default_rng(0)
-    drawn = rng.multinomial(len(pictures), np.full(len(pictures), 1 / len(pictures)), options.repeats)
-    taken = np.concatenate([np.ones((1, len(pictures))), drawn])
+    drawn = rng.multinomial(len(images), np.full(len(images), 1 / len(images)), options.repeats)
+    taken = np.concatenate([np.ones((1, len(images))), drawn])
     found = {
         n: {s: measures(np.einsum("rn,snkc->rskc", taken, counts), settings) for s, counts in runs[n].items()}
         for n in names
     }
     print(
-        f"{len(pictures)} pictures, {len(settings)} settings; "
+        f"{len(images)} images, {len(settings)} settings; "
         "first in %, then what changed in points, with 95 % intervals\n"
     )
     titles = list(next(iter(found["plain"].values())))

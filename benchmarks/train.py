@@ -3,7 +3,7 @@
 
 Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round
 after round, so that a busy machine slows both alike; the median ratio counts. --cpu counts the processor's
-seconds instead of the clock's: on a machine that is shared with much else. Random weights and pictures: they
+seconds instead of the clock's: on a machine that is shared with much else. Random weights and images: they
 do not change the cost. Memory is what a step adds at its peak, each in a process of its own (Linux).
 
 --epochs measures the loop of `steadygaze train` instead, on JPEG files that it writes into a temporary

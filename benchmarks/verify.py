@@ -46,9 +46,9 @@ def problem(name: str, images: int, methods: int) -> tuple[nn.Module, Batch, Ten
     model = timm.create_model(name).eval()
     vit = sg.adapt(model)
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randn(images, *vit.plan.input_size, generator=generator)
+    pixels = torch.randn(images, *vit.plan.input_size, generator=generator)
     maps = torch.randn(methods, images, *vit.grid, generator=generator)
-    return model, Batch(pictures, torch.zeros(images, dtype=torch.long)), maps
+    return model, Batch(pixels, torch.zeros(images, dtype=torch.long)), maps
 
 
 @torch.no_grad()

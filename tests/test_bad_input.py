@@ -342,15 +342,15 @@ def test_a_size_that_the_patches_do_not_divide() -> None:
 
 def test_indices_of_maps() -> None:
     maps = sg.explain(MODEL, IMAGES)
-    picture = torch.rand(3, 12, 12)
+    image = torch.rand(3, 12, 12)
     for one in (np.int64(1), torch.tensor(1)):
-        assert np.array_equal(maps.overlay(picture, one), maps.overlay(picture, 1))
+        assert np.array_equal(maps.overlay(image, one), maps.overlay(image, 1))
     for wrong in (2, (0, 0)):
-        refuse(sg.BadInput, r"an index into \(2,\) maps", maps.overlay, picture, wrong)
+        refuse(sg.BadInput, r"an index into \(2,\) maps", maps.overlay, image, wrong)
 
 
-def test_pictures_and_class_names_for_display() -> None:
+def test_images_and_class_names_for_display() -> None:
     maps = sg.explain(MODEL, IMAGES[:1])
-    picture = Image.new("RGB", (12, 12))
-    assert maps.with_images(picture)._repr_html_() == maps.with_images([picture])._repr_html_()
-    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_images, [picture], ["ant"])
+    image = Image.new("RGB", (12, 12))
+    assert maps.with_images(image)._repr_html_() == maps.with_images([image])._repr_html_()
+    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_images, [image], ["ant"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import steadygaze as sg
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = "rollout"
@@ -32,7 +32,7 @@ def run(command: list[str], environment: dict[str, str]) -> None:
 
 def test_one_shard_by_slurm_and_one_by_kubernetes(tmp_path: Path, environment: dict[str, str]) -> None:
     yaml = pytest.importorskip("yaml")
-    data, out = pictures(tmp_path / "data"), tmp_path / "run"
+    data, out = image_folder(tmp_path / "data"), tmp_path / "run"
     words = ["--model", "embedded", "--data", str(data), "--methods", METHODS, "--out", str(out)]
     array = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
     run(["bash", str(EXAMPLES / "slurm.sbatch"), *words], environment | array)

@@ -1,4 +1,4 @@
-"""Attribution: pixels, pictures, files, notebook."""
+"""Attribution: pixels, images, files, notebook."""
 
 import json
 
@@ -25,7 +25,7 @@ def maps() -> Attribution:
 
 
 @pytest.fixture
-def picture() -> Image.Image:
+def image() -> Image.Image:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
@@ -69,8 +69,8 @@ def test_normalised_keeps_sign_and_zero():
     assert torch.equal(attribution(scores).normalised(), expected)
 
 
-def test_overlay_has_the_size_of_its_picture(maps, picture):
-    assert maps.overlay(picture).size == (60, 40)
+def test_overlay_has_the_size_of_its_image(maps, image):
+    assert maps.overlay(image).size == (60, 40)
 
 
 def test_overlay_is_warm_for_and_cool_against():
@@ -96,43 +96,43 @@ def test_one_outlier_does_not_blank_the_map():
     assert robust_scale(scores[0].numpy()) == 1.0
 
 
-def test_an_empty_map_shows_only_the_picture(picture):
+def test_an_empty_map_shows_only_the_image(image):
     att = attribution(torch.zeros(1, 4, 4))
-    assert np.array_equal(att.overlay(picture), attribution(-torch.ones(1, 4, 4)).overlay(picture))
+    assert np.array_equal(att.overlay(image), attribution(-torch.ones(1, 4, 4)).overlay(image))
 
 
-def test_a_map_above_zero_everywhere_is_drawn_from_its_smallest_score(picture):
+def test_a_map_above_zero_everywhere_is_drawn_from_its_smallest_score(image):
     scores = torch.rand(1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     scores[0, 0, 0] = 0.0
-    above = attribution(scores + 100).overlay(picture)
-    assert np.abs(np.asarray(above, int) - np.asarray(attribution(scores).overlay(picture), int)).max() <= 1
+    above = attribution(scores + 100).overlay(image)
+    assert np.abs(np.asarray(above, int) - np.asarray(attribution(scores).overlay(image), int)).max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "grey"])
-def test_kinds_of_pictures(maps, picture, kind):
-    array = np.asarray(picture)
+def test_kinds_of_images(maps, image, kind):
+    array = np.asarray(image)
     given = {
         "array": array,
         "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1) / 255,
-        "grey": np.asarray(picture.convert("L")),
+        "grey": np.asarray(image.convert("L")),
     }[kind]
-    expected = picture.convert("L").convert("RGB") if kind == "grey" else picture
+    expected = image.convert("L").convert("RGB") if kind == "grey" else image
     assert np.array_equal(to_pil_image(given), expected)
-    assert maps.overlay(given).size == picture.size
+    assert maps.overlay(given).size == image.size
 
 
 @pytest.mark.parametrize(
     "bad", [torch.randn(3, 8, 8) * 3, torch.rand(2, 3, 8, 8), torch.rand(8, 8), np.zeros((8, 8, 5), np.uint8)]
 )
-def test_other_pictures_are_refused(maps, bad):
+def test_other_images_are_refused(maps, bad):
     with pytest.raises(BadInput, match=r"expected|must lie"):
         maps.overlay(bad)
 
 
 @pytest.mark.parametrize("index", [2, -3, (0, 0)])
-def test_index_out_of_range(maps, picture, index):
+def test_index_out_of_range(maps, image, index):
     with pytest.raises(BadInput, match="index"):
-        maps.overlay(picture, index)
+        maps.overlay(image, index)
 
 
 def test_title_and_probability():
@@ -154,10 +154,10 @@ def test_percent(share, text):
     assert percent(share) == text
 
 
-def test_save_writes_pictures_scores_and_manifest(tmp_path, maps, picture):
-    files = maps.save(tmp_path / "new", [picture, picture], ["left", "right"])
+def test_save_writes_images_scores_and_manifest(tmp_path, maps, image):
+    files = maps.save(tmp_path / "new", [image, image], ["left", "right"])
     assert [file.name for file in files] == ["left.gaze.png", "right.gaze.png", "scores.npz", "manifest.json"]
-    assert Image.open(files[0]).size == picture.size
+    assert Image.open(files[0]).size == image.size
     with np.load(files[2]) as stored:
         assert np.array_equal(stored["scores"], maps.scores.numpy())
         assert stored["names"].tolist() == ["left", "right"] and stored["target"].tolist() == [1, 1]
@@ -171,15 +171,15 @@ def test_save_writes_pictures_scores_and_manifest(tmp_path, maps, picture):
     assert manifest["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_save_without_pictures_and_with_several_targets(tmp_path):
+def test_save_without_images_and_with_several_targets(tmp_path):
     files = attribution(torch.randn(1, 2, 4, 6)).save(tmp_path)
     assert [file.name for file in files[:2]] == ["0.gaze.0.png", "0.gaze.1.png"]
     assert Image.open(files[0]).size == (224, 149)
 
 
-def test_save_refuses_other_counts(tmp_path, maps, picture):
+def test_save_refuses_other_counts(tmp_path, maps, image):
     with pytest.raises(BadInput, match="expected 2 images"):
-        maps.save(tmp_path, [picture])
+        maps.save(tmp_path, [image])
     with pytest.raises(BadInput, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
     for names in (
@@ -193,8 +193,8 @@ def test_save_refuses_other_counts(tmp_path, maps, picture):
         maps.save(tmp_path / "file")
 
 
-def test_images_of_an_attribution(maps, picture):
-    first, last = maps.with_images([picture, picture])
+def test_images_of_an_attribution(maps, image):
+    first, last = maps.with_images([image, image])
     assert (
         len(first) == len(last) == 1
         and torch.equal(last.scores, maps.scores[1:])
@@ -212,9 +212,9 @@ def test_images_of_an_attribution(maps, picture):
     assert no_class[0].target is None
 
 
-def test_percentile_out_of_range(maps, picture):
+def test_percentile_out_of_range(maps, image):
     with pytest.raises(BadInput, match=r"percentile: expected a number in 0\.\.100, got 101"):
-        maps.overlay(picture, percentile=101)
+        maps.overlay(image, percentile=101)
 
 
 def test_file_names_of_methods_with_options():
@@ -224,10 +224,10 @@ def test_file_names_of_methods_with_options():
     )
 
 
-def test_notebook_shows_maps_with_and_without_pictures(maps, picture):
+def test_notebook_shows_maps_with_and_without_images(maps, image):
     bare = maps._repr_html_()
     assert bare.count("<img") == 2 and "gaze" in bare
-    shown = maps.with_images([picture, picture], ["a", "<b>", "c"])
+    shown = maps.with_images([image, image], ["a", "<b>", "c"])
     assert "&lt;b&gt; 67 %" in shown._repr_html_()
     assert shown._repr_html_() != bare
     assert maps._repr_png_().startswith(b"\x89PNG") and shown._repr_png_() != maps._repr_png_()
@@ -239,31 +239,31 @@ def test_to_moves_every_tensor(maps):
     assert moved.method == maps.method
 
 
-def test_comparison_grid_has_a_row_for_each_picture_and_a_column_for_each_method(maps, picture):
-    small = comparison_grid([picture, picture], {"gaze": maps}, cell=64)
-    wide = comparison_grid([picture, picture], {"gaze": maps, "gae": maps}, cell=64)
+def test_comparison_grid_has_a_row_for_each_image_and_a_column_for_each_method(maps, image):
+    small = comparison_grid([image, image], {"gaze": maps}, cell=64)
+    wide = comparison_grid([image, image], {"gaze": maps, "gae": maps}, cell=64)
     assert wide.width - small.width == 64 + 4 and wide.height == small.height
     several = attribution(torch.randn(2, 2, 4, 6))
-    assert comparison_grid([picture, picture], {"gaze": several}, cell=64).height > small.height
+    assert comparison_grid([image, image], {"gaze": several}, cell=64).height > small.height
 
 
-def test_comparison_grid_survives_long_words(maps, picture):
+def test_comparison_grid_survives_long_words(maps, image):
     names = ["word " * 40] * 3
     grid = comparison_grid(
-        [picture, picture], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64
+        [image, image], {"attixg+plus:pairing=next,freeze=0.75": maps}, classes=names, cell=64
     )
     assert grid.width < 200
 
 
-def test_comparison_grid_refuses_what_does_not_match(maps, picture):
+def test_comparison_grid_refuses_what_does_not_match(maps, image):
     with pytest.raises(BadInput, match="at least one"):
-        comparison_grid([picture], {})
+        comparison_grid([image], {})
     with pytest.raises(BadInput, match="2 images"):
-        comparison_grid([picture], {"gaze": maps})
+        comparison_grid([image], {"gaze": maps})
     with pytest.raises(BadInput, match="same images"):
-        comparison_grid([picture] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
+        comparison_grid([image] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
     with pytest.raises(BadInput, match="heading"):
-        tile([Row([picture])], ["one", "two"])
+        tile([Row([image])], ["one", "two"])
 
 
 @pytest.mark.parametrize("anchors", [WARM, COOL])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 from steadygaze.cli import app
 
 MODEL = ("--model", "embedded")
@@ -25,7 +25,7 @@ def run(*words: object, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    return pictures(tmp_path_factory.mktemp("cli-shards") / "data")
+    return image_folder(tmp_path_factory.mktemp("cli-shards") / "data")
 
 
 @pytest.mark.parametrize("name", ["verify", "stress"])

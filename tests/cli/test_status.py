@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.runs.shards.locks import lock_run
 from steadygaze.runs.shards.shard import Shard
@@ -28,7 +28,7 @@ def status(*words: object, code: int = 0) -> str:
 def run(tmp_path_factory) -> Path:
     """Shards 0 and 2 of 4 are done."""
     folder = tmp_path_factory.mktemp("status")
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     (data / "airplane" / "0.png").write_bytes(b"no image")
     model = sg.load_model("embedded")
     for index in (0, 2):

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.cli.lists import index
 from steadygaze.cli.tables import Column, print_table
@@ -47,7 +47,7 @@ def printed(columns, rows, width=NARROW, **options) -> str:
 def runs(tmp_path_factory):
     """A verify run with many metrics, and two stress runs."""
     folder = tmp_path_factory.mktemp("tables")
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     common = ["--model", "embedded", "--data", data, "--limit", 3]
     method = "attixg+plus:pairing=next,freeze=0.75"
     metrics = "insertion_accuracy,deletion_accuracy,insertion_aopc,deletion_aopc,saco,srg"

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze.files as files
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 from helpers.training import content
-from helpers.training import pictures as training_images
+from helpers.training import image_folder as training_images
 from steadygaze.cli import app, file_error
 from steadygaze.training.run_files import LOG
 
@@ -30,7 +30,7 @@ def run(*words: object):
 def given(tmp_path_factory) -> Path:
     """Images, two stress runs, one verify run and the log of a training run."""
     folder = tmp_path_factory.mktemp("given")
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     for name in ("before", "after"):
         out = ("--num-workers", 0, "--out", folder / name)
         assert run("stress", *MODEL, "--data", data, *STRESS, *out).exit_code == 0

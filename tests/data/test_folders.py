@@ -17,7 +17,7 @@ TEN = ClassLookup(CIFAR, 10)
 THOUSAND = ClassLookup(None, 1000)
 
 
-def picture(path: Path, size=(12, 10), value=100) -> Path:
+def save_image(path: Path, size=(12, 10), value=100) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (value, value, value)).save(path)
     return path
@@ -30,7 +30,7 @@ def mask(path: Path, pixels) -> Path:
 
 
 def test_class_folders_behind_links(tmp_path):
-    picture(tmp_path / "elsewhere" / "a.png")
+    save_image(tmp_path / "elsewhere" / "a.png")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "up").symlink_to(tmp_path / "elsewhere")
@@ -43,7 +43,7 @@ def test_class_folders_behind_links(tmp_path):
 
 def test_synset_index_and_name(tmp_path):
     for name in ("n01440764", "281", "n02123045"):
-        picture(tmp_path / name / "a.png")
+        save_image(tmp_path / name / "a.png")
     assert {item.name: item.label for item in read_class_folders(tmp_path, THOUSAND)} == {
         "n01440764/a.png": 0,
         "281/a.png": 281,
@@ -76,12 +76,12 @@ def test_class_names_nobody_knows(name, classes, says):
         classes.index(name)
 
 
-def test_folders_without_pictures(tmp_path):
+def test_folders_without_images(tmp_path):
     with pytest.raises(sg.BadInput, match="found none"):
         find_labelled_images(tmp_path, None, TEN)
     with pytest.raises(sg.BadInput, match="no such folder"):
         find_labelled_images(tmp_path / "nowhere", None, TEN)
-    picture(tmp_path / "a.png")
+    save_image(tmp_path / "a.png")
     with pytest.raises(sg.BadInput, match="no class folder"):
         find_labelled_images(tmp_path, None, TEN)
 
@@ -99,7 +99,7 @@ def test_the_first_are_an_even_sample():
 
 
 def test_index_csv(tmp_path):
-    picture(tmp_path / "images" / "a.jpg")
+    save_image(tmp_path / "images" / "a.jpg")
     mask(tmp_path / "masks" / "a.png", np.full((10, 12), 255))
     (tmp_path / "index.csv").write_text(
         "image,mask,synset,imagenet_index,breed\nimages/a.jpg,masks/a.png,n02123394,283,Persian\n"
@@ -119,16 +119,16 @@ def test_index_csv(tmp_path):
 
 def test_pairs(tmp_path):
     for name in ("a", "b"):
-        picture(tmp_path / "pictures" / "cat" / f"{name}.jpg")
+        save_image(tmp_path / "images" / "cat" / f"{name}.jpg")
     with pytest.raises(sg.BadInput, match="no such folder"):
-        find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
+        find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
     (tmp_path / "masks").mkdir()
     with pytest.raises(sg.BadInput, match="no image has a mask"):
-        find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
+        find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
     pixels = np.zeros((10, 12))
     pixels[:5], pixels[5] = 255, 128
     mask(tmp_path / "masks" / "cat" / "a.png", pixels)
-    found = find_labelled_images(tmp_path / "pictures", tmp_path / "masks", TEN)
+    found = find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
     assert [i.name for i in found.items] == ["cat/a.jpg"] and found.without == 1
     assert np.array_equal(np.asarray(read_mask(found.items[0], found.decode, (12, 10))), pixels)
 
@@ -142,9 +142,9 @@ def test_pairs(tmp_path):
     ],
 )
 def test_bad_masks(tmp_path, pixels, size, says):
-    picture(tmp_path / "p" / "cat" / "a.png", size)
+    save_image(tmp_path / "p" / "cat" / "a.png", size)
     if pixels is None:
-        picture(tmp_path / "m" / "cat" / "a.png").write_bytes(b"no mask")
+        save_image(tmp_path / "m" / "cat" / "a.png").write_bytes(b"no mask")
     else:
         mask(tmp_path / "m" / "cat" / "a.png", pixels)
     found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
@@ -153,7 +153,7 @@ def test_bad_masks(tmp_path, pixels, size, says):
 
 
 def test_masks_of_zero_and_one(tmp_path):
-    picture(tmp_path / "p" / "cat" / "a.png", (4, 2))
+    save_image(tmp_path / "p" / "cat" / "a.png", (4, 2))
     mask(tmp_path / "m" / "cat" / "a.png", [[0, 1, 1, 0], [0, 0, 0, 1]])
     found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
     got = np.asarray(read_mask(found.items[0], found.decode, (4, 2)))
@@ -163,7 +163,7 @@ def test_masks_of_zero_and_one(tmp_path):
 @pytest.mark.parametrize("split", [False, True])
 def test_imagenet_s(tmp_path, split):
     """ClassLookup are written as R + 256 G; 1000 is to be ignored."""
-    picture(tmp_path / "validation" / "n02123394" / "a.JPEG", (4, 2))
+    save_image(tmp_path / "validation" / "n02123394" / "a.JPEG", (4, 2))
     rgb = np.zeros((2, 4, 3))
     rgb[0, :2] = [7, 1, 0]  # 263, the most frequent
     rgb[0, 2] = [1000 % 256, 1000 // 256, 0]
@@ -180,7 +180,7 @@ def test_imagenet_s(tmp_path, split):
 
 def test_pascal_voc(tmp_path):
     """Class indices 1..20, 255 is the border; labelled where the model knows the class."""
-    picture(tmp_path / "JPEGImages" / "x.jpg", (4, 2))
+    save_image(tmp_path / "JPEGImages" / "x.jpg", (4, 2))
     (tmp_path / "ImageSets" / "Segmentation").mkdir(parents=True)
     (tmp_path / "ImageSets" / "Segmentation" / "val.txt").write_text("x\n")
     (tmp_path / "SegmentationClass").mkdir()
@@ -198,8 +198,8 @@ def test_pascal_voc(tmp_path):
         assert np.asarray(read_mask(found.items[0], found.decode, (4, 2))).tolist() == expected
 
 
-def test_masks_take_the_way_of_their_pictures():
-    """Resize and crop of a mask put its edges where the preprocessing puts those of the picture."""
+def test_masks_take_the_way_of_their_images():
+    """Resize and crop of a mask put its edges where the preprocessing puts those of the image."""
     import timm
     from timm.data import resolve_data_config
 

@@ -1,4 +1,4 @@
-"""Picture sets for k-NN in their published layouts, whole and broken."""
+"""Image sets for k-NN in their published layouts, whole and broken."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_pneumonia(tmp_path: Path) -> None:
         pneumonia(tmp_path, partial=True)
 
 
-def test_both_editions_of_cifar_100_are_the_same_pictures(tmp_path: Path) -> None:
+def test_both_editions_of_cifar_100_are_the_same_images(tmp_path: Path) -> None:
     data, one, two = cifar(tmp_path)
     for place in (one, one.parent, two, two.parent):
         found = cifar100(place)

@@ -1,4 +1,4 @@
-"""Picture files of every kind."""
+"""Image files of every kind."""
 
 import io
 
@@ -64,7 +64,7 @@ def _jpeg() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no picture at all", _jpeg()[:900], b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
+    "content", [b"", b"no image at all", _jpeg()[:900], b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
 )
 def test_broken_files_are_named(tmp_path, content):
     (tmp_path / "broken.jpg").write_bytes(content)
@@ -86,6 +86,6 @@ def test_folders_are_searched_in_order_and_each_file_comes_once(tmp_path):
     assert [file.name for file in found] == ["a.JPG", "b.png", "c.webp", "named.raw"]
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path):
+def test_a_folder_without_images_is_refused(tmp_path):
     with pytest.raises(BadInput, match="found none"):
         find_images([tmp_path])

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.faithfulness import METRICS, evaluate
 from steadygaze.faithfulness.metric import Batch
@@ -73,7 +73,7 @@ def test_a_metric_from_outside_is_listed_and_measured(sparseness):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(sparseness, tmp_path, monkeypatch):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     options = ("--methods", "gaze,ixg", "--metrics", "sparseness,insertion_aopc")
     words = (*RUN, "--data", str(data), *options, "--out")
     assert "sparseness ↑" in command("verify", *words, str(tmp_path / "whole"))
@@ -107,7 +107,7 @@ def test_a_method_from_outside_is_explained_and_verified(centre, tmp_path):
     scores = sg.explain(model.model, torch.rand(2, 3, 32, 32), method="centre:width=2").scores
     middle = scores[:, scores.shape[1] // 2, scores.shape[2] // 2]
     assert (middle > scores[:, 0, 0]).all() and "centre" in [info.name for info in sg.list_methods()]
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     words = (
         *RUN,
         "--data",

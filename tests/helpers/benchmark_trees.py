@@ -18,7 +18,7 @@ def plant(root: Path, folders: list[str], each: int = 2) -> Path:
 
 
 def cifar(root: Path) -> tuple[np.ndarray, Path, Path]:
-    """The same five pictures in both editions."""
+    """The same five images in both editions."""
     data = np.random.default_rng(0).integers(0, 256, (5, 3072), dtype=np.uint8)
     fine, coarse = [1, 0, 2, 2, 1], [0, 1, 1, 0, 1]
     one, two = root / "a" / "cifar-100-python", root / "b" / "cifar-100-binary"

@@ -16,7 +16,7 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.stress.request import StressRequest
 
 
-def pictures(folder: Path) -> Path:
+def image_folder(folder: Path) -> Path:
     import numpy as np
     from PIL import Image
 
@@ -95,7 +95,7 @@ FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "
 
 
 def thousand() -> LoadedModel:
-    """An untrained model of ImageNet's 1,000 classes on pictures of 32 pixels."""
+    """An untrained model of ImageNet's 1,000 classes on images of 32 pixels."""
     torch.manual_seed(0)
     model = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=1000

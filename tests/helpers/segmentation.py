@@ -23,15 +23,15 @@ def squares(folder: Path, count: int = 8, seed: int = 0) -> Path:
         writer = csv.writer(opened)
         writer.writerow(["image", "mask", "class"])
         for i in range(count):
-            picture, mask = (
+            image, mask = (
                 rng.integers(0, 60, (SIDE, SIDE, 3), dtype=np.uint8),
                 np.zeros((SIDE, SIDE), np.uint8),
             )
             y, x = rng.integers(2, 13, 2)
             mask[y - 1 : y + 17, x - 1 : x + 17] = 128
             mask[y : y + 16, x : x + 16] = 255
-            picture[mask == 255] += 180
-            Image.fromarray(picture).save(folder / "images" / f"{i}.png")
+            image[mask == 255] += 180
+            Image.fromarray(image).save(folder / "images" / f"{i}.png")
             Image.fromarray(mask).save(folder / "masks" / f"{i}.png")
             writer.writerow([f"images/{i}.png", f"masks/{i}.png", f"breed{i % 2}"])
     return folder

@@ -15,7 +15,7 @@ SIDE, CLASSES = 16, ("bright", "dark")
 MODEL = {"img_size": SIDE, "patch_size": 8, "embed_dim": 8, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
 
 
-def pictures(folder: Path, each: int = 6, masks: bool = False) -> Path:
+def image_folder(folder: Path, each: int = 6, masks: bool = False) -> Path:
     """Two classes that a small model tells apart at once: bright and dark."""
     rng = np.random.default_rng(0)
     for number, name in enumerate(CLASSES):

@@ -69,7 +69,7 @@ def test_the_authors_file_gives_timms_outputs(name, form, tmp_path: Path):
 
 
 def test_a_recipe_puts_a_new_head_on_them(tmp_path: Path):
-    from helpers.training import content, pictures
+    from helpers.training import content, image_folder
     from steadygaze.training.recipe_files import make_recipe
 
     name = "vit_small_patch14_reg4_dinov2.lvd142m"
@@ -82,7 +82,7 @@ def test_a_recipe_puts_a_new_head_on_them(tmp_path: Path):
         "arguments": arguments,
         "new_head": True,
     }
-    data = pictures(tmp_path / "images")
+    data = image_folder(tmp_path / "images")
     asked = make_recipe(
         content(data, model=model, train="head", augment={"crop": "none", "flip": 0.0}, epochs=1)
     )

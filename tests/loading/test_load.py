@@ -35,7 +35,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture
-def picture() -> Image.Image:
+def photo() -> Image.Image:
     coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
 
@@ -129,7 +129,7 @@ def test_a_file_without_tensors(tmp_path):
         read_weights(tmp_path / "weights.pth")
 
 
-def test_preprocessing_is_timms_own(tmp_path, picture):
+def test_preprocessing_is_timms_own(tmp_path, photo):
     torch.save(
         timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=1000).state_dict(), tmp_path / "w.pth"
     )
@@ -143,9 +143,9 @@ def test_preprocessing_is_timms_own(tmp_path, picture):
         and loaded.size == (224, 224)
         and loaded.preprocess.config["crop_pct"] == 0.9
     )
-    small = picture.resize((320 * 248 // 240, 248), Image.Resampling.BICUBIC)
+    small = photo.resize((320 * 248 // 240, 248), Image.Resampling.BICUBIC)
     left, top = round((small.width - 224) / 2), round((small.height - 224) / 2)
-    seen = loaded.to_image(loaded.preprocess(picture))
+    seen = loaded.to_image(loaded.preprocess(photo))
     expected = np.asarray(small.crop((left, top, left + 224, top + 224)), int)
     assert np.abs(np.asarray(seen, int) - expected).max() <= 1
     assert (
@@ -189,12 +189,12 @@ def test_a_name_that_two_classes_share():
 def test_the_embedded_model_knows_an_airplane_and_a_ship():
     loaded = load_model("embedded")
     for name in ("airplane", "ship"):
-        with Image.open(Path(steadygaze.__file__).parent / "assets" / "demo" / f"{name}.png") as picture:
-            logits = loaded.model(loaded.preprocess(picture.convert("RGB"))[None])
+        with Image.open(Path(steadygaze.__file__).parent / "assets" / "demo" / f"{name}.png") as photo:
+            logits = loaded.model(loaded.preprocess(photo.convert("RGB"))[None])
         assert loaded.class_names is not None and loaded.class_names[int(logits.argmax())] == name
 
 
-def test_torchvision_models(tmp_path, monkeypatch, picture):
+def test_torchvision_models(tmp_path, monkeypatch, photo):
     def small(name, weights, num_classes=1000):
         return torchvision.models.VisionTransformer(224, 32, 1, 2, 32, 64, num_classes=num_classes)
 
@@ -213,7 +213,7 @@ def test_torchvision_models(tmp_path, monkeypatch, picture):
     assert len(published.keys() - model.state_dict().keys()) == 4
     assert same(load_model("torchvision:vit_b_32", tmp_path / "w.pth").model, model)
     preset = torchvision.models.ViT_B_32_Weights.DEFAULT.transforms()
-    assert torch.equal(loaded.preprocess(picture), preset(picture))
+    assert torch.equal(loaded.preprocess(photo), preset(photo))
     with pytest.raises(UnknownName, match="vit_b_16"):
         load_model("torchvision:vit_b_15")
 
@@ -259,7 +259,7 @@ def folder(tmp_path):
     return tmp_path / "hf"
 
 
-def test_transformers_folder(folder, picture):
+def test_transformers_folder(folder, photo):
     loaded = load_model(str(folder))
     assert (
         loaded.source == "transformers"
@@ -267,7 +267,7 @@ def test_transformers_folder(folder, picture):
         and loaded.size == (32, 32)
     )
     assert loaded.mean == (0.4, 0.4, 0.4)
-    assert loaded.model(loaded.preprocess(picture)[None]).logits.shape == (1, 3)
+    assert loaded.model(loaded.preprocess(photo)[None]).logits.shape == (1, 3)
 
 
 def test_transformers_folder_without_a_head(folder):
@@ -361,22 +361,22 @@ def test_a_long_reason_of_the_hub_is_cut_between_words():
     assert "(reason reason" in str(told.value) and "reason [...])" in str(told.value)
 
 
-def test_a_module_of_timm_is_accepted(tmp_path, model, picture):
+def test_a_module_of_timm_is_accepted(tmp_path, model, photo):
     torch.save(model.state_dict(), tmp_path / "w.pth")
     by_name, given = load_model(NAME, tmp_path / "w.pth"), load_model(model)
     assert given.model is model and given.name == NAME and given.source == "timm" and model.training
-    assert torch.equal(given.preprocess(picture), by_name.preprocess(picture))
+    assert torch.equal(given.preprocess(photo), by_name.preprocess(photo))
     assert given.weights_hash == by_name.weights_hash and given.preprocess == by_name.preprocess
     assert load_model(given) is given
     named = load_model(model, class_names=list("abcdefg"))
     assert named.class_index("c") == 2
 
 
-def test_a_module_of_transformers_is_accepted(folder, picture):
+def test_a_module_of_transformers_is_accepted(folder, photo):
     by_name = load_model(str(folder))
     given = load_model(by_name.model)
     assert given.class_names == ("ant", "bee", "cow") and given.source == "transformers"
-    assert torch.equal(given.preprocess(picture), by_name.preprocess(picture))
+    assert torch.equal(given.preprocess(photo), by_name.preprocess(photo))
 
 
 def test_a_module_without_preprocessing_needs_one():

@@ -168,7 +168,7 @@ MAKES = (
 
 @pytest.mark.parametrize("name", MAKES)
 def test_any_vit(name: str, tmp_path) -> None:
-    """z = 1 changes nothing; z = 0 leaves nothing of the picture; a step trains; the file explains."""
+    """z = 1 changes nothing; z = 0 leaves nothing of the image; a step trains; the file explains."""
     model = tiny_models.ALL[name]()
     made, images = trainer(model)
     vit = made.vit
@@ -340,7 +340,7 @@ def test_the_model_comes_back_unchanged() -> None:
 
 
 def test_it_learns_what_is_not_needed() -> None:
-    """Gates close for a model that does not look at the picture.
+    """Gates close for a model that does not look at the image.
 
     For one that does, they learn to keep its answer.
     """

@@ -377,7 +377,7 @@ def test_smoothgrad(kind: str) -> None:
 
 
 def test_random() -> None:
-    """Uniform in 0..1, another for another picture or seed, the same for the same."""
+    """Uniform in 0..1, another for another image or seed, the same for the same."""
     a, b, c = (explained("class", f"random:seed={seed}") for seed in (0, 0, 1))
     assert torch.equal(a, b) and not torch.equal(a, c) and not torch.equal(a[0], a[1])
     many = torch.cat([explained("class", f"random:seed={seed}").flatten() for seed in range(30)])

@@ -85,7 +85,7 @@ def drawn(scores: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", CAMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
-    """On blocks[-1].norm1 with their reshape_transform, before they resize to the picture."""
+    """On blocks[-1].norm1 with their reshape_transform, before they resize to the image."""
     model = tiny(kind)
     images = random_images(model)
     rows, columns = model.patch_embed.grid_size

@@ -208,7 +208,7 @@ def test_permuted_patches_permute_the_map(kind: str) -> None:
         "random",
         "smoothgrad:samples=2",
         *tiny_models.SEARCHES.values(),
-    }  # their noise, or order, lies on the picture
+    }  # their noise, or order, lies on the image
     for key in before.keys() - placed:
         same(after[key].flatten(1), before[key].flatten(1)[:, order], f"{kind}, {key}", 1e-8)
 
@@ -260,7 +260,7 @@ def test_hidden_states_and_gradients_are_autograds(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefix_tokens_never_enter(kind: str) -> None:
-    """One score a patch, in raster order: the map of a model whose picture is blank but for one patch
+    """One score a patch, in raster order: the map of a model whose image is blank but for one patch
     moves there.
     """
     model = tiny(kind)

@@ -282,7 +282,7 @@ def test_sufficient_as_a_map_and_of_pixels() -> None:
     assert (subsets(model, images).target == model(images).argmax(1)).all()
     pixels = subsets(model, images, TARGET, threshold=0.4, space="pixels", budget=24)
     assert pixels.subset.shape == (2, 12, 12) and pixels.left[:3].tolist() == [144, 132, 120]
-    for b in range(2):  # the confidence is that of the picture with only those pixels
+    for b in range(2):  # the confidence is that of the image with only those pixels
         for i in (0, 5, 11):
             seen = images[b] * (pixels.step[b] >= i)
             close(pixels.confidence[b, i], model(seen[None]).softmax(1)[0, TARGET[b]].detach(), "pixels")
@@ -413,7 +413,7 @@ def test_searches_report_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reported == [Progress("rise", done, 10, "forward passes") for done in (4, 8, 10)]
 
 
-def test_seeds_belong_to_the_picture() -> None:
+def test_seeds_belong_to_the_image() -> None:
     model, images = case("class")
     for name in ("rise:budget=8", "kernel_shap:budget=8", "vit_cx", "lime:budget=8,seed=3"):
         both = sg.explain(model, images, target=TARGET, method=name).scores
@@ -481,7 +481,7 @@ def test_sufficient_needs_a_class() -> None:
 def test_the_command_line_writes_what_was_done_when_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a search: the map of what was done, the picture's name and the runs in the output and the
+    """Ctrl-C in a search: the map of what was done, the image's name and the runs in the output and the
     manifest; no further batch.
     """
     from typer.testing import CliRunner

@@ -30,7 +30,7 @@ def asked(name: str, budget: int) -> str:
 
 
 def small(classes: int = 5, sharp: float = 1.0) -> tuple[nn.Module, Tensor]:
-    """A random timm ViT with 4 x 4 patches, and two pictures that float16 can hold."""
+    """A random timm ViT with 4 x 4 patches, and two images that float16 can hold."""
     torch.manual_seed(0)
     model = timm.create_model(
         "vit_tiny_patch16_224",
@@ -75,7 +75,7 @@ class _Enough(Exception):
 
 @pytest.mark.parametrize(
     "name", [name for name in SEARCHED if name not in ("vit_cx", "sufficient", "tis")]
-)  # they depend on the picture, and tis on the number of channels of all blocks
+)  # they depend on the image, and tis on the number of channels of all blocks
 def test_the_cost_that_is_listed(name: str) -> None:
     """For 14 x 14 patches and 192 channels.
 
@@ -117,7 +117,7 @@ def test_float16(name: str) -> None:
 
 
 def _alike(a: Tensor, b: Tensor) -> Tensor:
-    """Correlation of two maps, for each picture."""
+    """Correlation of two maps, for each image."""
     a, b = (x.double().flatten(1) - x.double().flatten(1).mean(1, keepdim=True) for x in (a, b))
     return nn.functional.cosine_similarity(a, b, eps=1e-300)
 

@@ -354,7 +354,7 @@ def test_bad_input(make: Callable[[], Any], error: type[Exception], message: str
         make()
 
 
-def test_pictures_of_another_shape_are_refused_where_the_grid_would_be_guessed() -> None:
+def test_images_of_another_shape_are_refused_where_the_grid_would_be_guessed() -> None:
     model = plain("PVT v2")
     _, height, width = sg.adapt(model).plan.input_size
     better = insert(model, tap=TAP())

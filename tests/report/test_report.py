@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import Page, pictures
+from helpers.runs import Page, image_folder
 from steadygaze.cli import app
 from steadygaze.report import svg
 from steadygaze.report.html import write_report
@@ -22,7 +22,7 @@ from steadygaze.runs.verify.request import VerifyRequest, run_verify
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     ask = VerifyRequest(
         model="embedded",
         data=data,
@@ -65,7 +65,7 @@ def test_the_page_is_whole_and_needs_no_other_file(run, tmp_path):
     assert text.count('class="chart"') == 5, "four curves and a scatter"
 
 
-def test_best_and_worst_pictures_are_shown(run, tmp_path):
+def test_best_and_worst_images_are_shown(run, tmp_path):
     text = write_report([run], tmp_path / "page.html", repeats=50)[0].read_text()
     assert text.count("data:image/jpeg") == 8 * 3
     section = Rows.read(run).table(repeats=50).sections[0]
@@ -182,7 +182,7 @@ def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings
     assert says in (tmp_path / "table.csv").read_text() and f"({says})" in (tmp_path / "table.md").read_text()
 
 
-def test_more_methods_and_a_smaller_sample_of_the_same_pictures_are_one_table(run, tmp_path):
+def test_more_methods_and_a_smaller_sample_of_the_same_images_are_one_table(run, tmp_path):
     names = sorted({row["image"] for row in Rows.read(run)})
     rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
     some = copied(run, tmp_path / "some", rows, pictures_hash="0123")

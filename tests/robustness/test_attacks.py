@@ -58,7 +58,7 @@ MODELS: dict[str, Any] = {"ViT": tiny, "CNN": cnn}
 def naive(
     model: nn.Module, pixels: Tensor, labels: Tensor, eps: float, alpha: float, steps: int, start: Tensor
 ) -> Tensor:
-    """Picture by picture, in double precision, straight from the papers."""
+    """Image by image, in double precision, straight from the papers."""
     out = []
     for x, y, x0 in zip(pixels, labels, start, strict=True):
         now = x0.clone()

@@ -142,7 +142,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_picture_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() -> None:
+def test_image_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() -> None:
     model = tiny()
     clean, noisy = random_images(model, batch=1), random_images(model, batch=1, seed=4)
     wide = attention_figure(model, clean, noisy, cell=40)

@@ -1,4 +1,4 @@
-"""Changes by class against scipy, against draws of whole pictures, and by their coverage."""
+"""Changes by class against scipy, against draws of whole images, and by their coverage."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_class_changes_counts_each_class_and_sorts_by_loss() -> None:
         0,
         0,
         0.0,
-    ) and one.low < 0 < one.high  # three pictures prove nothing
+    ) and one.low < 0 < one.high  # three images prove nothing
     assert (seven.before.value, seven.after.value) == (0, 1) and seven.difference == 1.0
     assert three.verdict == "unclear" and three.before == wilson(3, 4)
 
@@ -71,7 +71,7 @@ def test_the_interval_of_a_paired_difference_covers_the_truth_95_times_in_100(
     assert 0.93 <= covered <= 0.985
 
 
-def test_the_interval_narrows_to_the_normal_one_with_many_pictures() -> None:
+def test_the_interval_narrows_to_the_normal_one_with_many_images() -> None:
     both, gained, lost, neither = 60_000, 9_000, 6_000, 25_000
     n = 100_000
     d = (gained - lost) / n
@@ -79,7 +79,7 @@ def test_the_interval_narrows_to_the_normal_one_with_many_pictures() -> None:
     assert newcombe(both, gained, lost, neither) == pytest.approx((d - half, d + half), abs=2e-4)
 
 
-def test_paired_bootstrap_is_that_of_scipy_and_of_drawn_pictures() -> None:
+def test_paired_bootstrap_is_that_of_scipy_and_of_drawn_images() -> None:
     rng = np.random.default_rng(4)
     a, b = rng.random(150) < 0.5, rng.random(150) < 0.65
     value, low, high = paired_difference(a, b, repeats=4000)
@@ -103,7 +103,7 @@ def test_paired_bootstrap_is_that_of_scipy_and_of_drawn_pictures() -> None:
     )
 
 
-def test_turned_names_the_first_pictures_each_way() -> None:
+def test_turned_names_the_first_images_each_way() -> None:
     names = ["a", "b", "c", "d", "e"]
     before, after = [1, 0, 1, 1, 0], [0, 1, 0, 1, 1]
     assert turned(names, before, after) == {"wrong": ["a", "c"], "right": ["b", "e"]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter, map_coordinates
 
-from benchmarks.corruptions import picture
+from benchmarks.corruptions import sample_image
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions import filters as kernels
 from steadygaze.robustness.corruptions import frost
@@ -38,8 +38,8 @@ RANDOM = (
     "spatter",
 )
 FIXED = tuple(name for name in CORRUPTIONS if name not in RANDOM)
-IMAGE = picture(80, seed=1)
-SMALL = picture(32, seed=2)
+IMAGE = sample_image(80, seed=1)
+SMALL = sample_image(32, seed=2)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -80,7 +80,7 @@ def test_seeded_pure_and_batched(name, image):
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_any_size_from_eight_pixels(name):
     for shape in ((8, 8), (8, 50), (70, 9), (97, 131)):
-        image = picture(150, seed=4)[: shape[0], : shape[1]]
+        image = sample_image(150, seed=4)[: shape[0], : shape[1]]
         for settings in (None, "imagenet", "cifar"):
             for severity in (1, 5):
                 assert corrupt(image, name, severity, seed=0, settings=settings).shape == image.shape
@@ -92,8 +92,8 @@ def test_any_size_from_eight_pixels(name):
     "name",
     [name for name in CORRUPTIONS if name not in ("brightness", "saturate", "frost", "elastic_transform")],
 )
-def test_severity_takes_the_picture_further_away(name):
-    image = picture(224, seed=6)
+def test_severity_takes_the_image_further_away(name):
+    image = sample_image(224, seed=6)
 
     def far(severity: int) -> float:
         made = corrupt(np.stack([image] * 3), name, severity, seed=3, settings="imagenet")
@@ -258,7 +258,7 @@ def test_frost_textures_are_fixed_and_used_whole():
     assert layer.shape == (900, 300, 3)
 
 
-def test_frost_pictures_from_a_folder(tmp_path):
+def test_frost_images_from_a_folder(tmp_path):
     from PIL import Image
 
     for index, name in enumerate(frost.PUBLISHED):
@@ -290,7 +290,7 @@ def test_imagenet_snow_by_its_published_definition(severity):
     """Also of a size where the enlarged layer is several pixels too big: it is cut on all sides."""
     zoom = pytest.importorskip("scipy.ndimage").zoom
     size = 82
-    image = picture(size, seed=3)
+    image = sample_image(size, seed=3)
     mean, scale, factor, least, radius, sigma, keep = IMAGENET["snow"][1][severity - 1]
     draw = rng(6)
     noise = kernels.draw_normal(draw, (size, size)).astype(np.float64) * scale + mean
@@ -357,7 +357,7 @@ def test_cifar_elastic_by_its_definition():
 
 # -- the reference package -------------------------------------------------------------------------
 
-FULL = picture(224, seed=8)
+FULL = sample_image(224, seed=8)
 
 
 def reference():
@@ -371,7 +371,7 @@ def test_fixed_corruptions_agree_within_one_grey_level(name, severity):
     assert np.abs(corrupt(FULL, name, severity, seed=0) - theirs).max() <= 1
     grey = np.repeat(
         FULL[:96, :128, :1], 3, axis=2
-    )  # grey pixels have no hue; and a picture that is not square
+    )  # grey pixels have no hue; and an image that is not square
     theirs = reference().corrupt(grey, severity, name).astype(int)
     assert np.abs(corrupt(grey, name, severity, seed=0) - theirs).max() <= 1
 
@@ -423,7 +423,7 @@ def test_imagenet_elastic_by_its_published_definition(severity):
         5: (29.28, 2.44, 4.88),
     }
     alpha, sigma, corner = published[severity]
-    image, size = picture(224, seed=9), 224
+    image, size = sample_image(224, seed=9), 224
     draw = rng(5)
     centre, reach = np.array([size // 2, size // 2], dtype=np.float64), size // 3
     old = np.array([centre + reach, [centre[0] + reach, centre[1] - reach], centre - reach])

@@ -57,7 +57,7 @@ def test_it_agrees_with_torchmetrics(absent):
     )
 
 
-def test_counts_are_of_each_picture_and_leave_the_ignored_out():
+def test_counts_are_of_each_image_and_leave_the_ignored_out():
     said, truth = maps()
     counts = r.confusion(said, truth, C)
     for b in range(len(said)):
@@ -110,10 +110,10 @@ def test_both_protocols():
 
 def save(path: Path, values, palette: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = Image.fromarray(np.asarray(values, np.uint8))
+    image = Image.fromarray(np.asarray(values, np.uint8))
     if palette:
-        picture.putpalette([i % 256 for i in range(768)])
-    picture.save(path)
+        image.putpalette([i % 256 for i in range(768)])
+    image.save(path)
 
 
 def read(found, place: int = 0) -> list:
@@ -225,11 +225,11 @@ def test_pascal_voc(tmp_path):
 
 
 def test_maps_of_your_own(tmp_path):
-    save(tmp_path / "pictures" / "a.jpg", np.zeros((2, 2, 3)))
-    save(tmp_path / "pictures" / "deep" / "b.png", np.zeros((2, 2, 3)))
+    save(tmp_path / "images" / "a.jpg", np.zeros((2, 2, 3)))
+    save(tmp_path / "images" / "deep" / "b.png", np.zeros((2, 2, 3)))
     save(tmp_path / "maps" / "a.png", [[0, 1], [2, 255]])
     (tmp_path / "maps" / "classes.txt").write_text("ground\nsea\nsky\n")
-    found = find_maps(tmp_path / "pictures", tmp_path / "maps")
+    found = find_maps(tmp_path / "images", tmp_path / "maps")
     assert (found.layout, found.classes, found.names, found.without) == (
         "your own",
         3,
@@ -244,7 +244,7 @@ def test_maps_of_your_own(tmp_path):
         read(found)
     (tmp_path / "maps" / "classes.txt").write_text("ground\n")
     with pytest.raises(sg.BadInput, match="expected 2 to 255 class names, one on each line, got 1"):
-        find_maps(tmp_path / "pictures", tmp_path / "maps")
+        find_maps(tmp_path / "images", tmp_path / "maps")
 
 
 def test_masks_of_an_object(tmp_path):
@@ -339,7 +339,7 @@ def test_any_segmenter_is_measured(form):
     assert len(rows) == 3 * 7
 
 
-def test_the_interval_is_of_resampled_pictures():
+def test_the_interval_is_of_resampled_images():
     """The scores of resampled data sets, computed slowly: the counts of the drawn images, added up."""
     from steadygaze.runs.table import draws
 
@@ -420,16 +420,16 @@ def test_a_folder_is_run_and_gone_on_with(trained, tmp_path):
     assert card.run["settings"]["segments"] == ["background", "object"]
 
 
-def test_the_map_is_cropped_as_the_picture_is(trained, tmp_path):
-    """Pictures twice as wide: the model sees the middle half, and so does the map."""
+def test_the_map_is_cropped_as_the_image_is(trained, tmp_path):
+    """Images twice as wide: the model sees the middle half, and so does the map."""
     run, data = trained
     wide = tmp_path / "wide"
     for part in ("images", "masks"):
         (wide / part).mkdir(parents=True)
         for path in (data / part).iterdir():
-            picture = Image.open(path)
-            made = Image.new(picture.mode, (2 * SIDE, SIDE), (90, 90, 90) if part == "images" else 255)
-            made.paste(picture, (SIDE // 2, 0))
+            image = Image.open(path)
+            made = Image.new(image.mode, (2 * SIDE, SIDE), (90, 90, 90) if part == "images" else 255)
+            made.paste(image, (SIDE // 2, 0))
             made.save(wide / part / path.name)
     (wide / "index.csv").write_text((data / "index.csv").read_text())
     loaded = sg.load_model(str(run))
@@ -491,14 +491,14 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
         and "retention" in page
     )
     assert (
-        "Pictures are left out" not in page
+        "Images are left out" not in page
         and "coloured by the class that the model predicts for each pixel" in page
     )
     table = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
     assert {"miou", "mean_miou", "retention", "iou_object"} <= {row["metric"] for row in table}
     assert CliRunner().invoke(app, [*command, str(tmp_path / "b"), "--seed", "1"]).exit_code == 0
     compared = CliRunner().invoke(
-        app, ["compare-models", str(tmp_path / "a"), str(tmp_path / "b"), "--no-pictures"]
+        app, ["compare-models", str(tmp_path / "a"), str(tmp_path / "b"), "--no-images"]
     )
     assert compared.exit_code == 0 and "retention" in compared.output and "newly" not in compared.output
     found = {c.key: c for c in compare([tmp_path / "a"], [tmp_path / "b"]).changes}

@@ -8,13 +8,13 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tv
 
-from benchmarks.corruptions import picture
+from benchmarks.corruptions import sample_image
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.sequences import PERTURBATIONS, sequence
 
 FRAMES = {"translate": 41}
 SMALL_FRAMES = {"translate": 16, "motion_blur": 21}
-IMAGE = picture(96, seed=3)[:80]  # (80, 96, 3)
+IMAGE = sample_image(96, seed=3)[:80]  # (80, 96, 3)
 
 
 def crop(image: Image.Image, size: int) -> np.ndarray:
@@ -32,7 +32,7 @@ def test_shape_seed_and_no_side_effect(name):
     assert (frames == sequence(IMAGE, name, seed=1, size=72)).all()
     differs = (frames != sequence(IMAGE, name, seed=2, size=72)).any()
     assert differs == (name in ("gaussian_noise", "shot_noise", "snow"))
-    small = sequence(picture(32), name, seed=1)
+    small = sequence(sample_image(32), name, seed=1)
     assert small.shape == (SMALL_FRAMES.get(name, 31), 32, 32, 3)
     assert all((a != b).any() for a, b in pairwise(frames))  # every frame is another one
 
@@ -48,7 +48,7 @@ def test_shape_seed_and_no_side_effect(name):
         ("brightness", 15),
     ],
 )
-def test_the_frame_that_is_the_picture_itself(name, first):
+def test_the_frame_that_is_the_image_itself(name, first):
     frame = sequence(IMAGE, name, seed=0, size=72)[first].astype(int)
     assert np.abs(frame - crop(Image.fromarray(IMAGE), 72)).max() <= 1
 

@@ -22,7 +22,7 @@ SYNSETS = INFO.label_names()
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     file = tmp_path_factory.mktemp("one") / "a.png"
     Image.new("RGB", (9, 8), (200, 10, 10)).save(file)
     return file.read_bytes()
@@ -56,9 +56,9 @@ def test_top_k_is_the_loop_with_and_without_restriction() -> None:
                 assert bool(got[i]) == bool(set(ranked[:k]) & set(right[i]))
 
 
-def test_scores_are_named_by_their_protocol(tmp_path: Path, picture: bytes) -> None:
+def test_scores_are_named_by_their_protocol(tmp_path: Path, image: bytes) -> None:
     names = [f"{s}/{i}.jpg" for i, s in enumerate(imagenet_synsets("a")[:4])]
-    shift = read_shift("imagenet-a", plant(tmp_path, names, picture), partial=True)
+    shift = read_shift("imagenet-a", plant(tmp_path, names, image), partial=True)
     assert shift.classes is not None and len(shift.classes) == 200
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1))
     outside = next(c for c in range(1000) if c not in shift.classes)
@@ -89,9 +89,9 @@ def test_top_k_wants_logits_of_those_classes() -> None:
 @pytest.mark.parametrize(
     ("name", "subset", "file"), [("imagenet-a", "a", "0.0001_x_0.9.jpg"), ("imagenet-r", "r", "art_0.jpg")]
 )
-def test_sets_of_200_synsets(tmp_path: Path, picture: bytes, name: str, subset: str, file: str) -> None:
+def test_sets_of_200_synsets(tmp_path: Path, image: bytes, name: str, subset: str, file: str) -> None:
     synsets = imagenet_synsets(subset)
-    plant(tmp_path, [f"{s}/{file}" for s in synsets], picture)
+    plant(tmp_path, [f"{s}/{file}" for s in synsets], image)
     (tmp_path / "README.txt").write_text("read me")
     with pytest.raises(BadInput, match=r"expected (7500|30000) images .* found 200"):
         read_shift(name, tmp_path)
@@ -102,8 +102,8 @@ def test_sets_of_200_synsets(tmp_path: Path, picture: bytes, name: str, subset: 
     assert {item.group for item in shift.items} == ({"art"} if name == "imagenet-r" else {""})
 
 
-def test_a_complete_tree_has_no_notes(tmp_path: Path, picture: bytes) -> None:
-    plant(tmp_path, [f"{i}/{n}.jpeg" for i in range(1000) for n in range(10)], picture)
+def test_a_complete_tree_has_no_notes(tmp_path: Path, image: bytes) -> None:
+    plant(tmp_path, [f"{i}/{n}.jpeg" for i in range(1000) for n in range(10)], image)
     shift = read_shift("imagenet-v2", tmp_path)
     assert shift.notes == () and len(shift.items) == 10_000
     assert all(item.right == (int(item.name.split("/")[0]),) for item in shift.items)
@@ -112,8 +112,8 @@ def test_a_complete_tree_has_no_notes(tmp_path: Path, picture: bytes) -> None:
     )  # one of every class before the second of any
 
 
-def test_sketch_in_the_folder_of_its_archive(tmp_path: Path, picture: bytes) -> None:
-    plant(tmp_path / "sketch", [f"{s}/sketch_0.JPEG" for s in SYNSETS[:3]], picture)
+def test_sketch_in_the_folder_of_its_archive(tmp_path: Path, image: bytes) -> None:
+    plant(tmp_path / "sketch", [f"{s}/sketch_0.JPEG" for s in SYNSETS[:3]], image)
     shift = read_shift("imagenet-sketch", tmp_path, partial=True)
     assert labels_of(shift) == {f"{s}/sketch_0.JPEG": (i,) for i, s in enumerate(SYNSETS[:3])}
     assert shift.classes is None and any("3 of 1000 class folders" in note for note in shift.notes)
@@ -125,8 +125,8 @@ def test_a_missing_folder_says_what_was_expected(tmp_path: Path, name: str) -> N
         read_shift(name, tmp_path / "nowhere")
 
 
-def test_half_a_tree_names_what_is_missing(tmp_path: Path, picture: bytes) -> None:
-    plant(tmp_path, [f"{s}/a.jpg" for s in imagenet_synsets("a")[3:]], picture)
+def test_half_a_tree_names_what_is_missing(tmp_path: Path, image: bytes) -> None:
+    plant(tmp_path, [f"{s}/a.jpg" for s in imagenet_synsets("a")[3:]], image)
     with pytest.raises(BadInput, match="lacks 3 of 200 class folders: n01498041"):
         read_shift("imagenet-a", tmp_path)
     (tmp_path / imagenet_synsets("a")[0]).mkdir()
@@ -135,8 +135,8 @@ def test_half_a_tree_names_what_is_missing(tmp_path: Path, picture: bytes) -> No
     assert "n01498041 is empty" in read_shift("imagenet-a", tmp_path, partial=True).notes
 
 
-def test_folders_that_do_not_map_are_named(tmp_path: Path, picture: bytes) -> None:
-    plant(tmp_path, ["n01498041/a.jpg", "n99999999/a.jpg"], picture)
+def test_folders_that_do_not_map_are_named(tmp_path: Path, image: bytes) -> None:
+    plant(tmp_path, ["n01498041/a.jpg", "n99999999/a.jpg"], image)
     with pytest.raises(BadInput, match="match no class: n99999999"):
         read_shift("imagenet-a", tmp_path, partial=True)
     with pytest.raises(UnknownName, match="imagenet-sketch"):
@@ -146,10 +146,10 @@ def test_folders_that_do_not_map_are_named(tmp_path: Path, picture: bytes) -> No
 # -- ReaL ------------------------------------------------------------------------------------------
 
 
-def test_real_labels_agree_with_timm(tmp_path: Path, picture: bytes) -> None:
+def test_real_labels_agree_with_timm(tmp_path: Path, image: bytes) -> None:
     labels = [[3, 5], [], [7], [9, 1, 2], [11]]
     names = [f"ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(5)]
-    plant(tmp_path, [f"{SYNSETS[i]}/{name}" if i % 2 else name for i, name in enumerate(names)], picture)
+    plant(tmp_path, [f"{SYNSETS[i]}/{name}" if i % 2 else name for i, name in enumerate(names)], image)
     (tmp_path / "real.json").write_text(json.dumps(labels))
     shift = read_shift("imagenet-real", tmp_path)
     assert [item.right for item in shift.items] == [(3, 5), (7,), (9, 1, 2), (11,)]
@@ -163,8 +163,8 @@ def test_real_labels_agree_with_timm(tmp_path: Path, picture: bytes) -> None:
         assert 100 * ours[f"top{k} of 1000"].double().mean().item() == pytest.approx(judge.get_accuracy(k))
 
 
-def test_real_labels_of_a_part(tmp_path: Path, picture: bytes) -> None:
-    plant(tmp_path / "val", ["ILSVRC2012_val_00000002.JPEG"], picture)
+def test_real_labels_of_a_part(tmp_path: Path, image: bytes) -> None:
+    plant(tmp_path / "val", ["ILSVRC2012_val_00000002.JPEG"], image)
     with pytest.raises(BadInput, match=r"real\.json is missing"):
         read_shift("imagenet-real", tmp_path / "val")
     (tmp_path / "real.json").write_text("[[1], [2]")
@@ -239,7 +239,7 @@ def test_objectnet_broken(tmp_path: Path) -> None:
 # -- SI-Score, ImageNet-C --------------------------------------------------------------------------
 
 
-def test_si_score(tmp_path: Path, picture: bytes) -> None:
+def test_si_score(tmp_path: Path, image: bytes) -> None:
     wanted = {
         "koala": 105,
         "common fig": 952,
@@ -248,7 +248,7 @@ def test_si_score(tmp_path: Path, picture: bytes) -> None:
         "kite": 21,
         "jeans": 608,
     }
-    plant(tmp_path, [f"{name}/{i}.jpg" for i, name in enumerate(wanted)], picture)
+    plant(tmp_path, [f"{name}/{i}.jpg" for i, name in enumerate(wanted)], image)
     shift = read_shift("si-score", tmp_path)
     assert labels_of(shift) == {f"{name}/{i}.jpg": (wanted[name],) for i, name in enumerate(wanted)}
     with (tmp_path / "metadata.csv").open("w", newline="") as file:
@@ -259,24 +259,24 @@ def test_si_score(tmp_path: Path, picture: bytes) -> None:
         read_shift("si-score", tmp_path)
     groups = {item.name: item.group for item in read_shift("si-score", tmp_path, partial=True).items}
     assert groups["common fig/1.jpg"] == "x=0.5 y=0.5 area=0.2 rotation=21"
-    plant(tmp_path, ["gizmo/9.jpg"], picture)
+    plant(tmp_path, ["gizmo/9.jpg"], image)
     with pytest.raises(BadInput, match="do not map: gizmo"):
         read_shift("si-score", tmp_path, partial=True)
     (tmp_path / "foreground_classes.csv").write_text("int,label\n17,gizmo\n")
     assert labels_of(read_shift("si-score", tmp_path, partial=True))["gizmo/9.jpg"] == (17,)
 
 
-def test_imagenet_c(tmp_path: Path, picture: bytes) -> None:
+def test_imagenet_c(tmp_path: Path, image: bytes) -> None:
     file = "ILSVRC2012_val_00000001.JPEG"
     wanted = {f"blur/defocus_blur/{s}/{SYNSETS[7]}/{file}": (7, f"defocus_blur:{s}") for s in range(1, 6)}
     wanted |= {f"fog/{s}/{SYNSETS[9]}/{file}": (9, f"fog:{s}") for s in range(1, 6)}
-    plant(tmp_path, wanted, picture)
+    plant(tmp_path, wanted, image)
     with pytest.raises(BadInput, match="lacks 13 of 15 corruptions: gaussian_noise"):
         read_shift("imagenet-c", tmp_path)
     shift = read_shift("imagenet-c", tmp_path, partial=True)
     assert {i.name: (i.right[0], i.group) for i in shift.items} == wanted and shift.ready
     assert "2 of 15 corruptions" in shift.notes
-    plant(tmp_path, [f"snow/3/{SYNSETS[0]}/{file}"], picture)
+    plant(tmp_path, [f"snow/3/{SYNSETS[0]}/{file}"], image)
     assert "snow: 1 of 5 severity folders" in read_shift("imagenet-c", tmp_path, partial=True).notes
     with pytest.raises(BadInput, match="lacks 999 of 1000 class folders"):
         read_shift("imagenet-c", tmp_path, corruptions=("fog",))
@@ -287,12 +287,12 @@ def test_imagenet_c(tmp_path: Path, picture: bytes) -> None:
 
 
 def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_for(
-    tmp_path: Path, picture: bytes
+    tmp_path: Path, image: bytes
 ) -> None:
     names = [f"extra/saturate/{s}" for s in range(1, 6)] + [
         f"{kind}/{s}" for kind in COMMON for s in range(1, 6)
     ]
-    plant(tmp_path, [f"{name}/{SYNSETS[7]}/ILSVRC2012_val_00000001.JPEG" for name in names], picture)
+    plant(tmp_path, [f"{name}/{SYNSETS[7]}/ILSVRC2012_val_00000001.JPEG" for name in names], image)
     common = read_shift("imagenet-c", tmp_path, partial=True)
     assert {i.group.split(":")[0] for i in common.items} == set(COMMON)
     assert common.left_out == {"corruptions not requested": ("saturate",)}
@@ -305,7 +305,7 @@ def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_
     assert {i.group for i in some.items} == {"fog:2", "fog:5", "saturate:2", "saturate:5"}
 
 
-def test_every_picture_of_a_shift_can_be_read(tmp_path: Path) -> None:
+def test_every_image_of_a_shift_can_be_read(tmp_path: Path) -> None:
     grey: dict[str, Any] = {"L": 90, "RGBA": (1, 2, 3, 90), "P": 3}
     for i, (mode, colour) in enumerate(grey.items()):
         (tmp_path / str(i)).mkdir()

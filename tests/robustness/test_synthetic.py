@@ -1,4 +1,4 @@
-"""Synthetic pictures: where the object is, how large, how turned, by measuring what was made."""
+"""Synthetic images: where the object is, how large, how turned, by measuring what was made."""
 
 import numpy as np
 import pytest
@@ -26,21 +26,21 @@ def scene() -> tuple[np.ndarray, np.ndarray]:
     return image, mask
 
 
-def reds(picture: np.ndarray) -> np.ndarray:
+def reds(pixels: np.ndarray) -> np.ndarray:
     """Weights: how red each pixel is, 0..1."""
-    return picture[..., 0].astype(float) / 255
+    return pixels[..., 0].astype(float) / 255
 
 
-def centre(picture: np.ndarray) -> tuple[float, float]:
-    weight = reds(picture)
+def centre(pixels: np.ndarray) -> tuple[float, float]:
+    weight = reds(pixels)
     rows, columns = np.indices(weight.shape) + 0.5
     height, width = weight.shape
     return (columns * weight).sum() / weight.sum() / width, (rows * weight).sum() / weight.sum() / height
 
 
-def angle(picture: np.ndarray) -> float:
+def angle(pixels: np.ndarray) -> float:
     """Direction of the long axis, degrees counterclockwise, modulo 180."""
-    weight = reds(picture)
+    weight = reds(pixels)
     rows, columns = np.indices(weight.shape)
     points = np.stack(
         [columns - np.average(columns, weights=weight), -(rows - np.average(rows, weights=weight))]
@@ -61,7 +61,7 @@ def test_a_border_fades_from_the_object_to_the_background() -> None:
     mask = np.zeros((9, 20), dtype=np.uint8)
     mask[:, 6:15] = 128
     mask[:, 9:12] = 255
-    mask[:, 19] = 128  # at the edge of the picture, beside background only
+    mask[:, 19] = 128  # at the edge of the image, beside background only
     opacity = cut_out(np.zeros((9, 20, 3), dtype=np.uint8), mask)[4, :, 3]
     assert opacity.tolist() == [64, 128, 191, 255, 255, 255, 191, 128, 64]
     mask[:, :6] = 128  # no background is left on that side
@@ -90,7 +90,7 @@ def test_rotations_turn_the_object_counterclockwise_in_its_place() -> None:
         assert reds(m.pixels).sum() == pytest.approx(0.2 * 224 * 224, rel=0.03)
 
 
-def test_sizes_are_shares_of_the_picture() -> None:
+def test_sizes_are_shares_of_the_image() -> None:
     values = (0.05, 0.1, 0.3)
     for m in vary(*scene(), [GREEN, BLUE], "size", seed=1, values=values):
         assert (
@@ -100,10 +100,10 @@ def test_sizes_are_shares_of_the_picture() -> None:
         )
 
 
-def test_what_leaves_the_picture_is_cut_off_and_said() -> None:
+def test_what_leaves_the_image_is_cut_off_and_said() -> None:
     image, mask = scene()
-    picture, inside = place(cut_out(image, mask), square(BLUE, 100), x=0.0, y=0.5, area=0.2)
-    assert inside == pytest.approx(0.5, abs=0.02) and reds(picture).sum() == pytest.approx(
+    pixels, inside = place(cut_out(image, mask), square(BLUE, 100), x=0.0, y=0.5, area=0.2)
+    assert inside == pytest.approx(0.5, abs=0.02) and reds(pixels).sum() == pytest.approx(
         0.1 * 100 * 100, rel=0.05
     )
 

@@ -1,4 +1,4 @@
-"""`steadygaze compare-models`: before and after, over the same pictures."""
+"""`steadygaze compare-models`: before and after, over the same images."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import Page, made_up, pictures
+from helpers.runs import Page, image_folder, made_up
 from steadygaze.cli import app
 from steadygaze.robustness import class_changes, mcnemar
 from steadygaze.robustness.corruptions.corrupt import COMMON
@@ -67,7 +67,7 @@ def test_a_model_and_itself(pair):
 
 
 def test_pairing_makes_small_differences_sure(tmp_path):
-    """One picture in ten of many gets better: unpaired intervals overlap, the paired one leaves zero out."""
+    """One image in ten of many gets better: unpaired intervals overlap, the paired one leaves zero out."""
     rows = made_up(COMMON[:1], images=150)
     a = kept(rows, tmp_path / "a")
 
@@ -114,7 +114,7 @@ def test_means_over_corruptions_are_of_the_same_corruptions(tmp_path):
     assert {note.split(":")[0] for note in found.notes} == {"only before", "only after"}
 
 
-def test_a_run_that_is_not_finished_is_paired_picture_by_picture(pair, tmp_path):
+def test_a_run_that_is_not_finished_is_paired_image_by_image(pair, tmp_path):
     one, _, a, _ = pair
     names = sorted({r["image"] for r in one})
     half = [r for r in one if r["setting"] != "fog/3" or r["image"] in names[:5]]
@@ -156,7 +156,7 @@ def test_seeds_are_a_mean_and_a_spread(tmp_path):
     assert clean.before.seeds == 2 and clean.before.deviation == pytest.approx(np.std(means[:2], ddof=1))
     assert clean.difference == pytest.approx(np.mean(means[2:]) - np.mean(means[:2])) and clean.p is None
     done = CliRunner().invoke(
-        app, ["compare-models", f"{folders[0]},{folders[1]}", f"{folders[2]},{folders[3]}", "--no-pictures"]
+        app, ["compare-models", f"{folders[0]},{folders[1]}", f"{folders[2]},{folders[3]}", "--no-images"]
     )
     assert done.exit_code == 0 and "2 and 2 seeds" in done.output
     with pytest.raises(sg.BadInput, match="same seed twice"):
@@ -186,8 +186,8 @@ def test_what_is_refused(pair, tmp_path):
         compare([a], [tmp_path / "verify"])
 
 
-def test_the_command_shows_pictures_with_their_maps(tmp_path):
-    data = pictures(tmp_path / "data")
+def test_the_command_shows_images_with_their_maps(tmp_path):
+    data = image_folder(tmp_path / "data")
     loaded = sg.load_model("embedded")
     save_file(loaded.model.state_dict(), tmp_path / "one.safetensors")
     weights = load_file(tmp_path / "one.safetensors")

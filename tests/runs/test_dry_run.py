@@ -13,9 +13,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from helpers.training import content
-from helpers.training import pictures as training_pictures
+from helpers.training import image_folder as training_image_folder
 from steadygaze.cli import app
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.cost.verify import estimate_verify
@@ -32,7 +32,7 @@ PROBE = 0.3  # forward passes of the check whether subsets can be packed, made o
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("dry") / "data")
+    return image_folder(tmp_path_factory.mktemp("dry") / "data")
 
 
 class Counted:
@@ -192,7 +192,7 @@ def test_a_dry_run_counts_what_is_left(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_training_costs_what_was_estimated(tmp_path: Path) -> None:
-    data = training_pictures(tmp_path / "data")
+    data = training_image_folder(tmp_path / "data")
     recipe = make_recipe(content(data))
     out = tmp_path / "run"
     found = estimate_train(recipe, out, device="cpu")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.runs import pictures
+from helpers.runs import image_folder
 
 KILLS = 20
 
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
 
     torch.set_num_threads(1)
     request.store_samples = lambda *_: None  # comes after the last row: kills are to fall between the rows
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     log = folder / "computed"
 
     def ask(out: Path) -> request.VerifyRequest:

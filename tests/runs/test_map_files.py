@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.maps.names import MapName, restored, rounded
 from steadygaze.maps.reader import MapFolder
@@ -149,7 +149,7 @@ def test_the_lines_of_the_page_write_maps_that_are_measured(tmp_path):
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     room: dict = {}
     exec(code, room)
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     loaded = sg.load_model("embedded")
     files = [data / "cat" / "0.png", data / "truck" / "0.png", data / "airplane" / "0.png"]
     classes = torch.tensor([loaded.class_index(file.parent.name) for file in files])
@@ -179,7 +179,7 @@ def test_the_lines_of_the_page_write_maps_that_are_measured(tmp_path):
 
 
 def test_maps_of_explain_are_measured(tmp_path):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     words = ["explain", data, "--model", "embedded", "--methods", "gae", "--out", tmp_path / "out"]
     done = CliRunner().invoke(app, list(map(str, [*words, "--maps", tmp_path / "maps", "--top", 2])))
     assert done.exit_code == 0, (done.output, done.exception)
@@ -253,7 +253,7 @@ def test_maps_that_cannot_be_measured_are_refused_in_words(model, tmp_path):
 
 
 def test_a_folder_with_missing_maps_is_refused_before_anything_is_written(tmp_path):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     maps = write(tmp_path / "maps", {"m": maps_of_six(*GRID)}, images=["cat/0.png", *"abcde"])
     with pytest.raises(
         sg.BadInput, match=r"got none for 23 of 24: .*5 keys are no image of the data: 'a', 'b'"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import steadygaze
 from helpers.processes import two_processes
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.runs.rows import Rows
 
 SOURCE = Path(steadygaze.__file__).parents[1]
@@ -37,11 +37,11 @@ def verify(data: Path, out: Path, *launch: str) -> subprocess.CompletedProcess:
 
 
 def test_two_processes_give_the_rows_of_one(tmp_path):
-    data = pictures(tmp_path / "data")
-    (data / "cat" / "broken.png").write_bytes(b"no picture")
+    data = image_folder(tmp_path / "data")
+    (data / "cat" / "broken.png").write_bytes(b"no image")
     one = verify(data, tmp_path / "one")
     two = verify(data, tmp_path / "two", *two_processes())
-    assert one.returncode == 1, one.stderr  # the broken picture
+    assert one.returncode == 1, one.stderr  # the broken image
     assert "broken.png" in one.stdout and "broken.png" in two.stdout
     files = sorted((tmp_path / "two").glob("rows-*.jsonl"))
     assert [file.name for file in files] == ["rows-00000.jsonl", "rows-00001.jsonl"]

@@ -218,7 +218,7 @@ def test_intervals_cover():
     assert 0.89 < ((low <= 1) & (high >= 1)).mean() < 0.98
 
 
-def test_a_draw_without_a_defined_picture_does_not_undo_the_interval():
+def test_a_draw_without_a_defined_image_does_not_undo_the_interval():
     values = np.array([[np.nan, np.nan, np.nan, 1.0, 2.0], [np.nan] * 5])
     low, high = interval(bootstrap(values, repeats=2000, seed=0)[1])
     assert (low[0], high[0]) == (1, 2) and np.isnan([low[1], high[1]]).all()

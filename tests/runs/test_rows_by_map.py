@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import steadygaze as sg
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 from steadygaze.progress import Progress
 from steadygaze.runs.verify import measure
 
@@ -19,7 +19,7 @@ HOW = {"methods": METHODS, "metrics": METRICS, "ratios": [0.3, 0.7], "batch_size
 @pytest.fixture(scope="module")
 def given(tmp_path_factory) -> tuple[sg.LoadedModel, Path, Path]:
     folder = tmp_path_factory.mktemp("by-map")
-    model, data = sg.load_model("embedded"), pictures(folder / "data")
+    model, data = sg.load_model("embedded"), image_folder(folder / "data")
     sg.verify(model, data, out=folder / "undisturbed", **HOW)
     return model, data, folder / "undisturbed"
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
@@ -53,7 +53,7 @@ COMMANDS = {
 def runs(tmp_path_factory):
     """A verify and a stress run, as `card` writes them, and what resumes them."""
     folder = tmp_path_factory.mktemp("fuzz")
-    data = pictures(folder / "data")
+    data = image_folder(folder / "data")
     common = {"model": "embedded", "data": data, "limit": 3, "batch_size": 3}
     verify = VerifyRequest(
         **common, out=folder / "side" / "verify", methods=["ixg", "rollout"], ratios=[0.5, 0.9]

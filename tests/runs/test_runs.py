@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import pictures
+from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.metric import Batch
@@ -58,7 +58,7 @@ def rows_of(out: Path) -> list[str]:
 
 @pytest.fixture
 def data(tmp_path):
-    return pictures(tmp_path / "data")
+    return image_folder(tmp_path / "data")
 
 
 WHOLE = next(info.name for info in sg.list_methods() if not info.layers and not info.alias_of)
@@ -383,7 +383,7 @@ def test_masks_on_the_command_line(data, tmp_path):
     assert len(frame) == 5 * 2 and frame["value"].between(0, 100).all()
 
 
-def test_unreadable_pictures_are_named_and_may_be_mended(data, tmp_path, monkeypatch):
+def test_unreadable_images_are_named_and_may_be_mended(data, tmp_path, monkeypatch):
     broken = data / "cat" / "0.png"
     good = broken.read_bytes()
     broken.write_bytes(good[:100])
@@ -434,7 +434,7 @@ def test_a_method_that_the_model_cannot_serve(tmp_path, data, monkeypatch):
     assert "rollout: it has windows" in text and not (tmp_path / "run").exists()
 
 
-def test_a_folder_without_pictures(tmp_path):
+def test_a_folder_without_images(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "found none" in cli(
         *FAST, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "run"), code=2

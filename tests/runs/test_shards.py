@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import steadygaze as sg
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 from steadygaze.runs.loop import Run
 from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
@@ -22,7 +22,7 @@ SETTINGS = {"data": "d", "seed": 0, "versions": {}}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    folder = pictures(tmp_path_factory.mktemp("shards") / "data")
+    folder = image_folder(tmp_path_factory.mktemp("shards") / "data")
     (folder / "cat" / "broken.png").write_bytes(b"no image")
     return folder
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.runs import pictures, rows_of
+from helpers.runs import image_folder, rows_of
 
 SHARDS, KILLS = 4, 12
 
@@ -45,7 +45,7 @@ def main(folder: Path, kind: str) -> None:
     from steadygaze.runs.shards.status import run_status
 
     torch.set_num_threads(1)
-    data, model = pictures(folder / "data"), sg.load_model("embedded")
+    data, model = image_folder(folder / "data"), sg.load_model("embedded")
 
     def measure(out: Path, shard: str | None = None) -> None:
         if kind == "verify":

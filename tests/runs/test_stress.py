@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 import steadygaze as sg
-from helpers.runs import ask, cli, pictures, rows_of, thousand
+from helpers.runs import ask, cli, image_folder, rows_of, thousand
 from steadygaze.data.benchmarks import imagenet_synsets
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
@@ -44,7 +44,7 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return pictures(tmp_path_factory.mktemp("stress") / "data")
+    return image_folder(tmp_path_factory.mktemp("stress") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def run(data, loaded, tmp_path_factory):
     return run_stress(ask(data, out, "corruptions,attacks,occlusion,attention"), prepared=None)
 
 
-def test_every_row_of_every_picture_is_there_once(run):
+def test_every_row_of_every_image_is_there_once(run):
     frame = run.to_pandas()
     assert "setting" in frame and "method" not in frame
     assert not frame.duplicated(["image", "setting", "metric"]).any()
@@ -157,7 +157,7 @@ def test_sequences_are_flips_of_the_frames(data, loaded):
 
 @pytest.mark.parametrize("size", [(40, 30), (20, 50), (32, 32), (3, 3)])
 def test_the_lens_is_the_models_own_preprocessing(size):
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
     from torchvision.transforms._presets import ImageClassification
 
     one = thousand()
@@ -167,13 +167,13 @@ def test_the_lens_is_the_models_own_preprocessing(size):
     three = replace(one, preprocess=Preprocess.from_timm(timm_config | {"interpolation": "bicubic"}))
 
     for model in (one, two, three):
-        pixels = model.preprocess.pixels(picture)
+        pixels = model.preprocess.pixels(photo)
         evaluator = Evaluator(model.model, model.preprocess)
         seen = evaluator.normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
-        assert pixels.dtype == np.uint8 and torch.allclose(seen, model.preprocess(picture), atol=1e-6)
+        assert pixels.dtype == np.uint8 and torch.allclose(seen, model.preprocess(photo), atol=1e-6)
 
 
-def test_a_pictures_corruption_depends_on_its_name_alone(data, loaded, run):
+def test_a_images_corruption_depends_on_its_name_alone(data, loaded, run):
     again = sg.stress(loaded, data, corruptions="fog", severities=[3], limit=12, batch_size=5)
     for row in run:
         if (row["setting"], row["metric"]) == ("fog/3", "confidence"):
@@ -269,10 +269,10 @@ def test_other_settings_are_refused(data, tmp_path):
         )
 
 
-# -- pictures of all kinds -------------------------------------------------------------------------
+# -- images of all kinds -------------------------------------------------------------------------
 
 
-def test_pictures_of_every_kind_and_broken_ones(tmp_path):
+def test_images_of_every_kind_and_broken_ones(tmp_path):
     folder = tmp_path / "data" / "cat"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -283,9 +283,9 @@ def test_pictures_of_every_kind_and_broken_ones(tmp_path):
         "palette": base.convert("P"),
         "tiny": base.resize((2, 1)),
     }
-    for name, picture in kinds.items():
-        picture.save(folder / f"{name}.png")
-    (folder / "broken.png").write_bytes(b"no picture")
+    for name, photo in kinds.items():
+        photo.save(folder / f"{name}.png")
+    (folder / "broken.png").write_bytes(b"no image")
     words = (
         "--model",
         "embedded",
@@ -315,7 +315,7 @@ def test_pictures_of_every_kind_and_broken_ones(tmp_path):
     assert not rows.unreadable and sum(r["image"] == "cat/broken.png" for r in rows) == 6
 
 
-def test_synthetic_pictures(tmp_path, loaded):
+def test_synthetic_images(tmp_path, loaded):
     root = tmp_path / "data"
     rng = np.random.default_rng(0)
     for name in ("images", "masks", "behind"):
@@ -344,7 +344,7 @@ def test_synthetic_pictures(tmp_path, loaded):
         and "grey" in plain.runs[0]["settings"]["notes"][0]
     )
     with pytest.raises(sg.BadInput, match="masks"):
-        sg.stress(loaded, pictures(tmp_path / "plain"), suite="synthetic")
+        sg.stress(loaded, image_folder(tmp_path / "plain"), suite="synthetic")
 
 
 def test_shifts_in_their_published_layouts(tmp_path, data):
@@ -569,7 +569,7 @@ def test_bad_folders(tmp_path, data):
 
 
 def test_a_half_downloaded_folder_is_said(tmp_path):
-    root = pictures(tmp_path / "data")
+    root = image_folder(tmp_path / "data")
     (root / "ship").mkdir()
     (root / "dog").mkdir()
     notes = prepare_stress(ask(root, tmp_path / "run")).notes

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.runs import Page, made_up, pictures
+from helpers.runs import Page, image_folder, made_up
 from steadygaze.cli import app
 from steadygaze.report.html import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
@@ -20,7 +20,7 @@ FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return pictures(tmp_path_factory.mktemp("card") / "data")
+    return image_folder(tmp_path_factory.mktemp("card") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_the_closing_tables(data, tmp_path):
 
 
 def test_a_run_that_is_not_finished_says_so(run, data, tmp_path):
-    """As a kill leaves it; a picture that cannot be read is no lack."""
+    """As a kill leaves it; an image that cannot be read is no lack."""
     whole = run.folders[0]
     lines = (whole / "rows-00000.jsonl").read_text().splitlines(keepends=True)
     first = json.loads(lines[0])["image"]

@@ -9,7 +9,7 @@ from torch import nn
 
 import steadygaze as sg
 from helpers.benchmark_trees import SPECIES, cifar, plant
-from helpers.runs import ask, cli, pictures, rows_of
+from helpers.runs import ask, cli, image_folder, rows_of
 from steadygaze.data.images import read_image
 from steadygaze.report.stress import write_stress
 from steadygaze.robustness import features, knn_predict
@@ -28,9 +28,9 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """train/ with 3 x 8 pictures, test/ with the same names but other pixels."""
+    """train/ with 3 x 8 images, test/ with the same names but other pixels."""
     folder = tmp_path_factory.mktemp("near")
-    pictures(folder / "train")
+    image_folder(folder / "train")
     for path in sorted((folder / "train").rglob("*.png"))[::2]:
         other = folder / "test" / path.parent.name / path.name
         other.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def frame_of(rows, metric):
     return {row["image"]: row["value"] for row in rows if row["metric"] == metric}
 
 
-def test_rows_are_the_vote_of_the_nearest_pictures(root, loaded):
+def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
     rows = sg.stress(loaded, None, suite=f"neighbours:own={root}", batch_size=5)
     sides = {}
     for side in ("train", "test"):
@@ -151,7 +151,7 @@ def test_what_is_refused(tmp_path, root, loaded):
     says(f"neighbours:own={tmp_path}", "match no class: zebra")
     (tmp_path / "test" / "zebra").rename(tmp_path / "test" / "cat")
     says(f"neighbours:own={tmp_path}", "found none in cat")
-    (tmp_path / "test" / "cat" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "test" / "cat" / "broken.png").write_bytes(b"no image")
     rows = sg.stress(loaded, None, suite=f"neighbours:own={tmp_path}")
     assert list(rows.unreadable) == ["own:test/cat/broken.png"] and len(rows) == 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import steadygaze as sg
-from helpers.runs import cli, pictures, rows_of
+from helpers.runs import cli, image_folder, rows_of
 from steadygaze.report.html import write_report
 from steadygaze.runs.figures import Bar, BarChart
 from steadygaze.runs.rows import Rows
@@ -46,7 +46,7 @@ def toy():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return pictures(tmp_path_factory.mktemp("toy") / "data")
+    return image_folder(tmp_path_factory.mktemp("toy") / "data")
 
 
 def test_in_python_and_in_the_report(toy, data, tmp_path):

@@ -220,7 +220,7 @@ def test_half_precision(name: str) -> None:
     ]  # divide by what may vanish
     names = [
         n for n in names if n not in tiny_models.SEARCHES
-    ]  # draw by the picture's bits, or subtract what is nearly alike
+    ]  # draw by the image's bits, or subtract what is nearly alike
     wanted = sg.explain(model, images, target=1, method=names)
     found = sg.explain(model.half(), images.half(), target=1, method=names)
     for key in names:

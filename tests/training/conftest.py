@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.training import pictures
+from helpers.training import image_folder
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+    return image_folder(tmp_path_factory.mktemp("images"))

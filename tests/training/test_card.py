@@ -1,5 +1,5 @@
 """`steadygaze card`: stress and verify of two models, before and after in one page; and the curves of
-training in one picture."""
+training in one image."""
 
 import csv
 import html
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadygaze as sg
-from helpers.training import content, pictures
+from helpers.training import content, image_folder
 from steadygaze.cli import app
 from steadygaze.cli.curves import draw_curves
 from steadygaze.training.recipe_files import make_recipe
@@ -19,7 +19,7 @@ from steadygaze.training.recipe_files import make_recipe
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[Path, Path, Path]:
     root = tmp_path_factory.mktemp("card")
-    data = pictures(root / "data")
+    data = image_folder(root / "data")
     for name, epochs in (("short", 1), ("long", 4)):
         sg.train(make_recipe(content(data, epochs=epochs)), root / name)
     return data, root / "short", root / "long"
@@ -75,7 +75,7 @@ def test_one_page_before_and_after(runs, tmp_path):
         tmp_path / "card/after",
         "--out",
         tmp_path / "again",
-        "--no-pictures",
+        "--no-images",
     )
     assert "wrote" in again and (tmp_path / "again" / "card.html").is_file()
     same = list(csv.DictReader((tmp_path / "again" / "card-faithfulness.csv").open()))
@@ -121,7 +121,7 @@ def test_a_model_alone_needs_data(runs, tmp_path):
     assert done.exit_code == 2 and "expected a folder of data (--data)" in done.output
 
 
-def test_curves_of_several_runs_in_one_picture(runs, tmp_path):
+def test_curves_of_several_runs_in_one_image(runs, tmp_path):
     call("curves", *runs[1:], "--out", tmp_path / "curves.svg")
     text = (tmp_path / "curves.svg").read_text()
     assert text.startswith("<svg") and "short" in text and "long" in text and "test_top1" in text

@@ -32,7 +32,7 @@ def cli(*words, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Five pictures of two classes."""
+    """Five images of two classes."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for number in range(5):
         place = folder / ("cat", "ship")[number % 2]
@@ -130,7 +130,7 @@ def test_resume_is_exact_after_ctrl_c_in_the_middle_of_a_step(data, tmp_path, lo
     same(whole, cut)
 
 
-def test_pictures_are_all_seen(data, tmp_path, loaded) -> None:
+def test_images_are_all_seen(data, tmp_path, loaded) -> None:
     made = run(data, tmp_path / "m", loaded, steps=2)
     assert made.total_steps == 2 and run(data, tmp_path / "m", loaded, epochs=3).total_steps == 6
     files = made.images.files
@@ -254,10 +254,10 @@ def test_too_short_a_training_of_open_gates_is_no_success(data, tmp_path, loaded
     assert (slow, fast) == (20_200, 1000), "slow gates have more time to close before all on is a divergence"
 
 
-def test_unreadable_pictures(data, tmp_path) -> None:
+def test_unreadable_images(data, tmp_path) -> None:
     folder = tmp_path / "some"
     folder.mkdir()
-    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "broken.png").write_bytes(b"no image")
     told = cli(
         "diffmask",
         "train",
@@ -362,7 +362,7 @@ def test_verify_measures_it(data, tmp_path, gates) -> None:
     about = json.loads((out / "run.json").read_text())
     assert about["about"]["given"]["diffmask"] == str(gates) and len(about["settings"]["diffmask"]) == 16
     told = cli("report", out)
-    assert "left out" not in (out / "report.html").read_text(), "pictures are drawn with the gates"
+    assert "left out" not in (out / "report.html").read_text(), "images are drawn with the gates"
     other = tmp_path / "other.safetensors"
     cli("diffmask", "train", *WORDS, "--data", data, "--out", other, "--seed", 4)
     assert "diffmask was" in cli(*words, "--diffmask", other, code=2)

@@ -21,26 +21,26 @@ CLASSES = [f"class{number}" for number in range(10)]
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Random pictures: eight per class to learn from, one per class to test."""
+def image_folder(tmp_path: Path) -> Path:
+    """Random images: eight per class to learn from, one per class to test."""
     random = np.random.default_rng(0)
     for part, count in (("train", 8), ("test", 1)):
         for name in CLASSES:
-            folder = tmp_path / "pictures" / part / name
+            folder = tmp_path / "images" / part / name
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
                     folder / f"{number}.png"
                 )
-    return tmp_path / "pictures"
+    return tmp_path / "images"
 
 
-def command(pictures: Path, folder: Path, epochs: int = 3) -> list[str]:
+def command(image_folder: Path, folder: Path, epochs: int = 3) -> list[str]:
     options = f"--epochs {epochs} --batch 8 --threads 1 --save-every 1".split()
     return [
         str(SCRIPT),
         "--data",
-        str(pictures),
+        str(image_folder),
         "--out",
         str(folder / "out"),
         "--work",
@@ -49,9 +49,9 @@ def command(pictures: Path, folder: Path, epochs: int = 3) -> list[str]:
     ]
 
 
-def start(pictures: Path, folder: Path) -> subprocess.Popen[str]:
+def start(image_folder: Path, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *command(pictures, folder)],
+        [sys.executable, *command(image_folder, folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,9 +74,12 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], 
 
 
 def test_killed_run_goes_on_to_the_same_weights(
-    pictures: Path, tmp_path: Path, run_here: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str]
+    image_folder: Path,
+    tmp_path: Path,
+    run_here: Callable[[list[str]], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    killed = start(pictures, tmp_path / "killed")
+    killed = start(image_folder, tmp_path / "killed")
     assert killed.stdout is not None
     said = killed.stdout.readline()
     killed.kill()  # SIGKILL, long before the last of the 30 steps
@@ -84,12 +87,12 @@ def test_killed_run_goes_on_to_the_same_weights(
     assert killed.returncode != 0
     assert said.startswith("epoch 1/3")
 
-    run_here(command(pictures, tmp_path / "killed"))
+    run_here(command(image_folder, tmp_path / "killed"))
     said = capsys.readouterr().out
     assert said.startswith("resuming at step ")
     assert 10 <= int(said.split()[3]) < 30
 
-    run_here(command(pictures, tmp_path / "unbroken"))
+    run_here(command(image_folder, tmp_path / "unbroken"))
     first, second = (
         load_file(tmp_path / run / "out" / "embedded.safetensors") for run in ("unbroken", "killed")
     )
@@ -101,4 +104,4 @@ def test_killed_run_goes_on_to_the_same_weights(
     VisionTransformer(**about["arguments"]).half().load_state_dict(second, strict=True)
 
     with pytest.raises(SystemExit, match="other settings"):
-        run_here(command(pictures, tmp_path / "unbroken", epochs=2))
+        run_here(command(image_folder, tmp_path / "unbroken", epochs=2))

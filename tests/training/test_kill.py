@@ -93,12 +93,12 @@ def result(out: Path) -> tuple[bytes, list[dict[str, str]]]:
 def main(folder: Path) -> None:
     import torch
 
-    from helpers.training import pictures
+    from helpers.training import image_folder
     from steadygaze.training import loop
     from steadygaze.training import run_files as files
 
     torch.set_num_threads(1)
-    recipe = asked(pictures(folder / "data"))
+    recipe = asked(image_folder(folder / "data"))
     loop.train(recipe, folder / "unbroken")
     wanted = result(folder / "unbroken")
     full(folder, recipe, wanted, loop, files)

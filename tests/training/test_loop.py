@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import steadygaze as sg
-from helpers.training import CLASSES, MODEL, SIDE, content, masks_of, pictures, recipe, same, weights
+from helpers.training import CLASSES, MODEL, SIDE, content, image_folder, masks_of, recipe, same, weights
 from steadygaze.data.masks import LabelledImages
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.training import loop
@@ -28,7 +28,7 @@ from steadygaze.training.run_files import TrainingStopped
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory) -> Path:
-    folder = pictures(tmp_path_factory.mktemp("masked"), masks=True)
+    folder = image_folder(tmp_path_factory.mktemp("masked"), masks=True)
     (folder / "masks").rename(folder.parent / f"{folder.name}-masks")
     return folder
 
@@ -270,8 +270,8 @@ def test_a_run_that_had_ended_says_so(data, tmp_path):
 # -- data ------------------------------------------------------------------------------------------
 
 
-def test_masks_move_with_their_pictures(tmp_path):
-    """A picture that is its own mask stays so under every crop and flip."""
+def test_masks_move_with_their_images(tmp_path):
+    """An image that is its own mask stays so under every crop and flip."""
     pixels = np.zeros((40, 30), np.uint8)
     pixels[10:30, 3:12] = 255
     for name in ("p/a", "m/a"):
@@ -296,7 +296,7 @@ def test_masks_move_with_their_pictures(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(32, 32), (16, 48), (48, 33)])
-def test_test_pictures_are_what_the_loaded_model_will_see(size):
+def test_test_images_are_what_the_loaded_model_will_see(size):
     """Also those of models that are not square: nothing is padded."""
     from timm.data import create_transform
 
@@ -322,7 +322,7 @@ def test_test_pictures_are_what_the_loaded_model_will_see(size):
         assert set(found[1].unique().tolist()) == {0, 255}, "a mask is never mixed"
 
 
-def test_a_step_is_the_same_pictures_for_any_number_of_processes():
+def test_a_step_is_the_same_images_for_any_number_of_processes():
     def of(world: int, pieces: int) -> list[set]:
         turns = [StepSampler(23, 8, pieces, seed=5, rank=rank, world_size=world) for rank in range(world)]
         return [{key for t in turns for piece in t.micro_batches(step) for key in piece} for step in range(4)]
@@ -344,7 +344,7 @@ def test_random_numbers_are_left_alone():
         assert first == (random.random(), torch.rand(1).item(), np.random.rand())  # noqa: NPY002
 
 
-def test_some_classes_and_some_pictures(data):
+def test_some_classes_and_some_images(data):
     def names(**more) -> set[str]:
         asked = make_recipe(content(data) | {"data": {"train": str(data), **more}})
         return {
@@ -476,7 +476,7 @@ def test_a_recipe_in_another_encoding_is_refused(tmp_path):
         read_recipe(tmp_path / "latin.toml")
 
 
-def test_masks_without_pictures_and_without_objects(masked, tmp_path):
+def test_masks_without_images_and_without_objects(masked, tmp_path):
     given = content(masked, losses={"relevance": {}})
     given["data"]["masks"] = str(tmp_path / "m")
     import shutil

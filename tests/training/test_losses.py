@@ -238,10 +238,10 @@ def test_bad_masks_are_refused():
         losses.adl.adl(torch.ones(1, 1, 2, 2))
 
 
-# -- gradients of the picture ----------------------------------------------------------------------
+# -- gradients of the image ----------------------------------------------------------------------
 
 
-def picture_oracle(model, images, masks, labels, which: str) -> float:
+def pixel_gradient_oracle(model, images, masks, labels, which: str) -> float:
     total = count = 0.0
     pixels = images.clone().requires_grad_()
     y = vit.run(model, vit.embed(model, pixels)).logits
@@ -262,10 +262,10 @@ def picture_oracle(model, images, masks, labels, which: str) -> float:
 def test_input_gradient_losses(which):
     model, (images, masks, labels) = tiny(), batch()
     function = getattr(losses.input_gradient, f"{which}_terms")
-    wanted, direction = slope(model, lambda: picture_oracle(model, images, masks, labels, which))
+    wanted, direction = slope(model, lambda: pixel_gradient_oracle(model, images, masks, labels, which))
     terms = function(model, images, masks, labels)
     assert terms["background"].item() == pytest.approx(
-        picture_oracle(model, images, masks, labels, which), rel=1e-9
+        pixel_gradient_oracle(model, images, masks, labels, which), rel=1e-9
     )
     assert along(terms["background"], model, direction) == pytest.approx(wanted, rel=1e-5)
     ran = function(model, images, masks, labels, form="code")

@@ -8,7 +8,7 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.losses import tiny
-from helpers.training import content, pictures
+from helpers.training import content, image_folder
 from oracles import vit
 from steadygaze.training import loop
 from steadygaze.training.images.selection import check_masks, select_images
@@ -81,7 +81,7 @@ def test_what_all_keys_have_in_common_can_be_taken_away():
 
 
 def test_masks_that_cover_nothing_are_noted(tmp_path, monkeypatch):
-    given = content(pictures(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
+    given = content(image_folder(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = "tokencut"
     small = torch.zeros(14, 14, dtype=torch.bool)
     small[3, 3] = True
@@ -90,14 +90,14 @@ def test_masks_that_cover_nothing_are_noted(tmp_path, monkeypatch):
 
 
 def test_training_with_masks_that_were_found(tmp_path):
-    given = content(pictures(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
+    given = content(image_folder(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = "tokencut"
     got = sg.train(make_recipe(given), tmp_path / "run")
     assert float(got.log[-1]["relevance.foreground"]) >= 0
 
 
 def test_training_with_masks_found_by_another_model(tmp_path):
-    given = content(pictures(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
+    given = content(image_folder(tmp_path / "data"), losses={"relevance": {}}, epochs=1)
     given["data"] |= {"masks": "tokencut", "cut_by": "embedded", "cut_edges": "bilateral"}
     run = loop.TrainingRun(make_recipe(given), tmp_path / "run")
     assert run.images.generated_masks is not None
@@ -113,7 +113,7 @@ def test_training_with_masks_found_by_another_model(tmp_path):
 
 
 def test_an_empty_mask_is_named_before_the_first_step(tmp_path):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     for number, file in enumerate(sorted(data.rglob("*.png"))):
         mask = tmp_path / "masks" / file.relative_to(data)
         mask.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_an_empty_mask_is_named_before_the_first_step(tmp_path):
 
 
 def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     for number, file in enumerate(sorted(data.rglob("*.png"))):
         mask = tmp_path / "masks" / file.relative_to(data)
         mask.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
 
 
 def test_long_preparations_report_their_progress(tmp_path):
-    data = pictures(tmp_path / "data")
+    data = image_folder(tmp_path / "data")
     recipe = make_recipe(
         content(data, losses={"relevance": {}}) | {"data": {"train": str(data), "masks": "tokencut"}}
     )
@@ -201,10 +201,10 @@ def test_keys_made_of_several_patches_are_refused():
 # -- the bilateral solver --------------------------------------------------------------------------
 
 
-def dense(target: np.ndarray, picture: np.ndarray) -> np.ndarray:
+def dense(target: np.ndarray, image: np.ndarray) -> np.ndarray:
     """The same system by dictionaries and a direct solver."""
     colours = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
-    yuv = np.einsum("kc,chw->khw", colours, picture * 255)
+    yuv = np.einsum("kc,chw->khw", colours, image * 255)
     yuv[1:] += 128
     height, width = target.shape
     cell = {
@@ -235,30 +235,30 @@ def dense(target: np.ndarray, picture: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_solver_solves_the_papers_system(seed):
     generator = torch.Generator().manual_seed(seed)
-    picture = torch.nn.functional.interpolate(
+    image = torch.nn.functional.interpolate(
         torch.rand(1, 3, 5, 6, generator=generator), size=(40, 33), mode="bilinear"
     )[0]
     target = (torch.rand(40, 33, generator=generator) > 0.5).double()
-    wanted = dense(target.numpy(), picture.double().numpy())
-    assert np.allclose(bilateral.solve(target, picture, iterations=2000, tolerance=1e-12), wanted, atol=1e-7)
-    assert np.abs(bilateral.solve(target, picture).numpy() - wanted).max() < 0.02, "25 steps come close"
+    wanted = dense(target.numpy(), image.double().numpy())
+    assert np.allclose(bilateral.solve(target, image, iterations=2000, tolerance=1e-12), wanted, atol=1e-7)
+    assert np.abs(bilateral.solve(target, image).numpy() - wanted).max() < 0.02, "25 steps come close"
 
 
-def test_a_coarse_mask_takes_the_pictures_edge():
-    picture = torch.full((3, 64, 64), 0.2)
+def test_a_coarse_mask_takes_the_images_edge():
+    image = torch.full((3, 64, 64), 0.2)
     true = torch.zeros(64, 64, dtype=torch.bool)
     true[13:47, 9:51] = True
-    picture[:, true] = torch.tensor([0.9, 0.4, 0.1])[:, None]
+    image[:, true] = torch.tensor([0.9, 0.4, 0.1])[:, None]
     coarse = torch.zeros(64, 64, dtype=torch.bool)
     coarse[16:48, 16:48] = True
-    assert torch.equal(bilateral.refine(coarse, picture), true)
-    pierced = picture.clone()
+    assert torch.equal(bilateral.refine(coarse, image), true)
+    pierced = image.clone()
     pierced[:, 24:36, 24:36] = 0.2
     assert not (bilateral.solve(coarse.double(), pierced) > 0.5)[30, 30]
     assert torch.equal(bilateral.refine(coarse, pierced), true), "holes are filled"
     elsewhere = torch.zeros(64, 64, dtype=torch.bool)
     elsewhere[:4, 60:] = True
-    assert torch.equal(bilateral.refine(elsewhere, picture), elsewhere), (
+    assert torch.equal(bilateral.refine(elsewhere, image), elsewhere), (
         "a mask that the solver loses stays as it was"
     )
 

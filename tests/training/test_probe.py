@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import steadygaze as sg
-from helpers.training import MODEL, content, pictures, recipe, same, weights
+from helpers.training import MODEL, content, image_folder, recipe, same, weights
 from steadygaze.data.images import read_image
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.training.images import features
@@ -97,7 +97,7 @@ def test_augmentation_is_not_used_and_the_log_says_so(data, plain, tmp_path, cap
 
 
 def test_unreadable_images_are_replaced_in_training_and_not_tested(plain, tmp_path):
-    data = pictures(tmp_path / "images")
+    data = image_folder(tmp_path / "images")
     (data / "dark" / "2.png").write_bytes(b"no image")
     got = sg.train(probe_recipe(data, plain, epochs=1), tmp_path / "run")
     assert [Path(file).name for file in got.unreadable] == ["2.png"]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import steadygaze as sg
 from helpers.processes import two_processes
-from helpers.training import MODEL, pictures
+from helpers.training import MODEL, image_folder
 
 SOURCE = Path(__file__).parents[2] / "src"
 RECIPE = """
@@ -52,7 +52,7 @@ def launched(recipe: Path, out: Path, masks: Path) -> subprocess.CompletedProces
 
 
 def test_two_processes_end_with_the_weights_of_one(tmp_path):
-    data = pictures(tmp_path / "data", each=8, masks=True)
+    data = image_folder(tmp_path / "data", each=8, masks=True)
     (data / "masks").rename(tmp_path / "masks")
     arguments = "{ " + ", ".join(f"{k} = {v}" for k, v in MODEL.items()) + " }"
     (tmp_path / "r.toml").write_text(RECIPE.format(arguments=arguments, data=data))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from benchmarks import zoo
-from helpers.training import MODEL, content, masks_of, pictures, same, weights
+from helpers.training import MODEL, content, image_folder, masks_of, same, weights
 from steadygaze.cli import app
 from steadygaze.modules import inserted
 from steadygaze.training.recipe_files import make_recipe
@@ -19,7 +19,7 @@ WITH = {"tap": {"branches": 3}, "cb": {"variant": "scaled"}}
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory) -> Path:
-    folder = pictures(tmp_path_factory.mktemp("masked"), masks=True)
+    folder = image_folder(tmp_path_factory.mktemp("masked"), masks=True)
     (folder / "masks").rename(folder.parent / f"{folder.name}-masks")
     return folder
 
@@ -106,7 +106,7 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     assert said in call("verify", "--model", before, *asked, "--out", tmp_path / "run")
     plain = sg.train(make_recipe(content(masked, epochs=1)), tmp_path / "plain").folder
     text = call(
-        "card", plain, before, *asked, "--suite", "occlusion", "--out", tmp_path / "card", "--no-pictures"
+        "card", plain, before, *asked, "--suite", "occlusion", "--out", tmp_path / "card", "--no-images"
     )
     assert said in text and text.count("cannot be removed") == 1
     page = (tmp_path / "card" / "card.html").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_rrr_is_a_sum_over_the_whole_step(masked, tmp_path):
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
 
 
-def test_pictures_without_a_mask_are_counted(masked, tmp_path):
+def test_images_without_a_mask_are_counted(masked, tmp_path):
     lacking = tmp_path / "lacking-masks"
     for name in ("bright", "dark"):
         (lacking / name).mkdir(parents=True)

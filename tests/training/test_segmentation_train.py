@@ -103,7 +103,7 @@ def test_ignored_pixels_teach_nothing(data, tmp_path):
 
 
 @pytest.mark.parametrize("crop", ["pad", "resized", "resize", "none"])
-def test_picture_and_map_move_together(data, crop):
+def test_image_and_map_move_together(data, crop):
     from steadygaze.data.label_maps import find_label_maps
     from steadygaze.data.preprocess import Preprocess
     from steadygaze.training.images.dataset import TrainingImages
@@ -118,15 +118,17 @@ def test_picture_and_map_move_together(data, crop):
             "crop_pct": 1.0,
         }
     )
-    pictures = TrainingImages(find_label_maps(data), shape, Augment(crop=crop, pad=6, resize=40), seed=0)
+    training_images = TrainingImages(
+        find_label_maps(data), shape, Augment(crop=crop, pad=6, resize=40), seed=0
+    )
     for epoch in range(4):
-        image, labels, mask = pictures[epoch, 3]
+        image, labels, mask = training_images[epoch, 3]
         assert (
             labels.shape == (SIDE, SIDE) and not mask.numel() and set(labels.unique().tolist()) <= {0, 1, 255}
         )
         assert image[0][labels == 1].min() > 0.6 and image[0][labels == 0].max() < 0.3
     if crop == "pad":
-        black = [(pictures[e, 3][0] == 0).all(0) & (pictures[e, 3][1] == 255) for e in range(4)]
+        black = [(training_images[e, 3][0] == 0).all(0) & (training_images[e, 3][1] == 255) for e in range(4)]
         assert any(b[0].any() or b[-1].any() for b in black), "what is padded has no class"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import steadygaze as sg
 from helpers.shards import write_tar
-from helpers.training import CLASSES, content, pictures, same, weights
+from helpers.training import CLASSES, content, image_folder, same, weights
 from steadygaze.training.recipe_files import make_recipe
 
 
@@ -16,7 +16,7 @@ def recipe(data: str, **more):
 
 
 def test_shards_train_as_folders_do(tmp_path):
-    folder = pictures(tmp_path / "folder", each=4)
+    folder = image_folder(tmp_path / "folder", each=4)
     members = []
     for number in range(4):  # in the order of folders, which visits the classes evenly
         for label, name in enumerate(CLASSES):
@@ -35,7 +35,7 @@ def test_shards_train_as_folders_do(tmp_path):
 
 
 def test_shards_that_cannot_be_trained_on(tmp_path):
-    folder = pictures(tmp_path / "folder", each=1)
+    folder = image_folder(tmp_path / "folder", each=1)
     image = (folder / "dark" / "0.png").read_bytes()
     (tmp_path / "names.txt").write_text("\n".join(CLASSES))
     names = f"?label_names={tmp_path}/names.txt"

@@ -1,4 +1,4 @@
-"""A teacher sees the student's pictures as it is used to: in its own normalisation; one that cannot is
+"""A teacher sees the student's images as it is used to: in its own normalisation; one that cannot is
 refused before the first step."""
 
 import pytest
@@ -27,7 +27,7 @@ def teacher(data, tmp_path_factory):
     return sg.train(make_recipe(content(data)), tmp_path_factory.mktemp("teacher")).folder
 
 
-def test_it_sees_pictures_in_its_own_normalisation(data, teacher, tmp_path):
+def test_it_sees_images_in_its_own_normalisation(data, teacher, tmp_path):
     """timm's 0.5/0.5 for the teacher; the student is trained with ImageNet's."""
     loaded = sg.load_model(str(teacher))
     pixels = torch.rand(2, 3, *loaded.size)

@@ -27,9 +27,9 @@ def test_a_colour_without_bits_is_black():
         for op in rand_augment("rand-m10-inc1", (0.5, 0.5, 0.5), 32).ops
         if op.name == "PosterizeIncreasing"
     ]
-    picture = Image.new("RGB", (2, 2), (255, 130, 70))
-    assert op.aug_fn(picture, 0).getpixel((1, 1)) == (0, 0, 0)
-    assert op.aug_fn(picture, 1).getpixel((1, 1)) == (128, 128, 0)
+    image = Image.new("RGB", (2, 2), (255, 130, 70))
+    assert op.aug_fn(image, 0).getpixel((1, 1)) == (0, 0, 0)
+    assert op.aug_fn(image, 1).getpixel((1, 1)) == (128, 128, 0)
 
 
 def test_a_run_of_an_older_version_goes_on(data, tmp_path):

@@ -279,7 +279,7 @@ def test_layers_of_a_hierarchical_model_lie_on_their_grid(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HIERARCHICAL)
-def test_patches_of_the_first_layer_lie_where_the_picture_has_them(kind: str) -> None:
+def test_patches_of_the_first_layer_lie_where_the_image_has_them(kind: str) -> None:
     vit = view_of(kind)
     images = zoo.image_of(vit.model, vit.plan.input_size)
     height, width = images.shape[-2:]

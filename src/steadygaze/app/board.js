@@ -21,8 +21,8 @@ function draw() {
   figures.forEach((figure, number) => {
     const source = number === 0 ? image : map;
     figure.hidden = !source;
-    const picture = figure.querySelector("img");
-    if (picture.getAttribute("src") !== source) picture.setAttribute("src", source);
+    const img = figure.querySelector("img");
+    if (img.getAttribute("src") !== source) img.setAttribute("src", source);
     if (number === 1) figure.querySelector("figcaption").textContent = caption;
     figure.querySelector("svg").setAttribute("viewBox", `0 0 ${columns} ${rows}`);
     for (const path of figure.querySelectorAll("path.sg-gone")) path.setAttribute("d", cells.join(""));
