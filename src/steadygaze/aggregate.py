@@ -30,7 +30,12 @@ from steadygaze.trace.resize import resize_map
 
 
 def first_layer(method: Method, depth: int) -> int:
-    """The lowest layer whose map is used."""
+    """The lowest layer whose map is used.
+
+    >>> import steadygaze as sg
+    >>> first_layer(sg.method("decompx+skipplus"), depth=12)
+    6
+    """
     start = method.option("start")
     if start is not None:
         if start >= depth:
@@ -43,7 +48,12 @@ def first_layer(method: Method, depth: int) -> int:
 
 
 def layers(method: Method, depth: int) -> range:
-    """The layers whose maps are added or multiplied."""
+    """The layers whose maps are added or multiplied.
+
+    >>> import steadygaze as sg
+    >>> layers(sg.method("ixg+plus"), depth=12)
+    range(0, 12)
+    """
     first = first_layer(method, depth)
     return range(first, first + 1) if method.aggregator in ("first", "last") else range(first, depth)
 

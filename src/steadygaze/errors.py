@@ -42,7 +42,15 @@ class UnsupportedModel(SteadygazeError, TypeError):
 
 
 class MethodUnavailable(SteadygazeError, ValueError):
-    """The method exists, but cannot explain this model."""
+    """The method exists, but cannot explain this model.
+
+    >>> import steadygaze as sg, torch
+    >>> try:
+    ...     sg.explain(sg.load_model("embedded"), torch.zeros(1, 3, 32, 32), method="diffmask")
+    ... except sg.MethodUnavailable as error:
+    ...     print(str(error).partition(".")[0])
+    diffmask: it needs gates that are trained for the model
+    """
 
 
 class UnknownName(SteadygazeError, ValueError):

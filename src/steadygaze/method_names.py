@@ -31,6 +31,10 @@ def parse_method(text: str) -> Method:
     """Read a method's name with options, as in `attixg+plus:pairing=next,freeze=0.75`.
 
     An unknown name, aggregator or option is an error that suggests the nearest known one.
+
+    >>> method = parse_method("attixg+plus:pairing=next")
+    >>> method.base.name, method.aggregator, method.given
+    ('attixg', 'plus', (('pairing', 'next'),))
     """
     name, _, tail = text.strip().partition(":")
     options: dict[str, Any] = {}

@@ -101,6 +101,11 @@ class MethodInfo:
     options: every option with its default
     score: the quantity that is explained by default
     alias_of: for an alias, the name it stands for
+
+    >>> import steadygaze as sg
+    >>> info = next(info for info in sg.list_methods() if info.name == "gae")
+    >>> info.family, info.cost, info.alias_of
+    ('attention', 2.0, 'genatt')
     """
 
     name: str
@@ -121,6 +126,11 @@ class Method:
     name: `stem`, a colon and the options in `given`
     options: all options, also those that an alias stands for
     stem, given: the name without options and the options, as the user wrote them
+
+    >>> import steadygaze as sg
+    >>> method = sg.method("attixg+plus:freeze=0.75")
+    >>> method.name, method.base.name, method.score
+    ('attixg+plus:freeze=0.75', 'attixg', 'logit')
     """
 
     name: str
@@ -295,17 +305,34 @@ def _check_declaration(name: str, kind: str, aggregator: str | None) -> None:
 def register_alias(
     name: str, target: str, *, score: str = "logit", summary: str = "", replace: bool = False
 ) -> None:
-    """Let `name` stand for `target`, such as "ixg+plus" or "decompx+plus:freeze=0.75"."""
+    """Let `name` stand for `target`, such as "ixg+plus" or "decompx+plus:freeze=0.75".
+
+    >>> import steadygaze as sg
+    >>> register_alias("my_plus", "ixg+plus:freeze=0.5", summary="Half of attention is frozen.")
+    >>> sg.method("my_plus").base.name
+    'ixg'
+    >>> METHODS.remove("my_plus")
+    """
     METHODS.add(name, Alias(target, score, summary), replace=replace)
 
 
 def base_methods() -> list[BaseMethod]:
-    """All registered methods except aliases."""
+    """All registered methods except aliases.
+
+    >>> import steadygaze.methods
+    >>> "gae" in [method.name for method in base_methods()]  # an alias of genatt
+    False
+    """
     return [entry for entry in METHODS.values() if isinstance(entry, BaseMethod)]
 
 
 def aliases() -> dict[str, Alias]:
-    """All registered aliases by name."""
+    """All registered aliases by name.
+
+    >>> import steadygaze.methods
+    >>> aliases()["gae"].target
+    'genatt'
+    """
     return {name: entry for name, entry in METHODS.items() if isinstance(entry, Alias)}
 
 

@@ -67,7 +67,11 @@ def outputs_of_task(task: str) -> Outputs:
 
 
 def task_of_outputs(outputs: Outputs) -> Task | None:
-    """The task whose models have such outputs; None for features."""
+    """The task whose models have such outputs; None for features.
+
+    >>> task_of_outputs("labels")
+    'multilabel'
+    """
     tasks: dict[Outputs, Task] = {"classes": "classification", "labels": "multilabel", "values": "regression"}
     return tasks.get(outputs)
 
@@ -140,7 +144,11 @@ def summarise(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] |
 
 
 def percent(probability: float | None) -> str:
-    """A probability as text: "62 %", "99.7 %", "0.3 %"."""
+    """A probability as text: "62 %", "99.7 %", "0.3 %".
+
+    >>> percent(0.934)
+    '93 %'
+    """
     if probability is None:
         return ""
     share = 100 * probability
@@ -148,7 +156,11 @@ def percent(probability: float | None) -> str:
 
 
 def check_score(score: str, outputs: Outputs) -> str:
-    """The score, if outputs of this kind have it; else an error that says why not."""
+    """The score, if outputs of this kind have it; else an error that says why not.
+
+    >>> check_score("log_odds", "classes")
+    'log_odds'
+    """
     if score in SCORES_OF[outputs]:
         return score
     if outputs == "labels" and score == "contrast":
@@ -167,7 +179,11 @@ def check_score(score: str, outputs: Outputs) -> str:
 
 
 def default_score(score: str, outputs: Outputs) -> str:
-    """A method's own score for outputs of this kind: a value is explained itself, a label by its odds."""
+    """A method's own score for outputs of this kind: a value is explained itself, a label by its odds.
+
+    >>> default_score("log_odds", "values")
+    'value'
+    """
     if outputs == "values":
         return "value"
     return score if score in SCORES_OF[outputs] else "log_odds"
@@ -252,7 +268,11 @@ def target_value(
     logits: Float[Tensor, "b c"],
     outputs: Outputs = "classes",
 ) -> Float[Tensor, " b"]:
-    """The explained quantity T, one number per image: of a class, or what a callable target returns."""
+    """The explained quantity T, one number per image: of a class, or what a callable target returns.
+
+    >>> target_value(torch.tensor([1]), "logit", torch.tensor([[0.0, 2.0]]))
+    tensor([2.])
+    """
     if isinstance(target, Tensor):
         return class_score(score, logits, target, outputs)
     value = target(logits)

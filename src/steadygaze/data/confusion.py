@@ -78,12 +78,20 @@ def iou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b c"]:
 
 
 def miou(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
-    """Mean of `iou` over the classes that occur, 0..1, higher is better."""
+    """Mean of `iou` over the classes that occur, 0..1, higher is better.
+
+    >>> round(miou(torch.tensor([[3, 1], [0, 4]])).item(), 3)  # rows: true class; columns: predicted class
+    0.775
+    """
     return iou(counts).nanmean(-1)
 
 
 def pixel_accuracy(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
-    """Share of the counted pixels whose class is correct, 0..1, higher is better."""
+    """Share of the counted pixels whose class is correct, 0..1, higher is better.
+
+    >>> pixel_accuracy(torch.tensor([[3, 1], [0, 4]])).item()
+    0.875
+    """
     return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))
 
 

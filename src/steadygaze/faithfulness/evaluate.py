@@ -24,7 +24,11 @@ from steadygaze.vit.view import evaluation_mode
 
 
 class Evaluation(NamedTuple):
-    """Values by the name of the metric, and a note for each: how patches were hidden, or what filled them."""
+    """Values by the name of the metric, and a note for each: how patches were hidden, or what filled them.
+
+    >>> Evaluation(values={}, notes={"deletion_aopc": "removal"}).notes["deletion_aopc"]
+    'removal'
+    """
 
     values: dict[str, Values]
     notes: dict[str, str]
@@ -57,6 +61,13 @@ def evaluate(
         quantity that each map explains (None: the logit of the target)
 
     Random numbers depend on `seed` and the image's name only. The model is left as it was.
+
+    >>> import steadygaze as sg
+    >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
+    >>> batch = Batch(images, torch.tensor([3]))
+    >>> maps = sg.explain(loaded, images, target=3).scores[None]  # (1 method, 1 image, 8, 8)
+    >>> evaluate(loaded.model, batch, maps, ["deletion_aopc"]).values["deletion_aopc"].value.shape
+    torch.Size([1, 1])
     """
     view = adapt(vit) if isinstance(vit, nn.Module) else vit
     chosen = {name: metric(name) for name in metrics}

@@ -33,6 +33,10 @@ class Batch:
     masks: 255 object, 128 border (left out), 0 background
     mean, std: the normalisation, needed by metrics that paint pixels
     names: one for each image; the random numbers of an image depend on the seed and its name
+
+    >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
+    >>> Batch(images, labels, names=("a", "b")).names
+    ('a', 'b')
     """
 
     images: Float[Tensor, "b c h w"]
@@ -128,6 +132,10 @@ class MetricInput:
         needs_explain
     unattributed: (M, B) what each method gives to no patch (`Attribution.unattributed`); None: nothing
     explained: (M, B) the quantity that each map explains; None: the logit of the target
+
+    >>> from steadygaze.faithfulness import Values
+    >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
+    ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}
     """
 
     vit: ViT

@@ -55,6 +55,10 @@ class Values:
     value: one number for each map and image; NaN where it is undefined
     detail: the curve behind the value, or what `combine` adds up
     note: how it was measured, for the rows
+
+    >>> import torch
+    >>> Values(torch.tensor([[0.5, 0.7]])).value.shape  # one map of each of two images
+    torch.Size([1, 2])
     """
 
     value: Float[Tensor, "m b"]
@@ -85,6 +89,9 @@ class Metric(Quantity):
     detail_by_method: the detail has one number for each map, not a curve
     by_map: the numbers of a map depend on no other map, so that maps can be measured a few at a time
     outputs: what models it can measure give
+
+    >>> metric("insertion_accuracy").family, metric("pointing_game").needs_masks
+    ('removal', True)
     """
 
     _: KW_ONLY
@@ -102,7 +109,12 @@ class Metric(Quantity):
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """The public description of a metric, as `list_metrics` gives it."""
+    """The public description of a metric, as `list_metrics` gives it.
+
+    >>> info = next(info for info in list_metrics() if info.name == "deletion_aopc")
+    >>> info.family, info.unit, info.better
+    ('removal', '%', 'higher')
+    """
 
     name: str
     family: str
@@ -215,7 +227,11 @@ def add_metrics(entries: Iterable[Metric]) -> None:
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name, or `UnknownName` with the nearest one."""
+    """The metric of that name, or `UnknownName` with the nearest one.
+
+    >>> metric("pointing_game").better
+    'higher'
+    """
     return METRICS[name]
 
 

@@ -85,7 +85,13 @@ def class_sensitivity(
 
 
 def agreement(maps: Float[Tensor, "m b gh gw"]) -> Float[Tensor, "m m"]:
-    """Mean rank correlation of each two methods over the images, 1 on the diagonal; ignores constant maps."""
+    """Mean rank correlation of each two methods over the images, 1 on the diagonal; ignores constant maps.
+
+    >>> one = torch.arange(4.0).view(1, 1, 2, 2)
+    >>> agreement(torch.cat([one, -one]))
+    tensor([[ 1., -1.],
+            [-1.,  1.]], dtype=torch.float64)
+    """
     return _pairwise_correlations(maps).nanmean(2)
 
 

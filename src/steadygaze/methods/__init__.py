@@ -122,7 +122,13 @@ def _describe_alias(name: str, alias: Alias) -> MethodInfo:
 
 
 def unavailable(method: Method, vit: ViT) -> str:
-    """Why `method` cannot explain this model; empty if it can."""
+    """Why `method` cannot explain this model; empty if it can.
+
+    >>> import steadygaze as sg
+    >>> vit = sg.adapt(sg.load_model("embedded").model)
+    >>> unavailable(sg.method("gae"), vit), unavailable(sg.method("diffmask"), vit)[:14]
+    ('', 'it needs gates')
+    """
     quantised = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
     if quantised is not None and method.base.gradient:
         layer = f"{type(quantised).__module__}.{type(quantised).__name__}"
@@ -138,7 +144,12 @@ def unavailable(method: Method, vit: ViT) -> str:
 
 
 def rules_of(method: Method) -> Rules:
-    """The rules of a method's backward pass."""
+    """The rules of a method's backward pass.
+
+    >>> import steadygaze as sg
+    >>> rules_of(sg.method("gaze")).attention  # three quarters of attention are frozen
+    0.25
+    """
     if callable(method.base.rules):
         return method.base.rules(dict(method.options))
     if method.base.rules is not None:

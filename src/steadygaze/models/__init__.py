@@ -18,7 +18,11 @@ __all__ = ["FAN", "PLAIN", "PVT", "RVT", "STAGED", "LocalViT", "names"]
 
 
 def names() -> list[str]:
-    """Names of the models that this package adds to timm."""
+    """Names of the models that this package adds to timm.
+
+    >>> names()[:2]
+    ['fan_base_16_p4_hybrid', 'fan_base_18_p16_224']
+    """
     import timm
 
     return sorted(name for module in (*PLAIN, *STAGED) for name in timm.list_models(module=module))

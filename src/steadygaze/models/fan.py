@@ -127,6 +127,10 @@ class FAN(Classifier):
     """FAN. convnext: depths of the two stages of a ConvNeXt stem; None is the convolutional stem.
 
     unbiased_norm: the norm of the authors' ConvNeXt stem; needed for weights that the authors trained
+
+    >>> model = FAN(img_size=32, embed_dim=32, depth=1, num_heads=2, class_blocks=1, num_classes=10).eval()
+    >>> model(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
     """
 
     def __init__(

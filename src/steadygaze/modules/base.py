@@ -39,6 +39,9 @@ class Cost:
     """Cost that modules add, for one image.
 
     multiply_adds: of convolutions. operations: twice those, and every other addition and multiplication.
+
+    >>> Cost(parameters=10) + Cost(parameters=5, operations=8)
+    Cost(parameters=15, multiply_adds=0, operations=8)
     """
 
     parameters: int = 0
@@ -57,6 +60,11 @@ class Inserted(nn.Module):
     """A module inside a block of a model. `before` and `after` are its hooks on modules of that block.
 
     gate: g of a module with start="identity", shape (1,); None without one.
+
+    >>> import steadygaze as sg
+    >>> model = sg.modules.insert(sg.load_model("embedded").model, cb=sg.modules.CB(start="identity"))
+    >>> next(iter(sg.modules.inserted(model).values())).gate.shape
+    torch.Size([1])
     """
 
     mixes_tokens = True  # read by `adapt`: patches of such a model cannot be removed

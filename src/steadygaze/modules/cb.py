@@ -36,6 +36,9 @@ class CB:
     """Options of context broadcasting. init: initial value of Λ in "scaled"; 0 changes no output.
 
     start: "paper", or "identity" for a module that changes no output before it is trained.
+
+    >>> CB("scaled", start="identity").variant
+    'scaled'
     """
 
     variant: Variant = "plain"
@@ -124,7 +127,11 @@ class _PartWay(torch.autograd.Function):
 
 
 class ContextBroadcast(Inserted):
-    """CB on tokens (B, N, C) or (B, h, w, C); with `channels_first` on (B, C, h, w)."""
+    """CB on tokens (B, N, C) or (B, h, w, C); with `channels_first` on (B, C, h, w).
+
+    >>> ContextBroadcast(4, CB())(torch.randn(2, 9, 4)).shape
+    torch.Size([2, 9, 4])
+    """
 
     def __init__(self, width: int, spec: CB, *, channels_first: bool = False) -> None:
         options = {"module": "CB", "variant": spec.variant, "position": spec.position}

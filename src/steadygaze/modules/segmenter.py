@@ -43,6 +43,10 @@ class SegFormerDecoder(nn.Module):
     """Patch tokens of several blocks -> class scores of each cell of the finest grid.
 
     The blocks of a ViT are not followed by a norm, as SegFormer's stages are: each map has one here.
+
+    >>> decoder = SegFormerDecoder([8, 8], classes=5)
+    >>> sum(p.numel() for p in decoder.parameters()) > 0
+    True
     """
 
     def __init__(self, widths: Sequence[int], classes: int) -> None:
@@ -72,6 +76,11 @@ class Segmenter(nn.Module):
 
     backbone: the classifier, with its inserted modules; its own head is kept but not used.
     layers: the hidden states that the SegFormer decoder reads, x^l; L is the output of the last block
+
+    >>> import steadygaze as sg
+    >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
+    >>> type(model).__name__
+    'Segmenter'
     """
 
     def __init__(
@@ -115,6 +124,10 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
 
     The decoder is initialised by torch with its global random state. Any model that `adapt` supports can be
     used.
+
+    >>> import steadygaze as sg
+    >>> segmenter(sg.load_model("embedded").model, classes=5)(torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 5, 32, 32])
     """
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 255:
         raise BadInput(f"classes: expected an integer from 2 to 255, got {classes!r}")

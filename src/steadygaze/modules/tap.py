@@ -48,6 +48,9 @@ class TAP:
     """Options of token-aware average pooling. temperature: divides the branch scores before the softmax.
 
     start: "paper", or "identity" for a module that changes no output before it is trained.
+
+    >>> TAP(branches=2, start="identity").branches
+    2
     """
 
     branches: int = 4
@@ -72,7 +75,11 @@ class TAP:
 
 
 class TokenPool(Inserted):
-    """T on tokens (B, prefix + h·w, D), patches in raster order, or on a map (B, h, w, D)."""
+    """T on tokens (B, prefix + h·w, D), patches in raster order, or on a map (B, h, w, D).
+
+    >>> TokenPool(8, TAP(), grid=(4, 4), prefix=1)(torch.randn(2, 17, 8)).shape
+    torch.Size([2, 17, 8])
+    """
 
     def __init__(self, width: int, spec: TAP, *, grid: tuple[int, int], prefix: int = 0) -> None:
         options: dict[str, Any] = {"module": "TAP", "kind": spec.kind}

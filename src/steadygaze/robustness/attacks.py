@@ -38,7 +38,14 @@ def fgsm(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Images:
-    """One step of size epsilon against the labels; the attacked images, normalised like `images`."""
+    """One step of size epsilon against the labels; the attacked images, normalised like `images`.
+
+    >>> import steadygaze as sg
+    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+    >>> norm = {"mean": loaded.mean, "std": loaded.std}
+    >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
+    torch.Size([1, 3, 32, 32])
+    """
     return _attack(
         model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None
     )
@@ -61,6 +68,12 @@ def pgd(
     step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for
     each image, so that an image's start does not depend on its neighbours; without one the start is the image
     itself.
+
+    >>> import steadygaze as sg
+    >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
+    >>> norm = {"mean": loaded.mean, "std": loaded.std}
+    >>> pgd(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, steps=2, **norm).shape
+    torch.Size([1, 3, 32, 32])
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise BadInput(f"steps: expected a whole number of 1 or more, got {steps!r}")

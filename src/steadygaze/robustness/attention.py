@@ -88,7 +88,13 @@ def attention_measures(
     model: nn.Module | ViT, images: Float[Tensor, "b c h w"], *, top: int = TOP
 ) -> AttentionMeasures:
     """Entropy, overfocus, concentration, distance, head and token diversity of every layer, in one forward
-    pass."""
+    pass.
+
+    >>> import steadygaze as sg
+    >>> model = sg.load_model("embedded").model
+    >>> attention_measures(model, torch.randn(2, 3, 32, 32)).entropy.shape
+    torch.Size([2, 6, 4])
+    """
     vit = adapt(model)
     far = distances(vit, images)
     values_of: dict[str, list[Tensor]] = {
@@ -115,7 +121,13 @@ def attention_stability(
     model: nn.Module | ViT, clean: Float[Tensor, "b c h w"], corrupted: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, "b l heads"]:
     """Cosine between the attention of the clean and of the corrupted image, by layer and head; 1:
-    unchanged."""
+    unchanged.
+
+    >>> import steadygaze as sg
+    >>> model, images = sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)
+    >>> attention_stability(model, images, images + 0.1 * torch.randn_like(images)).shape
+    torch.Size([2, 6, 4])
+    """
     _same_shape(clean, corrupted)
     layers: list[Tensor] = []
     walk(adapt(model), [clean, corrupted], lambda layer, a, b: layers.append(stability(a, b)))
@@ -242,6 +254,10 @@ def attention_figure(
 
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
     Clean and corrupted share each column's colour scale. images: shown next to the maps, one for each row.
+
+    >>> import steadygaze as sg
+    >>> attention_figure(sg.load_model("embedded").model, torch.randn(1, 3, 32, 32), cell=64).mode
+    'RGB'
     """
     from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
 

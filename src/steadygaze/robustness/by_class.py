@@ -70,7 +70,11 @@ def wilson(right: int, count: int) -> Accuracy:
 
 
 def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
-    """Every class, those that lost most first, those that gained most last; ties by label."""
+    """Every class, those that lost most first, those that gained most last; ties by label.
+
+    >>> [(c.label, c.difference) for c in class_changes([0, 0, 1], [True, True, False], [True, False, True])]
+    [(0, -0.5), (1, 1.0)]
+    """
     labels, before, after = np.asarray(labels), *_pair(before, after)
     if labels.shape != before.shape or labels.dtype.kind not in "iu":
         raise BadInput(
@@ -110,7 +114,11 @@ def newcombe(both: int, gained: int, lost: int, neither: int) -> tuple[float, fl
 def turned(
     names: Sequence[str], before: Any, after: Any, *, limit: int | None = None
 ) -> dict[str, list[str]]:
-    """The first images that turned "wrong" (lost) and "right" (gained), in the order given."""
+    """The first images that turned "wrong" (lost) and "right" (gained), in the order given.
+
+    >>> turned(["a", "b", "c"], [True, False, True], [False, True, True])
+    {'wrong': ['a'], 'right': ['b']}
+    """
     a, b = _pair(before, after)
     if len(names) != len(a):
         raise BadInput(f"names: expected one for each of {len(a)} images, got {len(names)}")
@@ -119,7 +127,11 @@ def turned(
 
 
 def mcnemar(before: Any, after: Any) -> float:
-    """Exact two-sided p-value that gains and losses are equally likely; 1.0 if nothing changed."""
+    """Exact two-sided p-value that gains and losses are equally likely; 1.0 if nothing changed.
+
+    >>> mcnemar([False] * 6, [True] * 6)  # six images gained, none lost
+    0.03125
+    """
     a, b = _pair(before, after)
     gained, lost = int((~a & b).sum()), int((a & ~b).sum())
     n, k = gained + lost, min(gained, lost)
@@ -138,7 +150,11 @@ def paired_difference(
     before: Any, after: Any, *, repeats: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
     """Mean of after − before, with the 95 % interval of a paired bootstrap over images: (value, low,
-    high)."""
+    high).
+
+    >>> [round(float(x), 2) for x in paired_difference([0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0])]
+    [0.25, 0.0, 0.75]
+    """
     a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if (
         a.shape != b.shape

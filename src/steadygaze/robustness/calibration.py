@@ -43,7 +43,12 @@ def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
 
 def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int = BINS) -> Calibration:
     """ECE and mean confidence; `right` (B,) are the labels, or booleans if more than one label may be
-    correct."""
+    correct.
+
+    >>> logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])  # the second prediction is wrong
+    >>> round(reliability(logits, torch.tensor([0, 0])).ece, 3)
+    0.482
+    """
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
         got = getattr(right, "shape", type(right).__name__)
@@ -53,7 +58,11 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
 
 
 def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """The same from confidences in 0..1 and whether each prediction was correct, as a run stores them."""
+    """The same from confidences in 0..1 and whether each prediction was correct, as a run stores them.
+
+    >>> round(reliability_of(torch.tensor([0.9, 0.9]), torch.tensor([True, False])).ece, 3)
+    0.4
+    """
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):

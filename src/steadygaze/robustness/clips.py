@@ -67,7 +67,12 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
 
 
 def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
-    """The frames of a video, RGB; at least two."""
+    """The frames of a video, RGB; at least two.
+
+    Example:
+
+        frames = read_clip("clip.mp4")  # (T, H, W, 3)
+    """
     name, library = _decoder()
     if not Path(path).is_file():
         raise BadImage(f"{path} is not a video: no such file")

@@ -24,7 +24,12 @@ CELLS = 1 << 24  # distances held at once
 
 def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
     """The input of the final linear layer of any classifier. Two heads whose mean is the prediction
-    (distilled DeiT): the inputs of both, concatenated."""
+    (distilled DeiT): the inputs of both, concatenated.
+
+    >>> import steadygaze as sg
+    >>> features(sg.load_model("embedded").model, torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 128])
+    """
     module = model.model if isinstance(model, ViT) else model
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -61,7 +66,12 @@ def knn_predict(
     k: int,
     metric: str = "cosine",
 ) -> Int[Tensor, " q"]:
-    """The class of each test image, (Q,), by vote of its k nearest training images."""
+    """The class of each test image, (Q,), by vote of its k nearest training images.
+
+    >>> train, labels = torch.eye(2), torch.tensor([7, 9])
+    >>> knn_predict(train, labels, torch.tensor([[0.9, 0.1]]), k=1)
+    tensor([7])
+    """
     return _votes(_nearest(train, labels, test, k, metric), labels, k)
 
 
@@ -74,7 +84,13 @@ def knn_accuracy(
     ks: Sequence[int] = (1, 10),
     metrics: Sequence[str] = METRICS,
 ) -> dict[tuple[str, int], float]:
-    """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbours are found once for all k."""
+    """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbours are found once for all k.
+
+    >>> train, labels = torch.eye(2), torch.tensor([7, 9])
+    >>> test, correct = torch.tensor([[0.9, 0.1]]), torch.tensor([7])
+    >>> knn_accuracy(train, labels, test, correct, ks=(1,), metrics=("cosine",))
+    {('cosine', 1): 1.0}
+    """
     if not ks:
         raise BadInput("ks: expected at least one number of neighbours, such as 1 and 10")
     _labels("test", test, test_labels)

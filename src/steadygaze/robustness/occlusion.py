@@ -58,6 +58,9 @@ def centre_square(
 
     fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero,
         −mean/std.
+
+    >>> (centre_square(torch.ones(1, 3, 8, 8)) == 0).sum().item()  # 4 x 4 pixels of 3 channels
+    48
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         raise BadInput("expected normalised floating-point images (B, C, H, W)")
@@ -91,7 +94,14 @@ def random_drop(
     shares: Sequence[float] = SHARES,
 ) -> Curve:
     """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
-    an image's draw does not depend on its neighbours."""
+    an image's draw does not depend on its neighbours.
+
+    >>> import steadygaze as sg
+    >>> model, images = sg.load_model("embedded").model, torch.randn(1, 3, 32, 32)
+    >>> curve = random_drop(model, images, torch.tensor([3]), generator=torch.Generator(), shares=(0.0, 0.5))
+    >>> curve.right.shape
+    torch.Size([1, 2])
+    """
 
     def order(patches: int) -> Tensor:
         if isinstance(generator, torch.Generator):
@@ -115,7 +125,14 @@ def salient_drop(
     *,
     shares: Sequence[float] = SHARES,
 ) -> Curve:
-    """The curve while patches are dropped, the highest of `scores` first (an `Attribution.scores`)."""
+    """The curve while patches are dropped, the highest of `scores` first (an `Attribution.scores`).
+
+    >>> import steadygaze as sg
+    >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
+    >>> scores = sg.explain(loaded, images, target=3).scores
+    >>> salient_drop(loaded.model, images, torch.tensor([3]), scores, shares=(0.0, 0.5)).right.shape
+    torch.Size([1, 2])
+    """
 
     def order(patches: int) -> Tensor:
         if scores.dim() != 3 or len(scores) != len(images) or scores[0].numel() != patches:

@@ -70,6 +70,11 @@ def label_map(model: nn.Module, images: Float[Tensor, "b 3 h w"]) -> Int[Tensor,
     model is left as it was.
 
     An image with scores that are not finite has no prediction: -1 everywhere.
+
+    >>> import steadygaze as sg
+    >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
+    >>> label_map(model, torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 32, 32])
     """
     with torch.no_grad(), evaluation_mode(model):
         scores = scores_of(model(images))

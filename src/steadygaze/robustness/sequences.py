@@ -156,6 +156,9 @@ def sequence(
     difficulty: 1, 2 or 3, the strength of the noise; the other kinds have the same frames at any difficulty,
     and `scores` then compares frames that lie that far apart.
     settings: "imagenet" or "cifar"; None chooses "cifar" where the frame is at most 64 pixels.
+
+    >>> sequence(np.zeros((40, 40, 3), np.uint8), "translate", seed=0, size=32).shape
+    (16, 32, 32, 3)
     """
     check_image(image, batch=False)
     if name not in PERTURBATIONS:

@@ -71,7 +71,11 @@ def any_correct(
     classes: Sequence[int] | None = None,
 ) -> Bool[Tensor, " b"]:
     """Whether any correct class is among the k highest logits, of all classes or of `classes`; ties: lower
-    index first."""
+    index first.
+
+    >>> any_correct(torch.tensor([[0.1, 0.7, 0.2]]), [[0, 2]], k=2)
+    tensor([True])
+    """
     if logits.dim() != 2 or len(right) != len(logits):
         shape = tuple(logits.shape)
         raise BadInput(
@@ -101,7 +105,12 @@ def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
     """Whether each image is classified correctly, by the name of the protocol: "top1 of 1000", "top5 of
-    200", ..."""
+    200", ...
+
+    >>> shift = Shift("mine", [Shifted(Path("a.jpg"), 2, "a.jpg", right=(2, 3))])
+    >>> shift_scores(torch.eye(1000)[[3]], shift.items, shift)
+    {'top1 of 1000': tensor([True]), 'top5 of 1000': tensor([True])}
+    """
     right = [item.right for item in items]
     protocols = [None] if shift.classes is None else [None, shift.classes]
     out = {}
@@ -113,7 +122,17 @@ def shift_scores(
 
 
 def read_shift(name: str, root: str | Path, *, partial: bool = False, **options: Any) -> Shift:
-    """The data set of that name; options: `real` (real.json), `border` and `labels` (ObjectNet)."""
+    """The data set of that name; options: `real` (real.json), `border` and `labels` (ObjectNet).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from PIL import Image
+    >>> with TemporaryDirectory() as folder:  # a part of the data: one image
+    ...     Path(folder, "n01498041").mkdir()
+    ...     Image.new("RGB", (8, 8)).save(Path(folder, "n01498041", "a.jpg"))
+    ...     shift = read_shift("imagenet-a", folder, partial=True)
+    >>> len(shift.items), len(shift.classes)
+    (1, 200)
+    """
     if name not in READERS:
         raise UnknownName("shift", str(name), READERS)
     return READERS[name](root, partial=partial, **options)

@@ -115,6 +115,13 @@ def vary(
 
     values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its
         data set.
+
+    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+    >>> mask[2:6, 2:6] = 255
+    >>> background = np.zeros((32, 32, 3), np.uint8)
+    >>> made = vary(image, mask, [background], "size", seed=0, values=[0.1, 0.5], side=32)
+    >>> [one.pixels.shape for one in made]
+    [(32, 32, 3), (32, 32, 3)]
     """
     if factor not in FACTORS:
         raise UnknownName("factor", str(factor), FACTORS)
@@ -137,13 +144,25 @@ def vary(
 
 def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixels:
     """The object on another background, in its original position; the background is cropped to the image's
-    shape and resized."""
+    shape and resized.
+
+    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+    >>> mask[2:6, 2:6] = 255
+    >>> swap_background(image, mask, np.zeros((16, 16, 3), np.uint8))[0, 0].tolist()
+    [0, 0, 0]
+    """
     height, width = _checked(image).shape[:2]
     return _blend(image, _alpha(image, mask), _fitted(background, height, width))
 
 
 def remove_background(image: Pixels, mask: np.ndarray, *, colour: Sequence[int] = (128, 128, 128)) -> Pixels:
-    """The object on a plain colour, in its original position."""
+    """The object on a plain colour, in its original position.
+
+    >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
+    >>> mask[2:6, 2:6] = 255
+    >>> remove_background(image, mask)[0, 0].tolist()
+    [128, 128, 128]
+    """
     if len(colour) != 3 or any(not 0 <= c <= 255 for c in colour):
         raise BadInput(f"colour: expected three numbers of 0..255, got {list(colour)}")
     plain = np.broadcast_to(np.array(colour, dtype=np.uint8), _checked(image).shape)

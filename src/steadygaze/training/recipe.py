@@ -226,6 +226,11 @@ class Recipe(Table):
     task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and trains
         by cross-entropy over pixels; pixels without a class (border) are ignored
     keep: which weights are written: of the last epoch, or of the one with the lowest test loss
+
+    >>> from steadygaze.training import read_recipe
+    >>> recipe = read_recipe("cifar10-tap", {"data.train": "cifar10/train", "seed": 1})
+    >>> recipe.seed, recipe.batch
+    (1, 128)
     """
 
     model: Model

@@ -21,6 +21,10 @@ class TrainingProgress(Progress):
     values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1
         (or test_miou)
     seconds: that training took so far, over all resumed parts
+
+    >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
+    >>> progress.done, progress.values["loss"]
+    (20, 2.3)
     """
 
     epoch: int = 0
@@ -41,6 +45,11 @@ class TrainingResult:
     notes: what the user should know, also logged as warnings
     steps: that this call took; 0 if the run had finished before
     unreadable: files of images that were skipped because they do not decode
+
+    Example:
+
+        result = sg.train("cifar10-tap", "runs/tap")
+        loaded = sg.load_model(result.folder)
     """
 
     folder: Path

@@ -214,6 +214,9 @@ def corrupt(
     settings: "imagenet" (for images of about 224 pixels) or "cifar" (32 pixels); None: "cifar" up to 64
         pixels.
     frost_folder: folder with the six published frost images, to use instead of our textures.
+
+    >>> corrupt(np.zeros((32, 32, 3), np.uint8), "gaussian_noise", 3, seed=0).shape
+    (32, 32, 3)
     """
     if name not in IMAGENET:
         raise UnknownName("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")

@@ -28,7 +28,11 @@ Positive = Annotated[float, Field(gt=0)]
 
 class LossOptions(BaseModel):
     """Options of a loss in a recipe. Subclasses add fields; unknown keys and values of another type are
-    errors."""
+    errors.
+
+    >>> LossOptions(weight=0.5).weight
+    0.5
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -68,6 +72,11 @@ class LossBatch:
     soft_targets: (B, C) class shares of mixup or cutmix, None without them
     masks: (B, H, W) object masks, None if no loss needs them
     observers: by loss name, what `Loss.observer` returned for this batch
+
+    >>> import torch
+    >>> batch = LossBatch(torch.nn.Linear(4, 2), torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))
+    >>> batch.logits.shape
+    torch.Size([3, 2])
     """
 
     model: nn.Module
@@ -121,6 +130,9 @@ class Loss:
     tasks: what it can train
     on_features: it reads the logits alone, so that a head on cached features can be trained with it
     label_smoothing: applied to the soft targets of mixup and cutmix
+
+    >>> Loss.needs_masks, Loss.terms
+    (False, ())
     """
 
     terms: ClassVar[tuple[str, ...]] = ()
