@@ -186,7 +186,7 @@ def test_save_refuses_other_counts(tmp_path, maps, image):
         ["one", "one"],
         ["one", "folder/two"],
     ):  # one file would replace the other; a folder is not made
-        with pytest.raises(BadInput, match="another file name for each image"):
+        with pytest.raises(BadInput, match="a different file name for each image"):
             maps.save(tmp_path, names=names)
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="got a file"):

@@ -250,7 +250,7 @@ def register_method(
         options = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
         for option in options:
             if option in RESERVED_OPTIONS:
-                raise BadInput(f"method {name!r}: an option cannot be called {option!r}, which has a meaning")
+                raise BadInput(f"method {name!r}: the option name {option!r} is reserved. Choose another")
         docstring = (function.__doc__ or "").strip()
         base = BaseMethod(
             name=name,

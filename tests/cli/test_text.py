@@ -113,7 +113,7 @@ def test_words_that_are_missing_or_wrong_are_named(clip: Path, photos: Path, tmp
     assert "not both" in both
     assert "no text tower" not in run("explain", image, "--model", clip, *text, "--method", "ixg", *out)
     assert "text tower" in run("explain", image, "--model", "embedded", *text, *out, code=2)
-    assert "as they are" in run("explain", image, "--model", clip, *text, "--template", "{}", *out, code=2)
+    assert "used unchanged" in run("explain", image, "--model", clip, *text, "--template", "{}", *out, code=2)
     missing = run("explain", image, "--model", clip, "--class-names", tmp_path / "no.txt", *out, code=2)
     assert "expected a file of class names" in " ".join(missing.split())
 

@@ -64,7 +64,7 @@ def test_class_names_from_a_file(tmp_path: Path, file: str, content: str) -> Non
         ("names.txt", "", "empty file"),
         ("names.json", '{"1": "a", "5": "b"}', r"indices 0\.\.1, each once"),
         ("names.json", "[1, 2]", "a JSON list of names"),
-        ("names.json", "[", "one name a line or JSON"),
+        ("names.json", "[", "one name per line or JSON"),
     ],
 )
 def test_unusable_files_of_class_names(tmp_path: Path, file: str, content: str, message: str) -> None:

@@ -252,7 +252,7 @@ def test_files_and_what_is_refused(tmp_path) -> None:
         ("pickle.pt", "not a readable"),
         ("short", "not a readable"),
         ("other", "holds no weights of ViT-Shapley. Train them with `steadygaze shapley train`"),
-        ("null", "do not fit what it says about itself"),
+        ("null", "do not match its metadata"),
     ):
         with pytest.raises(sg.BadCheckpoint, match=message):
             shapley(model, images, str(tmp_path / name))

@@ -162,7 +162,10 @@ def test_decisions_are_of_mean_probabilities() -> None:
             lambda f: (f / "classes.json").write_text('{"cat": [1], "dog": [1000]}'),
             "dog: expected ImageNet indices",
         ),
-        (lambda f: (f / "classes.json").write_text('{"cat": [1], "dog": [1]}'), "1 is of cat and of dog"),
+        (
+            lambda f: (f / "classes.json").write_text('{"cat": [1], "dog": [1]}'),
+            "1 belongs to both cat and dog",
+        ),
         (lambda f: (f / "classes.json").write_text("[1, 2]"), "to map classes to ImageNet indices"),
     ],
 )

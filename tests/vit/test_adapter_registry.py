@@ -60,7 +60,7 @@ def toy() -> Iterator[ToyViT]:
 
 
 def test_an_unknown_class_is_refused_with_advice() -> None:
-    with pytest.raises(sg.UnsupportedModel, match="register_adapter adds a class of your own"):
+    with pytest.raises(sg.UnsupportedModel, match="register_adapter adds support for a custom class"):
         sg.adapt(ToyViT())
 
 

@@ -253,7 +253,9 @@ class Attribution:
         if len(names) != len(self):
             raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
         if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
-            raise BadInput(f"names: expected another file name for each image, without folders, got {names}")
+            raise BadInput(
+                f"names: expected a different file name for each image, without folders, got {names}"
+            )
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

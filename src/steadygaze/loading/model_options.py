@@ -27,7 +27,8 @@ def read_class_names(given: ClassNames) -> tuple[str, ...]:
         content = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{path}: expected a file of class names, one name a line or JSON ({error})", option="class_names"
+            f"{path}: expected a file of class names, one name per line or JSON ({error})",
+            option="class_names",
         ) from error
     if isinstance(content, dict):
         content = _in_order(content, path)

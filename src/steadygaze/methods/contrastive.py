@@ -94,7 +94,9 @@ def grad_eclip(
         return None  # only the pooling has a row that feeds the head
     attention = trace.pooling[-1] if pooled else trace.run.records[layer].attention[-1]
     if attention.q is None or attention.k is None or attention.v is None or attention.out is None:
-        raise MethodUnavailable(f"grad_eclip: q, k and v of a {vit.plan.kind} cannot be told apart")
+        raise MethodUnavailable(
+            f"grad_eclip: q, k and v of a {vit.plan.kind} cannot be identified. Use legrad."
+        )
     rows = [0] if pooled else trace.readout_row()[0].nonzero()[:, 0].tolist()
     height, width = trace.run.layout.grid
     patches = height * width

@@ -84,7 +84,7 @@ def detection_query(
     if not detects(model):
         raise UnsupportedModel(
             f"Detection: expected a YolosForObjectDetection of transformers, got {type(model).__name__}. A "
-            "segmenter is asked with steadygaze.Region(label, box=...)"
+            "segmenter takes steadygaze.Region(label, box=...)"
         )
     size = (image.shape[-2], image.shape[-1])
     box_mask("Detection", detection.box, size)

@@ -48,7 +48,7 @@ def region_question(
         raise BadInput(f"region: expected a steadygaze.Region or Detection, got {target!r:.80}")
     if detects(module):
         raise UnsupportedModel(
-            f"Region: {type(module).__name__} is a detector. Ask it with steadygaze.Detection(label, box)"
+            f"Region: {type(module).__name__} is a detector. Use steadygaze.Detection(label, box)"
         )
     mask = target.pixels(_size(model, module, images, target))
     classifier = RegionClassifier(module, mask, names or own_class_names(module))

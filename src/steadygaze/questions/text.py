@@ -189,7 +189,7 @@ def zero_shot(
         )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise BadInput(f"class_names: each name stands for one class, but {repeated[0]!r} stands there twice")
+        raise BadInput(f"class_names: expected different names, got {repeated[0]!r} twice")
     chosen = parse_templates(templates)
     classifier = text_classifier(model, names, templates=chosen, tokenizer=tokenizer, outputs="classes")
     return with_module(model, classifier, [template.format(name) for name in names for template in chosen])
@@ -227,7 +227,7 @@ def as_classifier(loaded: Any, words: TextClasses | None) -> Any:
     module = unwrapped(loaded)
     if compares_text(module):
         raise BadInput(
-            f"{type(module).__name__} compares images with text and has no classes of its own. Give class "
+            f"{type(module).__name__} compares images with text and has no classes. Give class "
             "names or texts: steadygaze.zero_shot(model, class_names) makes a classifier of it",
             option="class_names",
         )
@@ -243,7 +243,7 @@ def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
             "set of templates",
             templates,
             TEMPLATES,
-            "A template of your own has {} in it.",
+            "A custom template must contain {}.",
             option="template",
         )
     several = (templates,) if isinstance(templates, str) else tuple(templates)

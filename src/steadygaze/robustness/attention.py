@@ -59,7 +59,7 @@ def walk(
     if not vit.plan.global_attention:
         raise MethodUnavailable(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): "
-            "its attention cannot be measured so"
+            "its attention cannot be measured. Use a model with attention over all tokens."
         )
     with torch.no_grad(), evaluation_mode(vit.model):
         streams = [vit.embed(images) for images in batches]

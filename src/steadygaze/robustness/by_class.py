@@ -210,5 +210,5 @@ def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     for x in (a, b):
         if x.dtype != bool and not np.isin(x, (0, 1)).all():
-            raise BadInput("expected correct or wrong: booleans, or 0 and 1")
+            raise BadInput(f"expected correct or wrong: booleans, or 0 and 1, got {x.ravel()[:5].tolist()}")
     return a.astype(bool), b.astype(bool)

@@ -37,7 +37,8 @@ class Calibration:
 def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
     """Probability of the predicted class, (B,)."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or not logits.is_floating_point():
-        raise BadInput("expected logits (B, classes), floating point")
+        got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise BadInput(f"expected logits (B, classes), floating point, got {got}")
     return logits.softmax(-1, dtype=torch.float64).amax(1)
 
 

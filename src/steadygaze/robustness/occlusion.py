@@ -63,7 +63,8 @@ def centre_square(
     48
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
-        raise BadInput("expected normalised floating-point images (B, C, H, W)")
+        got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise BadInput(f"expected normalised floating-point images (B, C, H, W), got {got}")
     if not 0 <= share <= 1:
         raise BadInput(
             f"share: expected a share of the side from 0 to 1, got {share}; 0.5 is 112 of 224 pixels"

@@ -251,7 +251,7 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     files use."""
     file = maps / "imagenet_to_label_2012_v2"
     if not file.is_file():
-        raise BadInput(f"{what}: {file} is missing; expected one label a line")
+        raise BadInput(f"{what}: {file} is missing; expected one label per line")
     texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):

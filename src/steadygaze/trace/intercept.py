@@ -195,8 +195,7 @@ class Interception(TorchFunctionMode):
         added = bias_k is not None or bias_v is not None or add_zero
         if key is not value or added or kwargs.get("key_padding_mask") is not None:
             raise NotImplementedError(
-                "nn.MultiheadAttention in a form that no vision transformer uses: values of their own, added "
-                "keys, or a padding mask"
+                "nn.MultiheadAttention in an unsupported form: separate values, added keys, or a padding mask"
             )
         q, k, v = self._projected(query, key, width, w, b, kwargs)
         q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))

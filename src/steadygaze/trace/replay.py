@@ -246,7 +246,7 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
     vit, weights = trace.vit, trace.grad(trace.logits)
     if vit.plan.mixed or not vit.plan.global_attention:
         why = "convolutions, TAP or CB mix them" if vit.plan.mixed else "its grids change"
-        raise MethodUnavailable(f"biases cannot be shared out over the tokens of a {vit.plan.kind}: {why}")
+        raise MethodUnavailable(f"biases cannot be distributed over the tokens of a {vit.plan.kind}: {why}")
     if rule == "cls" and vit.prefix == 0:
         raise MethodUnavailable(
             f"bias='cls' attributes every bias to the class token, and this {vit.plan.kind} has none"

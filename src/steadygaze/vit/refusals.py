@@ -15,7 +15,7 @@ from steadygaze.vit.outputs import FORWARD
 
 GENERAL = (
     "Supported are ViTs of timm, transformers and torchvision, listed in docs/models.md, and models around "
-    "them; register_adapter adds a class of your own."
+    "them; register_adapter adds support for a custom class."
 )
 
 

@@ -137,7 +137,7 @@ def text_classes(
     """The classes given by --text, --class-names and --template; None if none of them is given."""
     if not texts and class_names is None:
         if templates:
-            raise BadInput("a template needs class names to be filled with", option="class_names")
+            raise BadInput("expected class names to fill the template with, got none", option="class_names")
         return None
     from steadygaze.loading.model_options import read_class_names
     from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
@@ -146,7 +146,7 @@ def text_classes(
         raise BadInput("give either texts or a file of class names, not both", option="text")
     if texts:
         if templates:
-            raise BadInput("a template is for class names; texts are taken as they are", option="template")
+            raise BadInput("a template applies to class names; texts are used unchanged", option="template")
         return TextClasses(texts=tuple(texts))
     assert class_names is not None
     names = read_class_names(class_names)

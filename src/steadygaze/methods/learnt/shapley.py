@@ -218,7 +218,7 @@ def read_file(path: str | Path) -> tuple[Explainer, dict[str, Any], dict[str, Te
             raise ValueError("v(∅) does not have one number per class")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BadCheckpoint(
-            f"{path}: its weights do not fit what it says about itself ({error}). Train it again."
+            f"{path}: its weights do not match its metadata ({error}). Train it again."
         ) from error
     return explainer.eval().requires_grad_(False), facts, tensors
 

@@ -62,7 +62,7 @@ def read_seen(given: str, names: Mapping[int, str]) -> set[int]:
     found = {_class_index(text.strip(), lookup) for text in texts if text.strip()}
     if not found:
         raise BadInput(
-            f"expected classes, one a line or between commas, got none in {given!r}", option="seen"
+            f"expected classes, one per line or separated by commas, got none in {given!r}", option="seen"
         )
     return found
 

@@ -159,7 +159,7 @@ class Neighbours(Suite):
                     f"{EXAMPLE}, got {f'neighbours:{argument}'!r}"
                 )
             if name in self.folders:
-                raise BadInput(f"{name} is given twice. Give each set of neighbours a name of its own.")
+                raise BadInput(f"{name} is given twice. Use a different name for each set.")
             self.folders[name] = tuple(map(Path, folders))
 
     def open(self, limit: int | None) -> None:
