@@ -131,7 +131,8 @@ def _classes_of(file: Path) -> Groups:
         for index in indices:
             if index in seen:
                 raise BadInput(
-                    f"{NAME}: {file}: the ImageNet class {index} belongs to both {seen[index]} and {name}. Remove one."
+                    f"{NAME}: {file}: the ImageNet class {index} belongs to both {seen[index]} and {name}. "
+                    "Remove one of them."
                 )
             seen[index] = name
     return {name: tuple(indices) for name, indices in content.items()}
