@@ -5,8 +5,8 @@
                                                      them, named VARIANT-SEED (baseline-0, ...)
     table FILE.csv.gz                                print a table of docs/evidence from the rows
 
-The tables: a small ViT trained from scratch on CIFAR-10 (docs/evidence/training.md), and DeiT-Tiny fine-tuned
-on Tiny-ImageNet (docs/evidence/tiny_imagenet.md). A row is one image of one model with its measurements; a
+The tables: a small ViT trained from scratch on CIFAR-10 (docs/evidence/training.md), DeiT-Tiny fine-tuned on
+Tiny-ImageNet (docs/evidence/tiny_imagenet.md), and a linear probe beside fine-tuning (docs/evidence/probe.md). A row is one image of one model with its measurements; a
 measurement with several settings (corruptions) is their mean. The first one is the model's accuracy on all
 test images at the end of training. The first lines of a table are the model before fine-tuning, if it was
 measured, and the baseline; the others are differences to the baseline, with 95 % bootstrap intervals over
@@ -32,6 +32,8 @@ VARIANTS = {
     "tap": "TAP",
     "adl": "ADL",
     "tap-adl": "TAP and ADL",
+    "probe": "linear probe",
+    "relevance": "then with relevance",
 }
 TEST = "top-1 of all, %"
 MEASURES: list[
@@ -44,6 +46,11 @@ MEASURES: list[
     ("FGSM 8/255 top-1, %", "fgsm/8", "top1", 100.0),
     ("centre hidden, top-1, %", "centre_square/0.5", "top1", 100.0),
     ("random patches dropped, top-1, %", "random_drop", "drop_right", 100.0),
+    ("object moved, top-1, %", "location", "top1", 100.0),
+    ("rotated, top-1, %", "rotation", "top1", 100.0),
+    ("resized, top-1, %", "size", "top1", 100.0),
+    ("on another background, top-1, %", "background", "top1", 100.0),
+    ("10-NN, %", "neighbours", "knn10", 100.0),
     ("entropy, nats", "clean", "attention_entropy", 1.0),
     ("stability, cosine", "corrupted", "attention_stability", 1.0),
     ("cosine of two heads", "clean", "attention_diversity", 1.0),
@@ -59,7 +66,7 @@ def by_image(rows: pd.DataFrame, settings: str, metric: str) -> pd.Series:
     there = (
         rows.setting.str.partition("/")[0].isin(CORRUPTIONS)
         if settings == "corrupted"
-        else rows.setting == settings
+        else (rows.setting == settings) | rows.setting.str.startswith(settings + "/")
     )
     found = (
         rows[there & (rows.metric == ("top1" if metric == "error" else metric))].groupby("image").value.mean()
