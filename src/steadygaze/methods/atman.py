@@ -76,7 +76,7 @@ class SuppressedAttention(Seam):
 def atman(
     query: Query, *, budget: int | None = None, suppress: float = 0.9, similar: float = 0.7
 ) -> Float[Tensor, "b h w"]:
-    """How much the class loses when attention to a patch and similar ones is suppressed (AtMan)."""
+    """Decrease of the class score when attention to a patch and similar ones is suppressed (AtMan)."""
     for option, value in (("suppress", suppress), ("similar", similar)):
         if not 0 <= value <= 1:
             raise BadInput(f"atman: {option} is a number in 0..1, got {value!r}")

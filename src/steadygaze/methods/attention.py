@@ -167,7 +167,5 @@ def genatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     return _genatt(*trace.attention(layer))
 
 
-register_alias(
-    "gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; another name of genatt."
-)
+register_alias("gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; an alias of genatt.")
 register_alias("gradsam", "genatt+plus", summary="Positive attention x gradient summed over the blocks.")

@@ -142,7 +142,7 @@ def _attin_step(m: Tensor, *, form: str = "n") -> Tensor:
     rollout_step=_attin_step,
 )
 def attin(trace: Trace, layer: int, *, form: str = "n") -> Float[Tensor, "b n n"]:
-    """Norms of what attention sends from token to token (form: "n", or "n_res" with the residual)."""
+    """Norms of the vectors that attention passes between tokens (form: "n", or "n_res" with the residual)."""
     if form not in ("n", "n_res"):
         raise UnknownName("form", form, ("n", "n_res"))
     mixed = _mix(trace, layer)

@@ -2,8 +2,8 @@
 
 Equations: docs/equations.md#gaze-removal, docs/equations.md#gaze-halves, docs/equations.md#gaze-twice.
 
-    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             what patch j sends on from layer l; gaze: Σ_l s^l_j
-    q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                        what other tokens take from it; S: attention logits
+    s^l_j = ⟨x^l_j, ∂T/∂x^l_j⟩                             contribution of patch j at layer l; gaze: Σ_l s^l_j
+    q^l_j = Σ_h Σ_{i≠j} ∂T/∂S^l_hij                        attention of others to it; S: attention logits
           = Σ_h Σ_{i≠j} A_hij (G_hij − Σ_k A_hik G_hik)    G = ∂T/∂A
     p_j   = ⟨x^L_j − mean over patches of x^L, ∂T/∂x^L_j⟩  the same for a head that reads the patches, else 0
 
@@ -61,7 +61,7 @@ def pooled(trace: Trace) -> Float[Tensor, "b p"]:
     needs={"keys": True},
 )
 def gaze_removal(trace: Trace, layer: int) -> Float[Tensor, "b h w"]:
-    """First-order loss when a patch is removed: what it sends (gaze) and what other tokens take from it.
+    """First-order effect of removing a patch: its own contribution (gaze) and the attention it receives.
 
     Models without attention over all tokens (windows, reduced keys) have no q and p: the map is gaze / L.
     """
@@ -124,7 +124,7 @@ def _removable(vit: ViT) -> str:
     cost=5.0,
 )
 def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
-    """What patches send and others take, in the whole image and in its best and other patches alone."""
+    """Contributions of patches in the whole image, in its most relevant patches and in the others alone."""
     whole = _evidence(query, query.tokens)
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])
@@ -149,7 +149,7 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
     cost=5.0,
 )
 def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h w"]:
-    """`gaze_removal` of the whole image, and of its better half and its other half alone.
+    """`gaze_removal` of the whole image, and of its more relevant half and its other half alone.
 
     weight: of what was measured in a patch's own half
     """

@@ -83,7 +83,7 @@ def mean_where_kept(f: Float[Tensor, "b m"], z: Float[Tensor, "b m p"]) -> Float
 
 @register_method("occlusion", "model", cost=PATCHES + 1.0, **BLACK_BOX)
 def occlusion(query: Query, *, budget: int | None = None, hide: str = "auto") -> Float[Tensor, "b h w"]:
-    """How much the class loses when one patch is left out (budget: none is every patch)."""
+    """Decrease of the class score when one patch is removed (budget: none is every patch)."""
     p = query.patches
     order = spread_order(p)
     keep = torch.ones(p + 1, p, dtype=torch.bool)

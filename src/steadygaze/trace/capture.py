@@ -120,7 +120,7 @@ class Trace:
         return self.weights(layer), seen[0] if len(seen) == 1 else torch.cat(seen, 1)
 
     def key_effects(self, layer: int) -> Float[Tensor, "b n"]:
-        """Σ_h Σ_{i≠j} ∂T/∂S^l_hij of every token j, S the attention logits: what others take from it."""
+        """Σ_h Σ_{i≠j} ∂T/∂S^l_hij of every token j, S the attention logits: the attention of others to it."""
         total = self.logits.new_zeros(())
         for weights in self.run.records[layer].keys:
             total = total + self.grad(weights)
