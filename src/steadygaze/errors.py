@@ -114,11 +114,27 @@ class BadInput(SteadygazeError, ValueError):
 
 
 class BadImage(SteadygazeError, ValueError):
-    """An image file that cannot be read."""
+    """An image file that cannot be read.
+
+    >>> from steadygaze.data.images import read_image
+    >>> try:
+    ...     read_image("missing.png")
+    ... except BadImage as error:
+    ...     print(error)
+    missing.png: no such file
+    """
 
 
 class BadCheckpoint(SteadygazeError, ValueError):
-    """A checkpoint that does not fit the model, or that contains code."""
+    """A checkpoint that does not fit the model, or that contains code.
+
+    >>> import steadygaze as sg
+    >>> try:
+    ...     sg.load_model("vit_tiny_patch16_224", checkpoint="missing.pth")
+    ... except BadCheckpoint as error:
+    ...     print(error)
+    expected a checkpoint file (.safetensors, .pth, .pt, .bin), got missing.pth: no such file
+    """
 
 
 class BrokenMap(SteadygazeError, ArithmeticError):
@@ -134,16 +150,36 @@ class RowsNotWritten(SteadygazeError, OSError):
 
 
 class DegenerateMap(UserWarning):
-    """A map that is zero everywhere explains nothing."""
+    """A map that is zero everywhere explains nothing.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DegenerateMap)  # calls in this block raise it
+    """
 
 
 class PartialMap(UserWarning):
-    """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done."""
+    """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", PartialMap)  # calls in this block raise it
+    """
 
 
 class ImagesOutOfRange(UserWarning):
-    """The values of images are far outside of what the model's normalisation gives."""
+    """The values of images are far outside of what the model's normalisation gives.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", ImagesOutOfRange)  # the images are meant to be like this
+    """
 
 
 class DamagedData(UserWarning):
-    """A shard or a data set could not be read to its end. The images before the damage were used."""
+    """A shard or a data set could not be read to its end. The images before the damage were used.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DamagedData)  # a damaged shard ends the run
+    """

@@ -34,7 +34,15 @@ STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "tra
 
 class TrainingStopped(SteadygazeError, RuntimeError):
     """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is
-    kept."""
+    kept.
+
+    Example:
+
+        try:
+            sg.train("mine.toml", "runs/mine")
+        except sg.training.TrainingStopped as stopped:
+            print(stopped)  # lower the learning rate and run it again
+    """
 
 
 def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
