@@ -157,7 +157,9 @@ def loaded(net: VisionTransformer) -> LoadedModel:
 
 def count_suites(net: VisionTransformer, count: Counter, data: Path) -> dict[str, float]:
     """Prints passes, rows and bytes of each suite with its default options."""
-    heading("Suites with default options, for one image.", ["suite", "forward passes", "rows", "bytes a row"])
+    heading(
+        "Suites with default options, for one image.", ["suite", "forward passes", "rows", "bytes per row"]
+    )
     sizes: dict[str, float] = {}
     for suite in SUITES:
         request = StressRequest(model=loaded(net), data=data, suites=suite, limit=1, num_workers=0)
@@ -172,7 +174,7 @@ def count_suites(net: VisionTransformer, count: Counter, data: Path) -> dict[str
 
 def measure_rows(net: VisionTransformer, data: Path) -> float:
     """Prints the bytes of the rows of `verify`; returns those of the default metrics."""
-    columns = ["bytes a row", "metrics of `verify`"]
+    columns = ["bytes per row", "metrics of `verify`"]
     heading("Rows, with names of ImageNet's validation images.", columns)
     metrics = [
         name for name, metric in METRICS.items() if not metric.needs_masks and not metric.needs_explain
@@ -190,7 +192,7 @@ def measure_rows(net: VisionTransformer, data: Path) -> float:
 
 def measure_cpu(data: Path) -> tuple[float, float]:
     """Prints what the CPU does beside the model; returns the seconds of a corruption and of reading."""
-    heading("Beside the model, one core, images of 224 pixels.", ["what", "ms"])
+    heading("Work outside the model, one core, images of 224 pixels.", ["task", "ms"])
     file = next(data.rglob("*.JPEG"))
     preprocess = Preprocess.resize_and_crop((SIDE, SIDE), mean=(0.5,) * 3, std=(0.5,) * 3)
     reading = _seconds(lambda: preprocess.pixels(read_image(file)), 10)
@@ -238,8 +240,8 @@ def carry(
             verify_row,
         ),
     }
-    text = f"{images:,} images on {gpus} GPUs, at {rate:,.0f} forward passes a second each (an assumption)."
-    heading(text, ["run", "forward passes", "hours", "rows", "rows on disk", "rows a second, all"])
+    text = f"{images:,} images on {gpus} GPUs, at {rate:,.0f} forward passes per second each (an assumption)."
+    heading(text, ["run", "forward passes", "hours", "rows", "rows on disk", "rows per second, all"])
     for name, (passes, rows, size) in runs.items():
         seconds = images * passes / rate / gpus
         written = images * rows
@@ -256,7 +258,7 @@ def carry(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--searches", action="store_true", help="count the searches too, which takes minutes")
-    parser.add_argument("--rate", type=float, default=1000.0, help="forward passes a second of one GPU")
+    parser.add_argument("--rate", type=float, default=1000.0, help="forward passes per second of one GPU")
     parser.add_argument("--gpus", type=int, default=64)
     parser.add_argument("--images", type=int, default=50_000)
     options = parser.parse_args()

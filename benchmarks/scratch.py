@@ -6,9 +6,10 @@
     table FILE.csv.gz                                print a table of docs/evidence from the rows
 
 The tables: a small ViT trained from scratch on CIFAR-10 (docs/evidence/training.md), DeiT-Tiny fine-tuned on
-Tiny-ImageNet (docs/evidence/tiny_imagenet.md), and a linear probe beside fine-tuning (docs/evidence/probe.md). A row is one image of one model with its measurements; a
-measurement with several settings (corruptions) is their mean. The first one is the model's accuracy on all
-test images at the end of training. The first lines of a table are the model before fine-tuning, if it was
+Tiny-ImageNet (docs/evidence/tiny_imagenet.md), and a linear probe compared with fine-tuning
+(docs/evidence/probe.md). A row is one image of one model with its measurements; a measurement with several
+settings (corruptions) is their mean. The first one is the model's accuracy on all test images at the end of
+training. The first rows of a table are the model before fine-tuning, if it was
 measured, and the baseline; the others are differences to the baseline, with 95 % bootstrap intervals over
 images and seeds, paired by image.
 """

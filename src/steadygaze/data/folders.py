@@ -33,7 +33,7 @@ LABEL_COLUMNS = ("imagenet_index", "index", "label", "synset", "class", "name")
 class Item:
     """One image file.
 
-    name: as it stands in rows; of a file, its path below the folder
+    name: as written to rows; for a file, its path below the folder
     path: of the file; of an encoded image, that of the archive or data set which holds it
     label: None if it is not one of the model's classes
     mask: the file of its mask or label map, if it has one

@@ -59,7 +59,7 @@ class StoredMethod:
 
     @property
     def name(self) -> str:
-        """As it stands in rows."""
+        """As written to rows."""
         return self.maps.in_rows
 
     def batch(

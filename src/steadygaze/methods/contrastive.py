@@ -39,7 +39,7 @@ def _one_layer_read(vit: ViT) -> str:
 def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
     """LeGrad: positive gradients of each layer's own score at its attention.
 
-    layers: only the last so many (the authors' code: 2); 0 is all of them, as in the paper
+    layers: number of last layers to use (the authors' code: 2); 0 uses all of them, as in the paper
     """
     vit, depth = query.vit, len(query.vit.blocks)
     if not isinstance(layers, int) or not 0 <= layers <= depth:

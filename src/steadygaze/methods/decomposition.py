@@ -233,7 +233,7 @@ def tokentm(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
 
 
 def _check_bias(name: str, options: Options) -> None:
-    """Biases can be shared out only where attention is wholly constant."""
+    """Biases can be distributed only where attention is held constant."""
     bias, freeze = options.get("bias", "none"), options.get("freeze")
     if bias not in ("none", "token") and freeze not in (None, 1):
         raise BadInput(

@@ -26,7 +26,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None = None) -> str:
-    """Horizontal bars from zero, one below the other, with whiskers; the number stands at the end."""
+    """Horizontal bars from zero, one below the other, with whiskers and the number at the end."""
     known = [bar for bar in rows if math.isfinite(bar.value)]
     left = 12 + LETTER * max((len(bar.name) for bar in rows), default=0)
     right = 48.0

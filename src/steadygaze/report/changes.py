@@ -52,7 +52,7 @@ def _change_text(change: Change) -> str:
 
 
 def _classes_text(comparison: Comparison) -> str:
-    """Which classes gained or lost for sure; at most three of each."""
+    """Which classes gained or lost significantly; at most three of each."""
     parts = []
     for verdict, ordered in (("gained", comparison.classes[::-1]), ("lost", comparison.classes)):
         names = [_class_name(comparison, c) for c in ordered if c.verdict == verdict]

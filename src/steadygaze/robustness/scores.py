@@ -8,10 +8,10 @@
 E are top-1 errors in 0..1 by corruption c and severity s. AlexNet's, 75 of them, are those that the authors
 published in issue 10 of hendrycks/robustness; their means are the 15 numbers that every mCE in use divides by
 (0.886428 for Gaussian noise, ...). AlexNet's clean error is that of torchvision's weights, which the authors
-used. AlexNet's flip probabilities stand in a sheet that issue 49 there links to; the numbers here could not
-be compared with it, so take mFR with that doubt, or give `mean_flip_rate` a baseline of your own. mCE is
+used. AlexNet's flip probabilities are in a sheet linked from issue 49 there. The numbers here could not be
+checked against it, so use mFR with care, or pass your own baseline to `mean_flip_rate`. mCE is
 defined on the 15 common corruptions: AlexNet's errors on the 4 extra ones are not published, so 19 give a
-mean error, and an mCE only with a baseline of one's own.
+mean error, and an mCE only with a custom baseline.
 
 Formulas: docs/equations.md#corruption-error, docs/equations.md#flip-rate.
 """

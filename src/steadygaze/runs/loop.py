@@ -42,7 +42,7 @@ class Job:
     """Images that are computed together; subclasses add what their loader needs. Plain data, so that it can
     be pickled.
 
-    images: names, as they stand in rows
+    images: names, as written to rows
     keys: the rows that each of these images must have in the end
     batch: its number decides which shard and process does the job (`World.owns`), so jobs of one batch stay
         together

@@ -1,11 +1,11 @@
 """Bias terms of FullGrad for hierarchical models, whose blocks rearrange tokens (windows, merging).
 
-A block is J·x + offset, J its Jacobian at x under the rules. A bias, or the offset of a nonlinear map,
-stands at the token it is added to as long as the tokens lie as the block was given them (`Placed`: norms,
-MLP, mostly the projections; as in any other ViT). Of all others only what arrives matters: the rest of the
-offset stands at the tokens that the block gives.
+A block is J·x + offset, J its Jacobian at x under the rules. As long as the block has not
+rearranged its tokens, a bias or the offset of a nonlinear map is attributed to the token it is added to
+(`Placed`: norms, MLP, mostly the projections; as in any other ViT). The rest of the offset is attributed to
+the output tokens of the block.
 
-| rest     | what                                                | by one forward-mode derivative            |
+| rest     | definition                                          | by one forward-mode derivative            |
 | explicit | Σ_b ∂block/∂b · b over biases b that are not placed | x constant, along those biases            |
 | complete | block(x) − J·x minus the effect of placed offsets   | along x and placed offsets; then out − it |
 
@@ -64,7 +64,7 @@ class Pooled(Seam):
 
 
 class Placed(Seam):
-    """A seam that records the terms of maps whose tokens lie as the block's input does, and no others."""
+    """A seam that records only the terms of maps whose tokens are arranged like the block's input."""
 
     tokens: tuple[int, ...] = ()  # (B, N) of the block's input
     feature_map: tuple[int, ...] = ()  # (B, h, w), where the block takes its tokens so

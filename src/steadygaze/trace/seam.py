@@ -165,7 +165,7 @@ class Seam(Interception):
         return weights
 
     def weights(self, a: Tensor) -> Tensor:
-        """A with its gradient scaled by the rules. Wholly frozen, it becomes a leaf, so that ∂y/∂A exists."""
+        """A with its gradient scaled by the rules. Fully frozen, it becomes a leaf, so that ∂y/∂A exists."""
         a = scale_grad(a, self.rules.attention)
         if not a.requires_grad and torch.is_grad_enabled() and (self.want.attention or self.want.keys):
             a = a.detach().requires_grad_()

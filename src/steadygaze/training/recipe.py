@@ -200,8 +200,8 @@ class Measure(Table):
     suites: None: corruptions, or segmentation for task = "segmentation"
     data, masks: as for `stress`; without `data` both are those of the test, data.test and data.test_masks
     options: of the suites, such as { severities = [3], corruptions = "all15" }
-    show: numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: those that
-        stand at the top of a report
+    show: numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: the
+        summary numbers of a report
     """
 
     suites: list[str] | None = None

@@ -75,7 +75,7 @@ class Sample:
 
     key: identifies it in the data, wherever it is stored
     holder: the shard or data set that holds it
-    label: as it stands in the data; None if there is none
+    label: as given in the data; None if there is none
     problem: why it cannot be used, "" if it can
     """
 

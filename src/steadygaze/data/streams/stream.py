@@ -28,7 +28,7 @@ READ_AHEAD = 64  # samples that are read before they are needed
 
 
 class LabelLookup:
-    """From a label as it stands in the data to a class of the model.
+    """From a label as given in the data to a class of the model.
 
     names: of integer labels, from a file that the user gave
     own_names: that the data itself declares

@@ -37,7 +37,7 @@ def restricted(k: int, classes: int) -> Accuracy:
 
 
 def quantity_record(quantity: Quantity) -> dict[str, Any]:
-    """As it stands in run.json."""
+    """As written to run.json."""
     return {
         "name": quantity.name,
         "unit": quantity.unit,

@@ -17,7 +17,7 @@ class Setting:
     name: what is done, such as "fog"
     level: how much of it, such as the severity 3; None where there is nothing to choose
     source: the name of the image set, for suites with images of their own; empty for the data of the run
-    label: what stands in rows under "setting"; default: name, or name/level
+    label: the value of "setting" in rows; default: name, or name/level
     minor: one of a series that a score summarises, such as one severity; short tables leave it out
 
     >>> Setting("corruptions", "fog", 3).label
@@ -48,7 +48,7 @@ class Setting:
         return self.name.replace("_", " ")
 
     def record(self) -> dict[str, Any]:
-        """As it stands in run.json."""
+        """As written to run.json."""
         return {
             "suite": self.suite,
             "name": self.name,

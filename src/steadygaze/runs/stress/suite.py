@@ -345,8 +345,8 @@ def register_suite(suite: Registered, *, replace: bool = False) -> Registered:
         rows = sg.stress(model, "photos/", suites=["mirror"], axes="x,y")
 
     On the command line: `steadygaze stress --suite mirror --axes x,y`. It resumes after a kill, and its
-    accuracy stands in tables and reports. A suite that measures something else overrides `measure`; `scores`,
-    `tables` and `figures` add what follows from the rows.
+    accuracy appears in tables and reports. A suite that measures something else overrides `measure`;
+    `scores`, `tables` and `figures` add what follows from the rows.
     """
     SUITES.add(suite.name, suite, replace=replace)
     return suite
