@@ -145,6 +145,21 @@ def test_a_drag_removes_every_patch_below_it(open_page: OpenPage) -> None:
         expect_removed(page, 8 if steps == 1 else 0)
 
 
+def test_the_keyboard_removes_patches(open_page: OpenPage) -> None:
+    page = open_page()
+    what_if(page)
+    page.locator(".sg-image-pane").focus()
+    for key in ("ArrowUp", "ArrowDown", "ArrowRight", "Space", "ArrowRight", "Enter"):  # not above the image
+        page.keyboard.press(key)
+    expect_removed(page, 2)
+    expect(page.locator(".sg-spoken")).to_have_text("row 2, column 3: removed")
+    page.keyboard.press("Tab")  # the map has the same patches and the same position
+    expect(page.locator(".sg-map-pane")).to_be_focused()
+    page.keyboard.press("Space")
+    expect_removed(page, 1)
+    expect(page.locator(".sg-spoken")).to_have_text("row 2, column 3: kept")
+
+
 def test_a_phone(open_page: OpenPage) -> None:
     page = open_page(PHONE)
     for name in ("Why?", "Is it true?", "What if?"):

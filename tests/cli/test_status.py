@@ -33,7 +33,7 @@ def run(tmp_path_factory) -> Path:
     model = sg.load_model("embedded")
     for index in (0, 2):
         how = {"methods": "rollout", "ratios": [0.5], "batch_size": 3, "out": folder / "run"}
-        sg.verify(model, data, shard=(index, 4), **how)
+        sg.verify(model, data, shard=(index, 4), random=False, **how)
     return folder / "run"
 
 

@@ -105,6 +105,20 @@ def test_samples_are_stored_for_data_in_memory_too(tmp_path):
     assert "Images are left out" in write_report([tmp_path / "generator"], repeats=50)[0].read_text()
 
 
+def test_a_run_of_python_has_the_chance_level(tmp_path):
+    batch = torch.rand(4, 3, 32, 32), torch.arange(4)
+    options = {"methods": ["rollout"], "ratios": [0.5], "metrics": ["insertion_aopc"]}
+    model = sg.load_model("embedded")
+    rows = sg.verify(model, [batch], **options, out=tmp_path / "run")
+    assert {row["method"] for row in rows} == {"rollout", "random"}
+    page = Page(write_report([tmp_path / "run"], repeats=50)[0].read_text())
+    assert page.rows == 1 + 2 and "not measured" not in page.words
+    alone = sg.verify(model, [batch], **options)
+    assert {row["method"] for row in alone} == {"rollout"}, "rows that no report shows are those of the call"
+    both = sg.verify(model, [batch], **options, random=True)
+    assert [row for row in both if row["method"] == "rollout"] == list(alone)
+
+
 def test_tables_hold_the_numbers(run, tmp_path):
     _, table, markdown = write_report([run], tmp_path / "page.html", repeats=100, images=False)
     rows = list(csv.DictReader(table.open()))

@@ -211,7 +211,7 @@ def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch
 
 
 def test_out_goes_on_where_it_stopped(model, tmp_path, monkeypatch):
-    kwargs = {"methods": ["ixg"], "out": tmp_path / "run"}
+    kwargs = {"methods": ["ixg"], "out": tmp_path / "run", "random": False}
     whole = sg.verify(model, batches(3), methods=["ixg"]).to_pandas()
 
     def stopped():
@@ -540,6 +540,7 @@ def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
         metrics=["agreement"],
         score=["logit", "log_odds"],
         out=tmp_path / "run",
+        random=False,
     )
     frame = rows.to_pandas()
     columns = [(method, score) for score in ("logit", "log_odds") for method in asked]

@@ -57,13 +57,14 @@ def test_one_page_before_and_after(runs, tmp_path):
         assert words in page
     assert "attention_entropy" in page and "attention_stability" in page and "data:image/" in page
     rows = list(csv.DictReader((tmp_path / "card" / "card-faithfulness.csv").open()))
+    assert {row["method"].partition("/")[0] for row in rows} == {"gaze_removal", "random"}, "with chance"
     assert {row["metric"] for row in rows} >= {"removal_mean"} and all(row["images"] == "12" for row in rows)
     assert "faithfulness" in out and "12 images are few" in out
     sentence = re.search(r'<p class="lead">([^<]*)</p>', page)[1]
     assert sentence.startswith("On 12 images of ") and "top1 (clean)" in sentence, "what changed"
     assert "newly correct" in sentence and "significantly" in sentence, "and for whom"
     assert html.unescape(sentence) in out, "the console begins with the same sentence"
-    assert "verify: 12/12 maps" in out and "stress: " in out
+    assert "verify: 24/24 maps" in out and "stress: " in out
     changes = {
         (row["setting"], row["metric"]): row
         for row in csv.DictReader((tmp_path / "card" / "card.csv").open())

@@ -17,6 +17,7 @@ from steadygaze.training.losses import LOSSES
 from steadygaze.training.recipe_files import shipped_recipes
 from tools.docs_site.docstrings import to_markdown
 from tools.docs_site.equations import anchors_of, section
+from tools.docs_site.illustrations import CAPTIONS
 
 UP = "../../"  # from reference/<kind>/<name>.md to docs/
 
@@ -259,7 +260,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def image(path: str, words: str) -> str:
-    return f"![{words}]({UP}reference/images/{path})"
+    """The image, and how it was made if that is special."""
+    shown = f"![{words}]({UP}reference/images/{path})"
+    caption = CAPTIONS.get(path.rpartition(".")[0])
+    return f"{shown}\n\n*{caption}*" if caption else shown
 
 
 def fence(language: str, text: str) -> str:

@@ -128,12 +128,12 @@ def gallery(drawn: list[str]) -> str:
 
 
 def _without_missing(body: str, drawn: set[str]) -> str:
-    """The page without images that could not be drawn: learnt methods, suites with data of others."""
+    """The page without images that could not be drawn, such as of metrics for other tasks."""
 
     def keep(match: re.Match[str]) -> str:
         return match[0] if match[1] in drawn else ""
 
-    return re.sub(r"!\[[^]]*\]\(\.\./\.\./(reference/images/[^)]+)\)", keep, body)
+    return re.sub(r"!\[[^]]*\]\(\.\./\.\./(reference/images/[^)]+)\)(?:\n\n\*[^*\n]+\*)?", keep, body)
 
 
 def _filled(nav: Any) -> Any:

@@ -22,14 +22,15 @@ import steadygaze as sg
 from steadygaze.explainer import unavailable
 from steadygaze.heatmap import Attribution
 from steadygaze.runs.samples import read_index
+from steadygaze.runs.stress import SUITES
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
+from tools.docs_site.illustrations import illustrations, learnt_files
 
 SIDE, GAP = 256, 12
 WIDE = 500  # pixels: a sheet of several images
 SHOWN = 1  # images of a method's page
 COMPARED = ("gaze_removal", "gae", "rollout", "gradcam", "random")
 SEARCH_BUDGET = 64  # forward passes of a search: enough for an image, far too few for a measurement
-OWN_DATA = ("shift", "cue_conflict", "neighbours", "segmentation", "vqa")  # suites that need files of others
 STRESS_OPTIONS: Mapping[str, dict[str, Any]] = {"corruptions": {"severities": (3,)}}
 
 
@@ -59,15 +60,20 @@ def demo() -> Demo:
 
 
 def method_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
-    """(file, PNG) of every method that needs no trained file: the image beside its map."""
+    """(file, PNG) of every method: the image beside its map."""
     vit = sg.adapt(shown.loaded.model)
     names = [info.name for info in sg.list_methods()]
     able = [name for name in names if not unavailable(sg.method(name), vit)]
-    with warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # maps without any evidence are shown as they are
+        photos = Path(folder) / "photos"
+        _write_photos(shown, photos)
+        files = learnt_files(shown.loaded, photos, Path(folder))
         for name in able:
-            options = {"budget": SEARCH_BUDGET} if "budget" in dict(sg.method(name).base.options) else {}
-            with contextlib.suppress(sg.MethodUnavailable):  # learnt methods need their file
+            options: dict[str, Any] = {"file": str(files[name])} if name in files else {}
+            if "budget" in dict(sg.method(name).base.options):
+                options["budget"] = SEARCH_BUDGET
+            with contextlib.suppress(sg.MethodUnavailable):
                 maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
                 yield f"methods/{name}.png", png(_row(shown, maps))
 
@@ -90,17 +96,23 @@ def metric_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
 
 
 def suite_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
-    """(file, PNG) of every suite that needs no data of others: the samples that a report shows."""
+    """(file, PNG) of every suite: the samples that a report shows, or an illustration if it needs data of
+    others."""
+    drawn = illustrations(shown.loaded, shown.images)
+    for name, tiles in drawn.items():
+        yield f"suites/{name}.png", png(beside(tiles))
     for info in sg.list_suites():
-        if info.name in OWN_DATA:
+        if info.name in drawn:
             continue
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run = Path(folder) / "run"
             data = Path(folder) / "photos"
-            _write_photos(shown, data)
+            _write_photos(shown, data, Path(folder) / "masks")
             with contextlib.suppress(sg.SteadygazeError):
                 given = STRESS_OPTIONS.get(info.name, {})
+                if SUITES[info.name].needs_masks:
+                    given = given | {"masks": Path(folder) / "masks"}
                 sg.stress(shown.loaded, data, suites=[info.name], limit=1, out=run, **given)
                 record = read_index(run)
                 names = [] if record is None else list(dict.fromkeys(_files(record)))
@@ -189,12 +201,15 @@ def png(image: Image.Image) -> bytes:
     return opened.getvalue()
 
 
-def _write_photos(shown: Demo, folder: Path) -> None:
+def _write_photos(shown: Demo, folder: Path, masks: Path | None = None) -> None:
     assert shown.loaded.class_names is not None
-    for image, label in zip(shown.images, shown.labels.tolist(), strict=True):
-        place = folder / shown.loaded.class_names[label]
-        place.mkdir(parents=True)
-        shown.loaded.to_image(image).save(place / "image.png")
+    for image, mask, label in zip(shown.images, shown.masks, shown.labels.tolist(), strict=True):
+        name = Path(shown.loaded.class_names[label]) / "image.png"
+        (folder / name).parent.mkdir(parents=True)
+        shown.loaded.to_image(image).save(folder / name)
+        if masks is not None:
+            (masks / name).parent.mkdir(parents=True)
+            Image.fromarray((255 * mask).byte().numpy()).save(masks / name)
 
 
 def _files(record: Any) -> Iterator[str]:
@@ -228,9 +243,11 @@ def all_images(cache: Path | None = None) -> dict[str, bytes]:
 
 
 def _package_hash() -> str:
-    """Of the package's code and of this file: what the images depend on."""
+    """Of the package's code and of this folder: what the images depend on."""
     package = Path(sg.__file__).parent
-    digest = sha256(Path(__file__).read_bytes())
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,5 +1,5 @@
-// The board of patches: the image and its map, on which a pointer (mouse, pen, touch) removes and restores
-// patches. Runs once, when gradio has drawn the board; gradio passes `element`, `props`, `trigger`, `watch`.
+// The board of patches: the image and its map, on which a pointer (mouse, pen, touch) or the keyboard removes
+// and restores patches. Runs once, when gradio has drawn the board; gradio passes `element`, `props`, `trigger`, `watch`.
 //
 // The browser keeps which patches are removed (`props.value`) and draws them at once. The server is asked for
 // predictions afterwards ("input"), and never has to keep up with the pointer.
@@ -9,7 +9,9 @@
 const figures = [...element.querySelectorAll("figure")];
 const panes = figures.map((figure) => figure.querySelector(".sg-pane"));
 const gestures = new Map(); // by pointer: several fingers may tap at the same time
+const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }; // row, column
 let removed = new Set();
+let cursor = 0; // the patch that the keyboard is at
 
 function draw() {
   const { image, map, caption, rows, columns } = props.panes;
@@ -43,9 +45,9 @@ function extend(gesture, pane, x, y) {
   const { rows, columns } = props.panes;
   const box = pane.getBoundingClientRect();
   const distance = Math.hypot(((x - gesture.x) / box.width) * columns, ((y - gesture.y) / box.height) * rows);
-  const steps = Math.max(1, Math.ceil(distance * 4));
-  for (let step = 1; step <= steps; step++) {
-    const part = step / steps;
+  const count = Math.max(1, Math.ceil(distance * 4));
+  for (let step = 1; step <= count; step++) {
+    const part = step / count;
     const patch = patchAt(pane, gesture.x + (x - gesture.x) * part, gesture.y + (y - gesture.y) * part);
     if (patch === null || removed.has(patch) === gesture.remove) continue;
     gesture.changed.push(patch);
@@ -66,12 +68,50 @@ function point(pane, patch) {
   mark.setAttribute("y", Math.floor(patch / columns));
 }
 
+function send() {
+  props.value = [...removed].sort((a, b) => a - b);
+  trigger("input");
+}
+
+function moveTo(pane, patch) {
+  const { columns } = props.panes;
+  cursor = patch;
+  point(pane, patch);
+  const position = `row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
+  element.querySelector(".sg-spoken").textContent = `${position}: ${removed.has(patch) ? "removed" : "kept"}`;
+}
+
+function pressed(pane, event) {
+  const { rows, columns } = props.panes;
+  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  if (event.key === " " || event.key === "Enter") {
+    if (!event.repeat) {
+      if (!removed.delete(cursor)) removed.add(cursor);
+      draw();
+      send();
+    }
+  } else if (event.key in steps) {
+    const [down, right] = steps[event.key];
+    const row = Math.floor(cursor / columns) + down;
+    const column = (cursor % columns) + right;
+    if (row >= 0 && column >= 0 && row < rows && column < columns) cursor = row * columns + column;
+  } else return;
+  event.preventDefault(); // the page does not scroll
+  moveTo(pane, cursor);
+}
+
 for (const pane of panes) {
+  pane.addEventListener("keydown", (event) => pressed(pane, event));
+  pane.addEventListener("focus", () => {
+    if (pane.matches(":focus-visible")) moveTo(pane, cursor); // not after a click
+  });
+  pane.addEventListener("blur", () => point(pane, null));
   pane.addEventListener("pointerdown", (event) => {
     const patch = patchAt(pane, event.clientX, event.clientY);
     if (event.button !== 0 || patch === null) return;
     event.preventDefault();
     pane.setPointerCapture(event.pointerId);
+    cursor = patch;
     const gesture = { remove: !removed.has(patch), changed: [], x: event.clientX, y: event.clientY };
     gestures.set(event.pointerId, gesture);
     extend(gesture, pane, event.clientX, event.clientY);
@@ -83,8 +123,7 @@ for (const pane of panes) {
   });
   pane.addEventListener("pointerup", (event) => {
     if (!gestures.delete(event.pointerId)) return;
-    props.value = [...removed].sort((a, b) => a - b);
-    trigger("input");
+    send();
   });
   // the finger scrolls the page: it did not mean the patches under it
   pane.addEventListener("pointercancel", (event) => {
@@ -102,6 +141,7 @@ for (const pane of panes) {
 
 function show() {
   if (gestures.size === 0) removed = new Set(props.value || []);
+  if (cursor >= props.panes.rows * props.panes.columns) cursor = 0; // of another image
   draw();
 }
 

@@ -19,6 +19,7 @@ from steadygaze.report.samples import shots_of
 from steadygaze.runs.card import FaithfulnessChange
 from steadygaze.runs.compare import Comparison
 from steadygaze.runs.untrusted.json_files import damaged_files
+from steadygaze.runs.verify.summary import CHANCE
 
 TILES = (
     ("clean", "top1"),
@@ -35,7 +36,7 @@ ATTENTION_TEXT = (
 )
 FAITHFULNESS_TEXT = (
     "How faithful the maps of each model are, measured by removing patches in the order of the map. ↑: "
-    "higher is better; ↓: lower is better. A difference may come from the model rather than the maps: a "
+    "higher is better; ↓: lower is better. random is the chance level. A difference may come from the model rather than the maps: a "
     "model that is more confident, or depends on fewer patches, loses more when they are removed."
 )
 ROBUSTNESS_NOTE = (
@@ -174,7 +175,7 @@ def _tiles(comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]) -
             text = change.quantity.text
             sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
             tiles.append((title, sides, _difference(change.scale * change.difference, change.verdict)))
-    for one in faithfulness[:1]:
+    for one in [change for change in faithfulness if change.method.partition("/")[0] != CHANCE][:1]:
         title = f"{one.method}: {one.quantity.title}{one.quantity.arrow}"
         sides = f"{one.before:.1f} → {one.after:.1f}"
         tiles.append((title, sides, _difference(one.difference, one.verdict)))

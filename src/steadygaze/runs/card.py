@@ -121,6 +121,7 @@ def measure_side(
         out=out / "verify",
         methods=list(request.methods),
         metrics=list(request.metrics) or DEFAULT_METRICS,
+        random=True,
     )
     run_verify(verify, world, on_progress, prepare_verify(verify, world))
     return out

@@ -17,7 +17,6 @@ from steadygaze.cli.commands.parsing import (
     split_names,
     split_numbers,
     text_classes,
-    with_chance,
 )
 from steadygaze.method_registry import DEFAULT
 
@@ -149,7 +148,7 @@ def verify(
         out=out,
         checkpoint=checkpoint,
         masks=masks,
-        methods=with_chance(split_methods(methods or ([DEFAULT] if maps is None else [])), random),
+        methods=split_methods(methods or ([DEFAULT] if maps is None else [])),
         metrics=split_names(metrics) or DEFAULT_METRICS,
         scores=split_names(score) or None,
         limit=limit,
@@ -172,6 +171,7 @@ def verify(
         maps=maps,
         keep_maps=maps_folder(keep_maps, out),
         shapley=shapley,
+        random=random,
     )
     raise typer.Exit(estimate(request, numbers, json) if dry_run else run(request))
 

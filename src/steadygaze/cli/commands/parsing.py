@@ -40,16 +40,6 @@ def split_methods(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def with_chance(methods: list[str], wanted: bool) -> list[str]:
-    """The methods and `random`, the chance level, unless it is among them or not wanted.
-
-    >>> with_chance(["gae", "gaze"], True)
-    ['gae', 'gaze', 'random']
-    """
-    is_there = any(name.partition(":")[0] in ("random", "all", "quick") for name in methods)
-    return methods if is_there or not wanted else [*methods, "random"]
-
-
 def split_numbers(text: str | None, option: str) -> list[float] | None:
     """Comma-separated numbers; None stays None.
 

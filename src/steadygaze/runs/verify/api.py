@@ -43,6 +43,7 @@ def verify(
     keep_maps: bool | str | Path = False,
     out: str | Path | None = None,
     shard: str | tuple[int, int] | None = None,
+    random: bool | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Rows:
     """Measure how faithful the maps of attribution methods are. `.table()` of the result is the ranking.
@@ -77,6 +78,7 @@ def verify(
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
         share one output folder; the result is this part
+    random: also measure the method `random`, the chance level that a report shows. None: if `out` is given
 
     >>> import torch
     >>> from steadygaze import load_model
@@ -109,5 +111,6 @@ def verify(
         shard=parse_shard(shard),
         maps=maps,
         keep_maps=maps_folder(keep_maps, out),
+        random=out is not None if random is None else random,
     )
     return run_verify(request, on_progress=on_progress)

@@ -19,6 +19,7 @@ from steadygaze.method_names import make_method
 from steadygaze.method_registry import AGGREGATORS, Method, base_methods
 from steadygaze.methods import list_methods, parse_method
 from steadygaze.runs.rows import RowKey
+from steadygaze.runs.verify.summary import CHANCE
 from steadygaze.target import check_score, default_score
 from steadygaze.vit import ViT
 
@@ -170,14 +171,18 @@ def make_plan(
     start_layers: Sequence[int] | None = None,
     fill: str = "zero",
     maps: MapSource | None = None,
+    random: bool = False,
 ) -> Plan:
     """Check every name, and that every method supports the model, before anything is computed.
 
     maps: maps that are measured besides those of `methods`
+    random: also measure the chance level, unless it is among the methods
     """
     chosen = choose(vit, methods) if methods or maps is None else []
     if start_layers is not None:
         chosen = [started for method in chosen for started in with_start_layers(method, start_layers)]
+    if random and all(method.base.name != CHANCE for method in chosen):
+        chosen.append(parse_method(CHANCE))
     outputs = vit.plan.outputs
     for score in scores or ():
         check_score(score, outputs)

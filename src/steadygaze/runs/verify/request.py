@@ -66,6 +66,7 @@ class VerifyRequest(Request):
     diffmask, shapley: files of the learnt methods diffmask and vit_shapley
     maps: maps to measure besides those of `methods`: a folder, or arrays by method
     keep_maps: a folder for the maps that are computed
+    random: also measure the method `random`, the chance level
     """
 
     methods: Sequence[str | Method] = (DEFAULT,)
@@ -81,6 +82,7 @@ class VerifyRequest(Request):
     maps: Given | None = None
     keep_maps: Path | None = None
     shapley: Path | None = None
+    random: bool = False
 
     @property
     def learnt(self) -> dict[str, Path | None]:
@@ -190,6 +192,7 @@ def _plan(request: VerifyRequest, vit: ViT) -> Plan:
         parse_start_layers(request.start_layers, vit),
         request.fill,
         None if request.maps is None else open_maps(request.maps),
+        request.random,
     )
 
 

@@ -1,0 +1,131 @@
+"""Images of suites that need data of others, and of methods that are trained: drawn from the demo images.
+
+`CAPTIONS` says on each page how its image was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.robustness.corruptions.corrupt import corrupt
+from steadygaze.robustness.neighbours import features
+from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
+from steadygaze.training.learnt.run import LearntResult
+from steadygaze.training.shapley.loop import ShapleyRequest, ShapleyRun
+from steadygaze.training.tokencut.masks import tokencut
+
+SIDE, LINE = 256, 30  # pixels of a tile, and of the text below it
+DIFFMASK: Mapping[str, Any] = {"batch": 4, "warmup": 20, "gate_rate": 1e-3}
+SHAPLEY: Mapping[str, Any] = {"batch": 4, "pairs": 8, "warmup": 20, "rate": 3e-3}
+STEPS = 200
+CAPTIONS = {  # kind/name -> how the image was made
+    "methods/diffmask": f"Gates trained on the four demo images for {STEPS} steps: enough for an image, far "
+    "too few for a measurement.",
+    "methods/vit_shapley": f"An explainer trained on the four demo images for {STEPS} steps: enough for an "
+    "image, far too few for a measurement.",
+    "suites/shift": "Drawn from a demo image: corruptions as in `imagenet-c`. The suite reads the published "
+    "images.",
+    "suites/cue_conflict": "Drawn from demo images: the Fourier phase of the first with the amplitudes of "
+    "the second. The suite reads the published images, which are made by style transfer.",
+    "suites/neighbours": "A corrupted demo image and the four demo images, sorted by the cosine similarity "
+    "of the embedded model's features.",
+    "suites/segmentation": "A demo image, clean and corrupted, with two classes: object and background by "
+    "TokenCut of the embedded model. The suite measures the predictions of a segmenter.",
+    "suites/synthetic": "A demo image with the central half as its object, and a plain grey background.",
+    "suites/vqa": "A demo image, clean and corrupted; the question stays the same. Question and answers are "
+    "made up.",
+}
+
+
+def illustrations(loaded: LoadedModel, images: Tensor) -> dict[str, list[Image.Image]]:
+    """Name of a suite -> tiles of equal size."""
+    photos = [tile(loaded.to_image(image)) for image in images]
+    makers: dict[str, Callable[[], list[Image.Image]]] = {
+        "shift": lambda: [captioned(photos[0], "original"), *_corrupted(photos[0])],
+        "cue_conflict": lambda: _cue_conflict(photos[0], photos[1]),
+        "neighbours": lambda: _neighbours(loaded, photos),
+        "segmentation": lambda: _segmentation(loaded, photos[0]),
+        "vqa": lambda: _question(photos[0]),
+    }
+    return {name: make() for name, make in makers.items()}
+
+
+def learnt_files(loaded: LoadedModel, photos: Path, folder: Path) -> dict[str, Path]:
+    """Name of a learnt method -> its file, trained on the photos; those that did not learn are left out."""
+    files = {name: folder / f"{name}.safetensors" for name in ("diffmask", "vit_shapley")}
+    torch.manual_seed(0)
+    results: dict[str, LearntResult] = {
+        "diffmask": DiffMaskRun(
+            DiffMaskRequest("embedded", [photos], files["diffmask"], options=dict(DIFFMASK), steps=STEPS),
+            loaded,
+        ).execute(),
+        "vit_shapley": ShapleyRun(
+            ShapleyRequest("embedded", [photos], files["vit_shapley"], options=dict(SHAPLEY), steps=STEPS),
+            loaded,
+        ).execute(),
+    }
+    return {name: file for name, file in files.items() if not results[name].problem}
+
+
+def tile(image: Image.Image) -> Image.Image:
+    return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+def captioned(image: Image.Image, text: str) -> Image.Image:
+    """The tile with a line of text below it."""
+    whole = Image.new("RGB", (image.width, image.height + LINE), "white")
+    whole.paste(image, (0, 0))
+    font = ImageFont.load_default(16)
+    ImageDraw.Draw(whole).text((image.width / 2, image.height + LINE / 2), text, "black", font, anchor="mm")
+    return whole
+
+
+def _damaged(image: Image.Image, name: str, severity: int = 3) -> Image.Image:
+    return Image.fromarray(corrupt(np.asarray(image), name, severity, seed=0))
+
+
+def _corrupted(image: Image.Image) -> list[Image.Image]:
+    names = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
+    return [captioned(_damaged(image, name), f"{name.replace('_', ' ')} 3") for name in names]
+
+
+def _cue_conflict(shape: Image.Image, texture: Image.Image) -> list[Image.Image]:
+    one, two = (np.fft.fft2(np.asarray(image, dtype=np.float64), axes=(0, 1)) for image in (shape, texture))
+    mixed = np.fft.ifft2(np.abs(two) * np.exp(1j * np.angle(one)), axes=(0, 1)).real
+    both = Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
+    return [captioned(shape, "shape"), captioned(texture, "texture"), captioned(both, "both cues")]
+
+
+def _neighbours(loaded: LoadedModel, photos: list[Image.Image]) -> list[Image.Image]:
+    query = _damaged(photos[0], "gaussian_noise", 2)
+    encoded = features(loaded.model, torch.stack([loaded.preprocess(image) for image in (query, *photos)]))
+    similar = torch.nn.functional.cosine_similarity(encoded[:1], encoded[1:])
+    ranked = [(float(similar[i]), photos[i]) for i in similar.argsort(descending=True)]
+    return [captioned(query, "query"), *(captioned(image, f"cosine {value:.2f}") for value, image in ranked)]
+
+
+def _segmentation(loaded: LoadedModel, photo: Image.Image) -> list[Image.Image]:
+    tiles = []
+    for text, image in (("clean", photo), ("gaussian noise 3", _damaged(photo, "gaussian_noise"))):
+        mask = tokencut(loaded.model, loaded.preprocess(image)[None])[0].numpy()
+        colours = np.where(mask[..., None], (228, 87, 46), (46, 134, 228)).astype(np.uint8)
+        classes = Image.fromarray(colours).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+        tiles += [captioned(image, text), captioned(Image.blend(image, classes, 0.55), "two classes")]
+    return tiles
+
+
+def _question(photo: Image.Image) -> list[Image.Image]:
+    text = "What is this? (10 reference answers)"
+    damaged = ("gaussian_noise", "fog")
+    return [
+        captioned(photo, text),
+        *(captioned(_damaged(photo, name), f"{name.replace('_', ' ')} 3, same question") for name in damaged),
+    ]
