@@ -7,6 +7,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "matplotlib", "einops", "jaxtyping")
+HEAVY += ("pydantic", "rich")  # 0.1 s each
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ class HelpfulGroup(TyperGroup):
         super().__init__(*arguments, **keywords)
         self.help, self.examples = split_examples(self.help or "")
 
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # typer imports pydantic to convert None, which takes 0.1 s
+        return option
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
