@@ -13,7 +13,14 @@ from steadygaze.runs.verify import measure
 
 METHODS = ["gae", "rollout", "ixg", "gaze", "occlusion:budget=4"]
 METRICS = ["insertion_aopc", "deletion_accuracy", "agreement"]
-HOW = {"methods": METHODS, "metrics": METRICS, "ratios": [0.3, 0.7], "batch_size": 2, "limit": 4, "random": False}
+HOW = {
+    "methods": METHODS,
+    "metrics": METRICS,
+    "ratios": [0.3, 0.7],
+    "batch_size": 2,
+    "limit": 4,
+    "random": False,
+}
 
 
 @pytest.fixture(scope="module")

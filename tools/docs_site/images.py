@@ -24,8 +24,9 @@ from steadygaze.heatmap import Attribution
 from steadygaze.runs.samples import read_index
 from steadygaze.runs.stress import SUITES
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
-from tools.docs_site.illustrations import illustrations, learnt_files
+from tools.docs_site.illustrations import illustrations
 
+LEARNT = Path(__file__).parents[2] / "docs" / "images" / "methods"  # drawn by tools/learnt_figures.py
 SIDE, GAP = 256, 12
 WIDE = 500  # pixels: a sheet of several images
 SHOWN = 1  # images of a method's page
@@ -64,18 +65,16 @@ def method_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
     vit = sg.adapt(shown.loaded.model)
     names = [info.name for info in sg.list_methods()]
     able = [name for name in names if not unavailable(sg.method(name), vit)]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    learnt = {path.stem: path for path in LEARNT.glob("*.png")}
+    yield from ((f"methods/{name}.png", path.read_bytes()) for name, path in learnt.items())
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # maps without any evidence are shown as they are
-        photos = Path(folder) / "photos"
-        _write_photos(shown, photos)
-        files = learnt_files(shown.loaded, photos, Path(folder))
         for name in able:
-            options: dict[str, Any] = {"file": str(files[name])} if name in files else {}
-            if "budget" in dict(sg.method(name).base.options):
-                options["budget"] = SEARCH_BUDGET
-            with contextlib.suppress(sg.MethodUnavailable):
-                maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
-                yield f"methods/{name}.png", png(_row(shown, maps))
+            if name in learnt:
+                continue
+            options = {"budget": SEARCH_BUDGET} if "budget" in dict(sg.method(name).base.options) else {}
+            maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
+            yield f"methods/{name}.png", png(row(shown, maps))
 
 
 def metric_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
@@ -146,10 +145,10 @@ def loss_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
         gradients = torch.autograd.grad(total, tokens, allow_unused=True)
         sizes = [gradient.abs().sum(-1) for gradient in gradients if gradient is not None]
         scores = torch.stack(sizes).sum(0).reshape_as(explained.scores)
-        yield f"losses/{name}.png", png(_row(shown, replace(explained, scores=scores.detach())))
+        yield f"losses/{name}.png", png(row(shown, replace(explained, scores=scores.detach())))
 
 
-def _row(shown: Demo, maps: Attribution) -> Image.Image:
+def row(shown: Demo, maps: Attribution) -> Image.Image:
     """Each image beside its overlay."""
     tiles = []
     for i in range(len(maps)):
@@ -243,10 +242,10 @@ def all_images(cache: Path | None = None) -> dict[str, bytes]:
 
 
 def _package_hash() -> str:
-    """Of the package's code and of this folder: what the images depend on."""
+    """Of the package's code, of this folder and of stored images: what the images depend on."""
     package = Path(sg.__file__).parent
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted([*Path(__file__).parent.glob("*.py"), *LEARNT.glob("*.png")]):
         digest.update(path.read_bytes())
     for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -36,8 +36,9 @@ ATTENTION_TEXT = (
 )
 FAITHFULNESS_TEXT = (
     "How faithful the maps of each model are, measured by removing patches in the order of the map. ↑: "
-    "higher is better; ↓: lower is better. random is the chance level. A difference may come from the model rather than the maps: a "
-    "model that is more confident, or depends on fewer patches, loses more when they are removed."
+    "higher is better; ↓: lower is better. random is the chance level. A difference may come from the model "
+    "rather than the maps: a model that is more confident, or depends on fewer patches, loses more when they "
+    "are removed."
 )
 ROBUSTNESS_NOTE = (
     "After minus before. ↑: higher is better; ↓: lower is better. Coloured: the paired 95 % interval "
