@@ -1,6 +1,6 @@
 """Draw docs/images/vit_shapley.png, the map of a trained explainer on a demo image:
 
-steadygaze shapley train --model embedded --data cifar10/train --out shapley.safetensors --steps 300
+steadygaze shapley train --model embedded --data cifar10/train --out shapley.safetensors --steps 140
 python tools/shapley_figure.py shapley.safetensors
 """
 
