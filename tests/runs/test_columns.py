@@ -196,6 +196,17 @@ def test_calibration_of_several_settings_shares_draws():
         assert np.allclose(got, alone, rtol=1e-12) and got.shape == (51,)
 
 
+def test_the_interval_of_a_calibration_error_contains_it():
+    """Plain percentiles of the resampled values would lie above it."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        confidence = rng.random(60)
+        correct = (rng.random(60) < confidence).astype(float)
+        ((value, *resampled),) = resampled_ece([(correct, confidence)], 400, 1)
+        low, high = np.percentile(resampled, [2.5, 97.5])
+        assert low < value < high and min(resampled) >= 0
+
+
 def test_many_columns_are_resampled_as_one_is():
     values = np.random.default_rng(0).normal(size=(5, 40))
     values[2, :7] = np.nan

@@ -94,6 +94,9 @@ def bar(number: Number, name: str, group: int = 0) -> Bar:
 def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: int) -> list[np.ndarray]:
     """ECE of the data and of every resampled data set, with the same draws as `bootstrap`, for each setting.
 
+    ECE of few images is biased upwards, and that of a resampled data set, with fewer distinct images, even
+    more. Resampled values are shifted by the mean of that excess (docs/equations.md#ece).
+
     settings: correct and confidence (n,) of the same images
     """
     if not settings:
@@ -109,7 +112,15 @@ def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: 
             gaps = _gaps(correct, confidence, known[k])  # made again: those of all settings take much memory
             with np.errstate(invalid="ignore", divide="ignore"):
                 samples[k].append(np.abs(counts @ gaps).sum(1) / totals[:, k])
-    return [np.concatenate(pieces) for pieces in samples]
+    return [_without_excess(np.concatenate(pieces)) for pieces in samples]
+
+
+def _without_excess(samples: np.ndarray) -> np.ndarray:
+    """The value and its resampled values, these shifted so that their mean is the value; at least 0."""
+    value, resampled = samples[:1], samples[1:]
+    if not len(resampled):
+        return samples
+    return np.concatenate([value, np.maximum(resampled - (np.nanmean(resampled) - value), 0.0)])
 
 
 def _gaps(correct: np.ndarray, confidence: np.ndarray, known: np.ndarray) -> Float[np.ndarray, "n bins"]:
