@@ -34,6 +34,7 @@ VARIANTS = {
     "adl": "ADL",
     "tap-adl": "TAP and ADL",
     "probe": "linear probe",
+    "tuned": "fine-tuned with a new head",
     "relevance": "then with relevance",
 }
 TEST = "top-1 of all, %"

@@ -200,7 +200,11 @@ def with_timm_names(weights: Weights, model: nn.Module) -> Weights:
 def _resized_positions(weights: Weights, model: nn.Module) -> Weights:
     """Position embeddings for the model's image size, interpolated by timm as it does for its own weights."""
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    resized: Weights = weights if resize is None else resize(dict(weights), model)
+    patches = "patch_embed.proj.weight"
+    own = model.state_dict().get(patches)
+    if resize is None or own is None or patches not in weights or weights[patches].shape != own.shape:
+        return weights  # timm would also interpolate patches of another size: those are of another model
+    resized: Weights = resize(dict(weights), model)
     return resized
 
 
