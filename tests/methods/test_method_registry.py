@@ -95,7 +95,7 @@ def test_a_wrong_declaration_is_an_error(arguments, error, message):
 
 
 def test_an_option_cannot_hide_one_of_the_aggregators():
-    with pytest.raises(sg.BadInput, match="cannot be called 'start'"):
+    with pytest.raises(sg.BadInput, match="option name 'start' is reserved"):
 
         @register_method("new")
         def new(trace, layer, *, start=0):
