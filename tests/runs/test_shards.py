@@ -110,7 +110,7 @@ def test_a_repeated_row_counts_once(model, data, tmp_path, whole):
 
 
 def test_processes_inside_a_shard(model, data, tmp_path, whole):
-    request = {"methods": ["ixg", "rollout"], "ratios": [0.5], "batch_size": 3}
+    request = {"methods": ["ixg", "rollout"], "ratios": [0.5], "batch_size": 3, "random": True}
     for index in (0, 1):
         for rank in (0, 1):
             asked = VerifyRequest(
