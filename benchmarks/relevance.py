@@ -69,7 +69,9 @@ def measure(model: str, data: Path, out: Path) -> None:
     """Accuracy under corruption of 500 images, removal scores of the explanations of 100."""
     loaded, test = sg.load_model(model), data / "test"
     sg.stress(loaded, test, "corruptions", severities="3", limit=500, batch_size=100, out=out / "stress")
-    sg.verify(loaded, test, list(METHODS), list(REMOVAL), limit=100, batch_size=20, out=out / "verify")
+    sg.verify(
+        loaded, test, list(METHODS), list(REMOVAL), limit=100, batch_size=20, out=out / "verify", random=False
+    )
 
 
 # -- tables ----------------------------------------------------------------------------------------

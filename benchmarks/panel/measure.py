@@ -50,7 +50,7 @@ def measure(
             continue
         own = list(dict.fromkeys(name for name, _ in settings["columns"]))
         if not is_complete(folder, settings):
-            sg.verify(loaded, data, own, metrics, out=folder, **options)
+            sg.verify(loaded, data, own, metrics, out=folder, random=False, **options)
         done |= set(own)
     missing = [name for name in methods if name not in done]
     supported = available(missing, sg.adapt(loaded.model))
@@ -59,7 +59,7 @@ def measure(
         print(f"not available for {model.name}: {', '.join(skipped)}", file=sys.stderr)
     if supported:
         folder = out / f"{'-'.join(measures)}-{names_hash(supported)[:6]}"
-        sg.verify(loaded, data, supported, metrics, out=folder, **options)
+        sg.verify(loaded, data, supported, metrics, out=folder, random=False, **options)
 
 
 def run_folders(root: Path) -> Iterator[Path]:

@@ -54,4 +54,4 @@ def _measure(task: Task, methods: list[str], out: Path, images: int, steps: int)
             masks = 255 - masks
     data = [(drawn[i : i + 50], labels[i : i + 50], masks[i : i + 50]) for i in range(0, len(drawn), 50)]
     folder = out / names_hash(supported)[:6]
-    sg.verify(vit, data, supported, "truth_auroc", mean=[0.5] * 3, std=[0.5] * 3, out=folder)
+    sg.verify(vit, data, supported, "truth_auroc", mean=[0.5] * 3, std=[0.5] * 3, out=folder, random=False)

@@ -82,3 +82,13 @@ def test_methods_of_one_pass_are_explained_together(given, monkeypatch):
     sg.verify(model, data, **HOW | {"limit": 1})
     assert sorted(name for part in parts for name in part) == sorted(METHODS)
     assert ["gae", "rollout", "ixg"] in parts and ["occlusion:budget=4"] in parts
+
+
+def test_a_run_without_the_chance_level_is_resumed_without_it(tmp_path):
+    """Folders written by earlier versions have no `random`."""
+    data = image_folder(tmp_path / "data")
+    given = {"methods": ["ixg"], "metrics": ["deletion_aopc"], "out": tmp_path / "run"}
+    before = sg.verify("embedded", data, limit=2, random=False, **given)
+    assert list(sg.verify("embedded", data, limit=2, **given)) == list(before)
+    new = sg.verify("embedded", data, limit=2, **{**given, "out": tmp_path / "new"})
+    assert {row["method"] for row in new} == {"ixg", "random"}

@@ -12,11 +12,12 @@ from steadygaze.data.sources import Data
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.method_registry import DEFAULT, Method
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.rows import Rows, read_run
 from steadygaze.runs.shards.shard import parse_shard
 from steadygaze.runs.verify.given_maps import maps_folder
 from steadygaze.runs.verify.plan import DEFAULT_METRICS
 from steadygaze.runs.verify.request import VerifyRequest, run_verify
+from steadygaze.runs.verify.summary import CHANCE
 from steadygaze.vit import ViT
 
 
@@ -78,7 +79,8 @@ def verify(
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
         share one output folder; the result is this part
-    random: also measure the method `random`, the chance level that a report shows. None: if `out` is given
+    random: also measure the method `random`, the chance level that a report shows. None: if `out` is given,
+        unless a run without it is resumed there
 
     >>> import torch
     >>> from steadygaze import load_model
@@ -111,6 +113,16 @@ def verify(
         shard=parse_shard(shard),
         maps=maps,
         keep_maps=maps_folder(keep_maps, out),
-        random=out is not None if random is None else random,
+        random=_measures_chance(out) if random is None else random,
     )
     return run_verify(request, on_progress=on_progress)
+
+
+def _measures_chance(out: str | Path | None) -> bool:
+    """Whether the chance level is added by default: to a new folder, and to a resumed run that has it."""
+    if out is None:
+        return False
+    if not (Path(out) / "run.json").is_file():
+        return True
+    columns = read_run(Path(out))["settings"].get("columns", [])
+    return any(method == CHANCE for method, *_ in columns)
