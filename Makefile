@@ -49,7 +49,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html: open it in a browser; no server or network needed"
 
 $(VENV)/.docs: $(READY)

@@ -15,6 +15,7 @@ from torch import Tensor
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.robustness.neighbours import features
+from steadygaze.robustness.synthetic import cut_out, place, swap_background
 from steadygaze.training.tokencut.masks import tokencut
 
 SIDE, LINE = 256, 30  # pixels of a tile, and of the text below it
@@ -31,7 +32,8 @@ CAPTIONS = {  # kind/name -> how the image was made
     "of the embedded model's features.",
     "suites/segmentation": "A demo image, clean and corrupted, with two classes: object and background by "
     "TokenCut of the embedded model. The suite measures the predictions of a segmenter.",
-    "suites/synthetic": "A demo image with the central half as its object, and a plain grey background.",
+    "suites/synthetic": "Drawn from demo images; the object is found by TokenCut of the embedded model. The "
+    "suite uses your masks and backgrounds.",
     "suites/vqa": "A demo image, clean and corrupted; the question stays the same. Question and answers are "
     "made up.",
 }
@@ -45,6 +47,7 @@ def illustrations(loaded: LoadedModel, images: Tensor) -> dict[str, list[Image.I
         "cue_conflict": lambda: _cue_conflict(photos[0], photos[1]),
         "neighbours": lambda: _neighbours(loaded, photos),
         "segmentation": lambda: _segmentation(loaded, photos[0]),
+        "synthetic": lambda: _synthetic(loaded, photos[0], photos[1]),
         "vqa": lambda: _question(photos[0]),
     }
     return {name: make() for name, make in makers.items()}
@@ -95,6 +98,23 @@ def _segmentation(loaded: LoadedModel, photo: Image.Image) -> list[Image.Image]:
         classes = Image.fromarray(colours).resize((SIDE, SIDE), Image.Resampling.NEAREST)
         tiles += [captioned(image, text), captioned(Image.blend(image, classes, 0.55), "two classes")]
     return tiles
+
+
+def _synthetic(loaded: LoadedModel, photo: Image.Image, other: Image.Image) -> list[Image.Image]:
+    found = tokencut(loaded.model, loaded.preprocess(photo)[None])[0].numpy().astype(np.uint8) * 255
+    mask = np.asarray(Image.fromarray(found).resize((SIDE, SIDE), Image.Resampling.NEAREST))
+    pixels, grey = np.asarray(photo), np.full((SIDE, SIDE, 3), 128, dtype=np.uint8)
+    cut = cut_out(pixels, mask)
+    varied = {
+        "moved": place(cut, grey, x=0.3, y=0.3)[0],
+        "rotated": place(cut, grey, rotation=45.0)[0],
+        "resized": place(cut, grey, area=0.6)[0],
+        "another background": swap_background(pixels, mask, np.asarray(other)),
+    }
+    return [
+        captioned(photo, "original"),
+        *(captioned(Image.fromarray(image), text) for text, image in varied.items()),
+    ]
 
 
 def _question(photo: Image.Image) -> list[Image.Image]:

@@ -22,7 +22,6 @@ import steadygaze as sg
 from steadygaze.explainer import unavailable
 from steadygaze.heatmap import Attribution
 from steadygaze.runs.samples import read_index
-from steadygaze.runs.stress import SUITES
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
 from tools.docs_site.illustrations import illustrations
 
@@ -110,11 +109,9 @@ def suite_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
             warnings.simplefilter("ignore")
             run = Path(folder) / "run"
             data = Path(folder) / "photos"
-            _write_photos(shown, data, Path(folder) / "masks")
+            _write_photos(shown, data)
             with contextlib.suppress(sg.SteadygazeError):
                 given = STRESS_OPTIONS.get(info.name, {})
-                if SUITES[info.name].needs_masks:
-                    given = given | {"masks": Path(folder) / "masks"}
                 sg.stress(shown.loaded, data, suites=[info.name], limit=1, out=run, **given)
                 record = read_index(run)
                 names = [] if record is None else list(dict.fromkeys(_files(record)))
@@ -203,15 +200,12 @@ def png(image: Image.Image) -> bytes:
     return opened.getvalue()
 
 
-def _write_photos(shown: Demo, folder: Path, masks: Path | None = None) -> None:
+def _write_photos(shown: Demo, folder: Path) -> None:
     assert shown.loaded.class_names is not None
-    for image, mask, label in zip(shown.images, shown.masks, shown.labels.tolist(), strict=True):
+    for image, label in zip(shown.images, shown.labels.tolist(), strict=True):
         name = Path(shown.loaded.class_names[label]) / "image.png"
         (folder / name).parent.mkdir(parents=True)
         shown.loaded.to_image(image).save(folder / name)
-        if masks is not None:
-            (masks / name).parent.mkdir(parents=True)
-            Image.fromarray((255 * mask).byte().numpy()).save(masks / name)
 
 
 def _files(record: Any) -> Iterator[str]:
