@@ -11,7 +11,8 @@ import steadygaze as sg
 from benchmarks import oracles, zoo
 from steadygaze.questions.detections import QueryClassifier
 from steadygaze.trace import forward, frozen
-from steadygaze.vit.view import ViT, logits_of, remember
+from steadygaze.vit.outputs import logits_of
+from steadygaze.vit.view import ViT, remember
 
 
 def check(model: nn.Module) -> dict[str, float | str]:

@@ -59,7 +59,8 @@ def main() -> None:
     import imagecorruptions
     import torch
 
-    from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS, corrupt
+    from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS
+    from steadygaze.robustness.corruptions.corrupt import corrupt
     from steadygaze.robustness.corruptions.frost import TEXTURES, texture
 
     torch.set_num_threads(1)

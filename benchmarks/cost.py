@@ -25,18 +25,19 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import steadygaze as sg
+from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.robustness.corruptions.corrupt import COMMON, corrupt
+from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.runs.cost.counting import PassCounter
 from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.runs.plan import DEFAULT_METRICS, SEARCHES, choose
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import row_line
-from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify.plan import DEFAULT_METRICS, SEARCHES, choose
+from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
 
 SIDE, METHODS, CORRUPTIONS = 224, 40, 75
 CLEAN = ("top1", "top5", "confidence")  # of the clean image, in every run

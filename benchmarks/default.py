@@ -94,7 +94,7 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     from steadygaze.data.folders import Classes, by_class
     from steadygaze.data.images import read_image
     from steadygaze.faithfulness.evaluate import evaluate
-    from steadygaze.faithfulness.metric import Batch
+    from steadygaze.faithfulness.inputs import Batch
     from steadygaze.loading.load import load_model
 
     torch.set_num_threads(1)

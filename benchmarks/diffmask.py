@@ -20,15 +20,14 @@ from PIL import Image
 from torch import nn
 
 import steadygaze as sg
-from steadygaze.drawing import Row, tile, to_pil_image
-from steadygaze.explainer import unavailable
-from steadygaze.faithfulness.ground_truth import Task, counting, score, train
-from steadygaze.faithfulness.metric import Batch
-from steadygaze.heatmap import Attribution
-from steadygaze.methods.learnt.diffmask import read_file, write
-from steadygaze.models.small_vit import small_vit
-from steadygaze.training.diffmask.settings import Settings
-from steadygaze.training.diffmask.trainer import Trainer, hidden_widths
+from steadygaze.faithfulness.inputs import Batch
+from steadygaze.faithfulness.truth import Task, counting, score, train
+from steadygaze.methods.diffmask import read_file, write
+from steadygaze.methods.registry import unavailable
+from steadygaze.models.layers import small_vit
+from steadygaze.results.attribution import Attribution
+from steadygaze.results.drawing import Row, tile, to_pil_image
+from steadygaze.training.diffmask import Settings, Trainer, hidden_widths
 
 SETTINGS = Settings(
     gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1

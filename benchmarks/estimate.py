@@ -30,9 +30,9 @@ from steadygaze.runs.cost.stress import estimate_stress
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.cost.verify import estimate_verify
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.training.recipe import make_recipe
 
 GOAL = 0.25
 Measured = tuple[float, int, int, float]  # forward passes, rows, bytes, seconds

@@ -40,8 +40,8 @@ from benchmarks.measure import spread
 from steadygaze.data.folders import ClassLookup
 from steadygaze.data.masks import BORDER, OBJECT, find_labelled_images, read_mask
 from steadygaze.robustness import synthetic
-from steadygaze.training.recipe_files import read_recipe
-from steadygaze.training.tokencut.masks import tokencut_masks
+from steadygaze.training.recipe import read_recipe
+from steadygaze.training.tokencut import tokencut_masks
 
 RECIPE, EPOCHS, RATES, SEEDS = "relevance-deit-tiny-small", 6, (3e-6, 1e-5, 3e-5, 1e-4), (0, 1, 2)
 OWN: dict[str, Any] = {"losses": {"relevance": {}}}

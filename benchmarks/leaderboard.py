@@ -32,7 +32,7 @@ from benchmarks.panel.learnt import learnt_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
 from benchmarks.panel.ranking import Column, Entry, interval, ranked
 from steadygaze.errors import UnknownName
-from steadygaze.method_registry import DEFAULT
+from steadygaze.methods.registry import DEFAULT
 from steadygaze.runs.cost.declared import forward_passes
 
 ROWS = Path("docs/evidence/rows/panel")

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import steadygaze as sg
-from steadygaze.maps.names import MapName
-from steadygaze.maps.reader import MapFolder
+from steadygaze.results.map_files import MapFolder, MapName
 
 METHODS = ["gaze_removal", "gae", "ixg+plus", "rollout", "gradcam"]
 METRICS = ["insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc"]

@@ -21,7 +21,8 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS, IMAGENET
+from steadygaze.data.datasets.imagenet import CORRUPTIONS
+from steadygaze.robustness.corruptions.corrupt import IMAGENET
 from steadygaze.robustness.corruptions.filters import draw_normal
 
 RENAMED = {

@@ -21,7 +21,7 @@ import torch
 
 import steadygaze as sg
 from benchmarks.measure import spread
-from steadygaze.training.recipe_files import read_recipe
+from steadygaze.training.recipe import read_recipe
 
 MODEL = "benchmarks/panel/cifar10-average-pool"
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -29,8 +29,8 @@ import steadygaze as sg
 from steadygaze.data.images import images_in
 from steadygaze.data.label_maps import find_label_maps
 from steadygaze.robustness.segmentation import mean_miou, retention
-from steadygaze.runs.stress.suites.segmentation import set_numbers
-from steadygaze.training.recipe_files import read_recipe
+from steadygaze.runs.suites.segmentation import set_numbers
+from steadygaze.training.recipe import read_recipe
 
 HALF = 240  # images of pets to train with
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title, changes of the recipe

@@ -21,10 +21,10 @@ from torch import Tensor
 
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
-from steadygaze.methods.learnt import shapley
+from steadygaze.methods import vit_shapley as shapley
 from steadygaze.methods.perturbation import shapley_pairs
 from steadygaze.target import predictions
-from steadygaze.vit.evaluation_mode import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
 
 REFERENCE = 4000  # forward passes of the reference
 RIDGE = 50.0

@@ -29,8 +29,7 @@ from rich.table import Table
 from benchmarks import measure
 from steadygaze.training.loop import TrainingRun
 from steadygaze.training.objective import Objective
-from steadygaze.training.recipe import Recipe
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import Recipe, make_recipe
 
 PLAIN: dict[str, Any] = {"cross_entropy": {}}
 CANDIDATES: dict[str, tuple[dict[str, Any], dict[str, Any], float | None]] = {  # losses, modules, goal

@@ -35,9 +35,10 @@ from benchmarks import processes
 from benchmarks.loading import generated
 from benchmarks.measure import ratios
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.removal import NAMES, RATIOS
+from steadygaze.faithfulness.inputs import RATIOS
+from steadygaze.faithfulness.removal import NAMES
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
 
 GOAL = 10.5
 

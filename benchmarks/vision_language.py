@@ -21,8 +21,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks.checks import decompx_error, relative
 from benchmarks.zoo import Entry, image_of
-from steadygaze.questions.generation import Answer
-from steadygaze.questions.prompting import answer_model
+from steadygaze.questions.generation import Answer, answer_model
 from steadygaze.questions.vqa import VisualQuestion, visual_question
 
 QUESTION, PROMPT, ANSWER = "what is on the table ?", "what is on the table ?", "a red cup"

@@ -17,7 +17,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from steadygaze.loading.model_names import TIMM_STAGED
+from steadygaze.loading.load import TIMM_STAGED
 
 PLAIN = ("vision_transformer", "eva", "beit", "deit")
 OTHER_PLAIN = ("cait", "vision_transformer_relpos", "vision_transformer_hybrid")

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from steadygaze.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
 from steadygaze.errors import BadInput
-from steadygaze.heatmap import Attribution, comparison_grid, overlay_name
+from steadygaze.results.attribution import Attribution, overlay_name
+from steadygaze.results.comparison import comparison_grid
+from steadygaze.results.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
 from steadygaze.target import percent
 
 

@@ -1,12 +1,12 @@
-"""Dependencies point one way. Every import is counted: at the top of a file, inside a function, for type
-checkers only, and by the name in a string.
+"""Dependencies point one way, between rooms and inside them. Every import is counted: at the top of a file,
+inside a function, for type checkers only, and by the name in a string.
 
-    errors <- registry, progress, files, seeding, notebook <- target, drawing <- heatmap, data
-    <- models <- vit <- questions <- trace <- method_registry <- method_names <- methods, aggregate
-    <- explainer <- modules <- loading <- faithfulness, robustness, training <- runs <- report <- app <- cli
+    errors <- registry, progress, files, seeding, quantity, notebook, untrusted <- target <- results, data <- models
+    <- vit <- questions <- trace <- methods <- modules <- loading <- faithfulness, robustness, training
+    <- runs <- report <- app <- cli
 
-A part may import itself and parts of lower levels. Parts of one level do not import one another.
-One exception: trace/intercept.py imports torch only, so vit may use it.
+A room may import itself and rooms of lower levels. Rooms of one level do not import one another, and the modules
+of a room do not import one another in a circle.
 """
 
 import ast
@@ -19,19 +19,15 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "steadygaze"
 LEVELS = (
-    ("errors", "types"),
-    ("registry", "progress", "files", "seeding", "quantity", "notebook"),
-    ("target", "drawing"),
-    ("manifest", "maps"),
-    ("heatmap", "data"),
+    ("errors",),
+    ("registry", "progress", "files", "seeding", "quantity", "notebook", "untrusted"),
+    ("target",),
+    ("results", "data"),
     ("models",),
     ("vit",),
     ("questions",),
     ("trace",),
-    ("method_registry",),  # names views and rules in its types; imports neither when it runs
-    ("method_names",),
-    ("methods", "aggregate"),
-    ("explainer",),
+    ("methods",),
     ("modules",),
     ("loading",),
     ("faithfulness", "robustness", "training"),
@@ -42,7 +38,6 @@ LEVELS = (
     ("__main__",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-EXCEPTIONS = {("vit", "trace.intercept")}  # part, module that it may import though its level is not lower
 
 MODEL_ROOMS = ("vit.adapters", "models", "loading")  # the only rooms that know the model code of libraries
 ALLOWED = {
@@ -120,13 +115,9 @@ def wrong_imports(modules: dict[str, str]) -> list[str]:
             unknown = part if part not in LEVEL else other if other not in LEVEL else None
             if unknown is not None:
                 wrong.append(f"{module} -> {name}: {unknown or 'steadygaze'} has no level")
-            elif other != part and LEVEL[other] >= LEVEL[part] and not excepted(part, rest):
+            elif other != part and LEVEL[other] >= LEVEL[part]:
                 wrong.append(f"{module} -> {name}")
     return wrong
-
-
-def excepted(part: str, name: str) -> bool:
-    return any(part == given and f"{name}.".startswith(f"{module}.") for given, module in EXCEPTIONS)
 
 
 def misplaced_libraries(modules: dict[str, str]) -> list[str]:
@@ -150,34 +141,31 @@ def test_model_code_stays_in_its_rooms() -> None:
     assert misplaced_libraries(sources()) == []
 
 
-def test_interception_needs_torch_only() -> None:
-    source = sources()["trace.intercept"]
-    assert not [name for name in imports(source) if name.startswith("steadygaze")]
-
-
-def test_no_import_cycles() -> None:
-    """Among the imports at the top of files, where a cycle would depend on which file is imported first."""
-    modules = sources()
+def import_graph(modules: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules of this package that it imports."""
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
         names = [
-            name.removeprefix("steadygaze.")
-            for name in imports(source, top_only=True)
-            if name.startswith("steadygaze.")
+            name.removeprefix("steadygaze.") for name in imports(source) if name.startswith("steadygaze.")
         ]
         imported = {name if name in modules else name.rpartition(".")[0] for name in names}
         graph[module] = {name for name in imported if name in modules and name != module}
+    return graph
+
+
+def test_no_import_cycles() -> None:
+    modules = {name: source for name, source in sources().items() if not name.startswith("runs.")}
     try:
-        order = list(TopologicalSorter(graph).static_order())
+        order = list(TopologicalSorter(import_graph(modules)).static_order())
     except CycleError as error:
-        pytest.fail(f"import cycle: {error.args[1]}")
+        pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
     assert len(order) == len(modules) > 50
 
 
 def test_every_part_has_a_level() -> None:
     parts = {name.partition(".")[0] for name in sources()} - {"__init__"}
     assert parts <= set(LEVEL)
-    assert {"vit", "trace", "methods", "aggregate", "explainer", "cli"} <= parts
+    assert {"vit", "trace", "methods", "results", "runs", "cli"} <= parts
 
 
 @pytest.mark.parametrize(
@@ -185,7 +173,7 @@ def test_every_part_has_a_level() -> None:
     [
         ("vit.view", "from steadygaze.trace.seam import Seam", "vit.view -> steadygaze.trace.seam.Seam"),
         ("vit.view", "def f():\n    from steadygaze import methods", "vit.view -> steadygaze.methods"),
-        ("methods.cam", "import steadygaze.aggregate", "methods.cam -> steadygaze.aggregate"),
+        ("methods.cam", "import steadygaze.methods.aggregate", "methods.cam -> steadygaze.methods.aggregate"),
         (
             "training.loop",
             "from steadygaze.faithfulness import evaluate",
@@ -205,7 +193,7 @@ def test_every_part_has_a_level() -> None:
             "if TYPE_CHECKING:\n    from steadygaze.modules import base",
             "vit.view -> steadygaze.modules.base",
         ),
-        ("heatmap", "import steadygaze as sg", "heatmap -> steadygaze: steadygaze has no level"),
+        ("results", "import steadygaze as sg", "results -> steadygaze: steadygaze has no level"),
         ("new.part", "from steadygaze.vit import ViT", "new.part -> steadygaze.vit.ViT: new has no level"),
     ],
 )
@@ -215,7 +203,7 @@ def test_a_wrong_import_is_found(module: str, source: str, message: str) -> None
 
 def test_a_right_import_is_left_alone() -> None:
     modules = {
-        "vit.view": "from steadygaze.trace.intercept import Interception",
+        "vit.view": "from steadygaze.vit.intercept import Interception",
         "runs.loop": "from steadygaze.faithfulness import evaluate",
         "registry": 'GROUP = "steadygaze.plugins"',
     }

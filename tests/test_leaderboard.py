@@ -17,8 +17,8 @@ from benchmarks.panel.measure import measure
 from benchmarks.panel.methods import expand, white_box
 from benchmarks.panel.ranking import ranked
 from benchmarks.panel.truth import measure_truth
-from steadygaze.drawing import to_pil_image
-from steadygaze.method_registry import METHODS
+from steadygaze.methods.registry import METHODS
+from steadygaze.results.drawing import to_pil_image
 
 CLASSES = ("cat", "ship")
 

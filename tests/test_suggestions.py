@@ -6,7 +6,7 @@ from timm.data import ImageNetInfo
 
 from steadygaze.errors import UnknownName, suggestions
 from steadygaze.loading.build import build_model
-from steadygaze.loading.model_names import list_models
+from steadygaze.loading.load import list_models
 
 
 def imagenet_names() -> list[str]:

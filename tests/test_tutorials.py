@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steadygaze.methods import METHODS
+from steadygaze.methods.registry import METHODS
 from tools.run_tutorials import FOLDER, execute, read
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

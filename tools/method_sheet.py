@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 import steadygaze as sg
 from steadygaze.data.images import read_image
-from steadygaze.explainer import unavailable
+from steadygaze.methods.registry import unavailable
 
 SIDE, GAP, TITLE, COLUMNS = 168, 8, 18, 7
 

@@ -26,7 +26,7 @@ from benchmarks.panel.measure import MEASURES, measure
 from benchmarks.panel.methods import expand
 from benchmarks.panel.tables import print_tables
 from benchmarks.panel.truth import measure_truth
-from steadygaze.method_registry import DEFAULT
+from steadygaze.methods.registry import DEFAULT
 
 PETS = 24  # images, one of each breed
 

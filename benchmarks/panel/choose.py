@@ -30,8 +30,8 @@ import steadygaze as sg
 from benchmarks.panel import panel, selection
 from benchmarks.panel.measure import REMOVAL, measure, run_folders
 from benchmarks.panel.tables import HEADS, difference, text_with_interval
-from steadygaze.method_registry import register_method
 from steadygaze.methods.gaze import pooled, taken
+from steadygaze.methods.registry import register_method
 from steadygaze.trace.capture import forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want

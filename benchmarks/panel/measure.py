@@ -15,7 +15,7 @@ from typing import Any
 import steadygaze as sg
 from benchmarks.panel import PanelModel
 from benchmarks.panel.methods import available
-from steadygaze.data.content import names_hash
+from steadygaze.data.images import names_hash
 
 REMOVAL = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 MEASURES: dict[str, tuple[str, ...]] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import steadygaze as sg
-from steadygaze.methods import unavailable
-from steadygaze.vit import ViT
+from steadygaze.methods.registry import unavailable
+from steadygaze.vit.view import ViT
 
 BEST_KNOWN = (
     "gaze",

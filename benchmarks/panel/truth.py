@@ -14,8 +14,8 @@ import torch
 
 import steadygaze as sg
 from benchmarks.panel.methods import available
-from steadygaze.data.content import names_hash
-from steadygaze.faithfulness.ground_truth import Task, counting, score, shortcut, train
+from steadygaze.data.images import names_hash
+from steadygaze.faithfulness.truth import Task, counting, score, shortcut, train
 
 TASKS = {"counting": counting, "shortcut": shortcut}
 FOLDER = "known-truth"

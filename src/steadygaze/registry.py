@@ -13,8 +13,9 @@ Plugins are loaded when a registry is first read, so `import steadygaze` stays q
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from importlib import import_module
 from threading import RLock
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -30,21 +31,48 @@ _LOCK = RLock()
 class Registry(Mapping[str, Entry], Generic[Entry]):
     """Entries by name, in order of registration.
 
-    kind: what an entry is called in messages, such as "metric"
-    hint: what an error about an unknown name adds, such as where known names are listed
-    synonyms: names from papers and other packages, each with the name it has here; offered for unknown names
+    Args:
+        kind: What an entry is called in messages, such as "metric".
+        built_in: Modules of this package that register entries when they are imported. They are imported, in
+            this order, when the registry is first read.
+        hint: What an error about an unknown name adds, such as where known names are listed.
+        synonyms: Names from papers and other packages, each with the name it has here; they are suggested for
+            unknown names.
     """
 
     def __init__(
-        self, kind: str, *, hint: str = "", synonyms: Mapping[str, str] = MappingProxyType({})
+        self,
+        kind: str,
+        *,
+        built_in: Sequence[str] = (),
+        hint: str = "",
+        synonyms: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.kind, self.hint, self.synonyms = kind, hint, synonyms
+        self.kind, self.built_in, self.hint, self.synonyms = kind, built_in, hint, synonyms
         self._entries: dict[str, Entry] = {}
+        self._loaded = False
 
-    def add(self, name: str, entry: Entry, *, replace: bool = False) -> Entry:
-        """Register `entry` under `name`. A name that is taken is an error unless `replace` is true."""
+    def load(self) -> None:
+        """Import the modules of the built-in entries, and the plugins, once."""
+        if not self._loaded:
+            self._loaded = True  # first: these modules may read the registry themselves
+            for module in self.built_in:
+                import_module(module)
+        load_plugins()
+
+    def add(self, name: str, entry: Entry, *, origin: str, replace: bool = False) -> Entry:
+        """Register `entry` under `name`. A name that is taken is an error unless `replace` is true.
+
+        Args:
+            name: A name without spaces and without any of `+ : = ,`.
+            entry: What is registered.
+            origin: The module that defines the entry.
+            replace: Replace the entry that has this name, instead of raising `BadInput`.
+        """
         if not name or any(c in name for c in "+:=, \t\n"):
             raise BadInput(f"{self.kind} {name!r}: expected a name without spaces and without any of + : = ,")
+        if name not in self._entries and not is_built_in(origin):
+            self.load()  # a name of a built-in entry is taken, whether or not it was used before
         if name in self._entries and not replace:
             raise BadInput(
                 f"a {self.kind} named {name!r} is registered already. "
@@ -59,23 +87,32 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
-            load_plugins()
+            self.load()
         if name not in self._entries:
             raise UnknownName(self.kind, name, self._entries, self.hint, self.synonyms)
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
-            load_plugins()
+            self.load()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        load_plugins()
+        self.load()
         return iter(self._entries)
 
     def __len__(self) -> int:
-        load_plugins()
+        self.load()
         return len(self._entries)
+
+
+def is_built_in(origin: str) -> bool:
+    """Whether a module is part of this package.
+
+    >>> is_built_in("steadygaze.methods.cam"), is_built_in("my_lab.methods")
+    (True, False)
+    """
+    return origin.startswith("steadygaze.")
 
 
 def matches(name: str, pattern: str) -> bool:

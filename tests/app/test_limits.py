@@ -189,8 +189,8 @@ def test_uploads_are_deleted_after_a_while(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")  # the examples of the page are kept
-    monkeypatch.setattr("steadygaze.app.layout.CLEAN_EVERY", 1)
-    monkeypatch.setattr("steadygaze.app.layout.KEEP_FILES", 1)
+    monkeypatch.setattr("steadygaze.app.page.CLEAN_EVERY", 1)
+    monkeypatch.setattr("steadygaze.app.page.KEEP_FILES", 1)
     with served(loaded) as address:
         file = Path(Visitor(address).upload(tmp_path / "red.png")["path"])
         assert file.is_file()

@@ -16,10 +16,10 @@ import steadygaze as sg
 import steadygaze.cli as cli
 import steadygaze.cli.explain as command
 from steadygaze.cli import app
-from steadygaze.cli.commands.parsing import split_methods
+from steadygaze.cli.options import split_methods
 from steadygaze.errors import BadInput, BrokenMap
-from steadygaze.explainer import explain
 from steadygaze.loading.load import load_model
+from steadygaze.methods.explain import explain
 
 DEMO = Path(command.__file__).parents[1] / "assets" / "demo"
 

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 import steadygaze.cli.explain as command
 from steadygaze.cli import app
-from steadygaze.cli.explain import MAX_TOP
-from steadygaze.cli.explain_results import GRID_ROWS
-from steadygaze.drawing import Row, tile
+from steadygaze.cli.explain import GRID_ROWS, MAX_TOP
+from steadygaze.results.drawing import Row, tile
 
 DEMO = Path(command.__file__).parents[1] / "assets" / "demo"
 SHIP = DEMO / "ship.png"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import steadygaze
-from steadygaze.cli.interruptions import Interruptions
+from steadygaze.cli.output import Interruptions
 
 DEMO = Path(steadygaze.__file__).parent / "assets" / "demo"
 METHODS = "lime:budget=40000,kernel_shap:budget=40000,gae"

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from steadygaze.cli import running
-from steadygaze.cli.running import LineDisplay, duration, progress_bar, progress_line
+from steadygaze.cli import output as running
+from steadygaze.cli.output import LineDisplay, duration, progress_bar, progress_line
 from steadygaze.progress import Progress
 
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
-from steadygaze.runs.shards.locks import lock_run
-from steadygaze.runs.shards.shard import Shard
+from steadygaze.runs.shards import Shard, lock_run
 
 
 def status(*words: object, code: int = 0) -> str:

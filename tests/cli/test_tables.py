@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
-from steadygaze.cli.lists import index
-from steadygaze.cli.tables import Column, print_table
+from steadygaze.cli import lists as index
+from steadygaze.cli.output import Column, print_table
 
 NARROW = 80
 
@@ -77,7 +77,7 @@ def test_listings_fit(command, names):
 
 
 def test_suites_and_recipes_fit():
-    from steadygaze.training.recipe_files import shipped_recipes
+    from steadygaze.training.recipe import shipped_recipes
 
     output = run("suites")
     check(output, [])

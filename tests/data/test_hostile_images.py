@@ -14,8 +14,15 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from steadygaze.cli import app
 from steadygaze.data import images as reader
-from steadygaze.data.content import file_hash
-from steadygaze.data.images import MAX_ASPECT, MAX_PIXELS, MAX_SIDE, find_images, image_size, read_image
+from steadygaze.data.images import (
+    MAX_ASPECT,
+    MAX_PIXELS,
+    MAX_SIDE,
+    file_hash,
+    find_images,
+    image_size,
+    read_image,
+)
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadImage
 

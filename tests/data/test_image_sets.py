@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helpers.benchmark_trees import SPECIES, cifar, plant
-from steadygaze.data.image_sets import cifar100, inaturalist_mini, pneumonia
-from steadygaze.data.imagenet import imagenet_names, imagenet_synsets
+from steadygaze.data.datasets.image_sets import cifar100, inaturalist_mini, pneumonia
+from steadygaze.data.datasets.imagenet import imagenet_names, imagenet_synsets
 from steadygaze.errors import BadInput
 
 

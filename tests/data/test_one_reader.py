@@ -15,7 +15,7 @@ from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.masks import LabelledImages
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.training.images.dataset import TrainingImages
+from steadygaze.training.images import TrainingImages
 from steadygaze.training.recipe import Augment
 
 RNG = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_the_page_gets_the_file_itself(file):
     gradio = pytest.importorskip("gradio")
     from gradio.data_classes import ImageData
 
-    from steadygaze.app.layout import build_page
+    from steadygaze.app.page import build_page
 
     blocks = build_page(Viewer(sg.load_model("embedded")))
     uploads = [b for b in blocks.blocks.values() if isinstance(b, gradio.Image) and b.label == "Image"]

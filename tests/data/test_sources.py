@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from steadygaze.data.memory import InMemoryData, TensorBatch, is_folder
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.data.sources import InMemoryData, TensorBatch, is_folder
 from steadygaze.errors import BadInput
 
 IMAGES = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -11,9 +11,8 @@ import steadygaze as sg
 from helpers.shards import parquet, png, samples, shards, write_tar
 from steadygaze.data.folders import ClassLookup
 from steadygaze.data.images import read_image
-from steadygaze.data.streams import ImageStream, open_stream
-from steadygaze.data.streams.spec import StreamSpec, parse_data
-from steadygaze.data.streams.stream import read_ahead
+from steadygaze.data.stream_spec import StreamSpec, parse_data
+from steadygaze.data.streams import ImageStream, open_stream, read_ahead
 
 
 def opened(text: str, classes: int = 3, names: tuple[str, ...] | None = None, **more) -> ImageStream:

@@ -9,7 +9,7 @@ from torchmetrics.functional.classification import binary_accuracy, binary_avera
 
 from oracles import faithfulness as oracle
 from steadygaze.faithfulness import METRICS
-from steadygaze.faithfulness.localisation import NAMES, localisation, upsample
+from steadygaze.faithfulness.localization import NAMES, localisation, upsample
 
 
 def problem(seed: int, ties: bool = False, size: tuple[int, int] = (20, 15)):

@@ -14,11 +14,11 @@ import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
 from steadygaze.faithfulness import METRICS, evaluate
-from steadygaze.faithfulness.metric import Batch
-from steadygaze.method_registry import METHODS
-from steadygaze.report.html import write_report
+from steadygaze.faithfulness.inputs import Batch
+from steadygaze.methods.registry import METHODS
+from steadygaze.report.pages import write_report
+from steadygaze.runs import verify as request
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.verify import request
 
 RUN = ("--model", "embedded", "--batch", "4", "--limit", "8")
 

@@ -9,7 +9,7 @@ import steadygaze as sg
 from oracles import faithfulness as oracle
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import METRICS, Batch, evaluate
-from steadygaze.faithfulness.localisation import upsample
+from steadygaze.faithfulness.localization import upsample
 from steadygaze.faithfulness.perturbation import FRACTIONS, blur, fill_values
 
 MEAN, STD = (

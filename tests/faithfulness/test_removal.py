@@ -8,7 +8,8 @@ import steadygaze as sg
 from oracles import faithfulness as oracle
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import METRICS, Batch, evaluate, metric, removal
-from steadygaze.vit import packing, subsets
+from steadygaze.vit import removal as packing
+from steadygaze.vit import removal as subsets
 
 FOUR = list(removal.NAMES)
 

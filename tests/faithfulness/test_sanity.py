@@ -8,7 +8,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import benchmarks.zoo as zoo
 import steadygaze as sg
 from oracles.models import random_images, tiny
-from steadygaze.faithfulness import Batch, agreement, evaluate, ranks
+from steadygaze.faithfulness import Batch, agreement, evaluate
+from steadygaze.faithfulness import localization as ranks
 from steadygaze.faithfulness.sanity import class_sensitivity, parameter_groups, randomisation
 
 BOTH = ["randomisation", "class_sensitivity"]

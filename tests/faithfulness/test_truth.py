@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 
 import steadygaze as sg
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.ground_truth import COLOURS, counting, score, shortcut, subset_accuracy, train
+from steadygaze.faithfulness.truth import COLOURS, counting, score, shortcut, subset_accuracy, train
 
 SMALL = {"width": 32, "depth": 2, "steps": 500, "batch_size": 64}
 

@@ -9,11 +9,11 @@ from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 from steadygaze.cli import app
+from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.robustness.corruptions.corrupt import COMMON
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import StressRequest
+from steadygaze.runs.stress import StressRequest
 
 
 def image_folder(folder: Path) -> Path:

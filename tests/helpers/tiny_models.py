@@ -90,7 +90,7 @@ def images_of(model: nn.Module, batch: int = 2, seed: int = 0) -> Tensor:
 
 def served(model: nn.Module) -> list[str]:
     """The names of all methods that can explain this model."""
-    from steadygaze.explainer import unavailable
+    from steadygaze.methods.registry import unavailable
 
     vit = sg.adapt(model)
     return [info.name for info in sg.list_methods() if not unavailable(sg.method(info.name), vit)]

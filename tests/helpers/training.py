@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import steadygaze as sg
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 SIDE, CLASSES = 16, ("bright", "dark")
 MODEL = {"img_size": SIDE, "patch_size": 8, "embed_dim": 8, "depth": 2, "num_heads": 2, "mlp_ratio": 2}

@@ -70,7 +70,7 @@ def test_the_authors_file_gives_timms_outputs(name, form, tmp_path: Path):
 
 def test_a_recipe_puts_a_new_head_on_them(tmp_path: Path):
     from helpers.training import content, image_folder
-    from steadygaze.training.recipe_files import make_recipe
+    from steadygaze.training.recipe import make_recipe
 
     name = "vit_small_patch14_reg4_dinov2.lvd142m"
     arguments, side = MODELS[name]

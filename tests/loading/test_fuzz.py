@@ -24,8 +24,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.loading.checkpoint import match_names, read_weights
-from steadygaze.loading.description import check_arguments, parse_description
-from steadygaze.loading.run_folder import rebuild
+from steadygaze.loading.run_folder import check_arguments, parse_description, rebuild
 from steadygaze.modules import TAP, insert
 
 NAME = "vit_tiny_patch16_224"

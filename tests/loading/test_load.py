@@ -20,10 +20,9 @@ import steadygaze
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.loading import checkpoint as hub
-from steadygaze.loading import torchvision_models
+from steadygaze.loading import torchvision as torchvision_models
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
-from steadygaze.loading.load import load_model
-from steadygaze.loading.model_names import list_models
+from steadygaze.loading.load import list_models, load_model
 
 NAME = "test_vit"  # the smallest ViT that timm registers
 

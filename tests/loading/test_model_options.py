@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.wrapped import Lit
 from steadygaze.cli import app
-from steadygaze.loading.model_options import read_class_names
+from steadygaze.loading.options import read_class_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("bird", "cat", "dog")

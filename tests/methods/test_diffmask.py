@@ -16,21 +16,13 @@ import steadygaze as sg
 from helpers import tiny_models
 from oracles import vit as oracle
 from oracles.models import KINDS, random_images, tiny
-from steadygaze.methods.learnt.diffmask import (
-    DiffMask,
-    HardConcrete,
-    Shape,
-    blank,
-    masked,
-    read_file,
-    write,
-)
-from steadygaze.methods.learnt.files import with_files
-from steadygaze.training.diffmask.settings import Settings
-from steadygaze.training.diffmask.trainer import (
+from steadygaze.methods.diffmask import DiffMask, HardConcrete, Shape, blank, masked, read_file, write
+from steadygaze.methods.learned import with_files
+from steadygaze.training.diffmask import (
     ALL_OFF,
     ALL_ON,
     DivergenceMonitor,
+    Settings,
     StepReport,
     Trainer,
     divergence,

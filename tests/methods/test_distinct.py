@@ -9,8 +9,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
-from steadygaze.explainer import rules_of
-from steadygaze.methods import parse_method
+from steadygaze.methods.registry import parse_method, rules_of
 
 TARGET = torch.tensor([1, 3])
 MODELS = ["class", "average", "attention pool (SigLIP)", "SwiGLU (DINOv2)"]

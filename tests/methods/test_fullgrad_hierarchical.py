@@ -12,9 +12,10 @@ from benchmarks import zoo
 from benchmarks.oracles import unfused
 from helpers import tiny_models
 from oracles import hierarchical as oracle
-from steadygaze.aggregate import resize_map
 from steadygaze.trace import PLAIN, Rules, Trace, Want, forward, frozen
-from steadygaze.vit.view import ViT, evaluation_mode
+from steadygaze.trace.completeness import resize_map
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT
 
 TARGET = 1
 MODELS = {

@@ -10,7 +10,7 @@ import steadygaze as sg
 from helpers import tiny_models
 from oracles import libra
 from oracles.models import random_images, tiny
-from steadygaze.methods import aliases
+from steadygaze.methods.registry import aliases
 from steadygaze.trace.rules import Rules, frozen
 from steadygaze.trace.seam import Seam
 

@@ -7,7 +7,7 @@ import torch
 
 import steadygaze as sg
 from helpers import tiny_models
-from steadygaze.methods import METHODS, list_methods, parse_method, register_alias, register_method
+from steadygaze.methods.registry import METHODS, list_methods, parse_method, register_alias, register_method
 from steadygaze.trace import Trace
 
 

@@ -16,10 +16,10 @@ import steadygaze as sg
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
 from oracles.gaze import gaze_removal
 from oracles.models import KINDS, random_images, tiny
-from steadygaze.methods import aliases, base_methods, list_methods
 from steadygaze.methods.propagation import pixel_relevance
+from steadygaze.methods.registry import aliases, base_methods, list_methods
 from steadygaze.trace.query import Query
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
 
 TARGET = torch.tensor([1, 3])
 SCORES = ("logit", "log_prob", "log_odds", "contrast")

@@ -19,7 +19,8 @@ from benchmarks.oracles import unfused
 from helpers import tiny_models
 from oracles.models import KINDS, random_images, tiny
 from steadygaze.trace import PLAIN, Trace, Want, forward, frozen
-from steadygaze.vit.view import evaluation_mode, logits_of
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.outputs import logits_of
 
 TARGET = torch.tensor([1, 3])
 COMPLETE = [
@@ -47,7 +48,7 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
 
 def everything(model: nn.Module) -> list[str]:
     """All names and some options that this model can be explained by, in its cheap form."""
-    from steadygaze.explainer import unavailable
+    from steadygaze.methods.registry import unavailable
 
     extra = [m for m in EXTRA if not unavailable(sg.method(m), sg.adapt(model))]
     if type(model).__name__ == "Cait":  # refuses both, see test_bad_input

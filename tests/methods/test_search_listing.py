@@ -19,7 +19,7 @@ import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
 from steadygaze.progress import Progress
 from steadygaze.runs.cost.declared import forward_passes
-from steadygaze.runs.verify.plan import choose, make_plan
+from steadygaze.runs.plan import choose, make_plan
 
 SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}
 LONG = ("rise", "lime", "kernel_shap", "hsic")  # these take any budget

@@ -12,7 +12,8 @@ import steadygaze as sg
 from helpers import tiny_models
 from oracles import search
 from oracles.models import random_images, tiny
-from steadygaze.methods.learnt.shapley import (
+from steadygaze.methods.perturbation import shapley_pairs
+from steadygaze.methods.vit_shapley import (
     efficient,
     kernel_shap_loss,
     read_file,
@@ -20,9 +21,7 @@ from steadygaze.methods.learnt.shapley import (
     values,
     write,
 )
-from steadygaze.methods.perturbation import shapley_pairs
-from steadygaze.training.shapley.settings import Settings
-from steadygaze.training.shapley.trainer import Trainer, divergence, uniform_sizes
+from steadygaze.training.vit_shapley import Settings, Trainer, divergence, uniform_sizes
 
 SMALL = {"img_size": 6}  # 2 x 2 patches
 QUICK = {"batch": 4, "warmup": 20, "rate": 3e-3, "pairs": 2}

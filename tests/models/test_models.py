@@ -12,8 +12,8 @@ import steadygaze as sg
 from benchmarks import checks, zoo
 from helpers.losses import SMALL, small
 from steadygaze import models
-from steadygaze.loading.model_names import model_infos
-from steadygaze.models.fan_stems import ConvNeXtBlock, ConvNeXtStem
+from steadygaze.loading.load import model_infos
+from steadygaze.models.fan import ConvNeXtBlock, ConvNeXtStem
 from steadygaze.modules import CB, TAP, insert, remove
 from steadygaze.vit.masking import masked_logits
 

@@ -19,8 +19,8 @@ from oracles.models import tiny
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
 from steadygaze.modules import CB, TAP, ContextBroadcast, TokenPool, cost, insert, inserted, remove
 from steadygaze.modules import tap as tap_module
-from steadygaze.modules.sites import broadcast_site, pooling_site
-from steadygaze.vit.view import logits_of
+from steadygaze.modules.base import broadcast_site, pooling_site
+from steadygaze.vit.outputs import logits_of
 
 NORM2 = ("norm2", "layernorm_after", "layer_norm2", "ln_2")
 

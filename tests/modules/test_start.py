@@ -18,7 +18,7 @@ from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
 from steadygaze.modules import CB, TAP, ContextBroadcast, TokenPool, insert, inserted, remove
 from steadygaze.modules import tap as tap_module
 from steadygaze.trace import Want, forward
-from steadygaze.vit.view import logits_of
+from steadygaze.vit.outputs import logits_of
 
 KINDS = ("dilated", "kernels", "average3", "average5", "depthwise", "convolution")
 VARIANTS = ("plain", "scaled", "gate", "hybrid")

@@ -14,7 +14,8 @@ from benchmarks import checks, zoo
 from helpers.inserted import MODELS, images_of, plain, trained
 from oracles.models import tiny
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.faithfulness.evaluate import Batch, evaluate
+from steadygaze.faithfulness.evaluate import evaluate
+from steadygaze.faithfulness.inputs import Batch
 from steadygaze.faithfulness.removal import NAMES
 from steadygaze.modules import CB, TAP, insert, inserted, remove, restore
 from steadygaze.trace import Want, forward

@@ -10,8 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import steadygaze as sg
 from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, llava, log_probabilities, photograph
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.questions.generation import Answer
-from steadygaze.questions.prompting import answer_model
+from steadygaze.questions.generation import Answer, answer_model
 from steadygaze.trace.rules import frozen
 from steadygaze.trace.seam import Seam
 

@@ -16,7 +16,7 @@ import steadygaze as sg
 from benchmarks import text_zoo
 from steadygaze.questions import TEMPLATES, TextClassifier
 from steadygaze.trace import Want, forward, frozen
-from steadygaze.vit.image_features import pixel_inputs
+from steadygaze.vit.outputs import pixel_inputs
 
 KINDS = [kind for kind in text_zoo.KINDS if kind.endswith("Model")]
 PROMPTS = ["a photo of a dog", "a cat", "two red bird in the tree"]

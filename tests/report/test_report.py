@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import Page, image_folder
 from steadygaze.cli import app
-from steadygaze.report import svg
-from steadygaze.report.html import write_report
+from steadygaze.report import charts as svg
+from steadygaze.report.pages import write_report
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.verify.request import VerifyRequest, run_verify
+from steadygaze.runs.verify import VerifyRequest, run_verify
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,10 @@ import pytest
 
 import steadygaze as sg
 from helpers.runs import thousand
-from steadygaze.data.benchmarks import imagenet_synsets
+from steadygaze.data.datasets.imagenet import PERTURBATIONS, imagenet_synsets
 from steadygaze.errors import BadImage, BadInput
 from steadygaze.robustness import flip_probability, read_clip, read_shift
-from steadygaze.robustness.sequences import PERTURBATIONS
-from steadygaze.runs.stress.evaluator import Evaluator
+from steadygaze.runs.evaluator import Evaluator
 
 cv2 = pytest.importorskip("cv2")
 

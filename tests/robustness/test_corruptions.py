@@ -9,20 +9,11 @@ import torch
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from benchmarks.corruptions import sample_image
+from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA
 from steadygaze.errors import BadInput, UnknownName
+from steadygaze.robustness.corruptions import blurs, frost, pixelwise, weather
 from steadygaze.robustness.corruptions import filters as kernels
-from steadygaze.robustness.corruptions import frost
-from steadygaze.robustness.corruptions.corrupt import (
-    CIFAR,
-    COMMON,
-    CORRUPTIONS,
-    EXTRA,
-    IMAGENET,
-    blurs,
-    corrupt,
-    pixelwise,
-    weather,
-)
+from steadygaze.robustness.corruptions.corrupt import CIFAR, IMAGENET, corrupt
 
 RANDOM = (
     "gaussian_noise",

@@ -10,7 +10,7 @@ import steadygaze as sg
 from helpers.tiny_models import PLAIN, images_of
 from oracles.models import random_images, tiny
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
-from steadygaze.robustness.neighbours import features, knn_accuracy, knn_predict
+from steadygaze.robustness.neighbors import features, knn_accuracy, knn_predict
 
 
 def clusters(count: int, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     train, labels = clusters(50, 0)
     test, _ = clusters(33, 1)
     whole = knn_predict(train, labels, test, k=5)
-    monkeypatch.setattr("steadygaze.robustness.neighbours.CELLS", 250)
+    monkeypatch.setattr("steadygaze.robustness.neighbors.CELLS", 250)
     assert torch.equal(whole, knn_predict(train, labels, test, k=5))
 
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness import scores
-from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
-from steadygaze.robustness.sequences import NOISE, PERTURBATIONS
+from steadygaze.robustness.sequences import NOISE
 
 MEANS = {  # AlexNet's published mean errors
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,

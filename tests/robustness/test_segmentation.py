@@ -341,7 +341,7 @@ def test_any_segmenter_is_measured(form):
 
 def test_the_interval_is_of_resampled_images():
     """The scores of resampled data sets, computed slowly: the counts of the drawn images, added up."""
-    from steadygaze.runs.table import draws
+    from steadygaze.runs.statistics import draws
 
     rows = sg.stress(Bright(), batches(5), **HOW)
     (card,) = rows.cards(repeats=20)

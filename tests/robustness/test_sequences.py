@@ -9,8 +9,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tv
 
 from benchmarks.corruptions import sample_image
+from steadygaze.data.datasets.imagenet import PERTURBATIONS
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.sequences import PERTURBATIONS, sequence
+from steadygaze.robustness.sequences import sequence
 
 FRAMES = {"translate": 41}
 SMALL_FRAMES = {"translate": 16, "motion_blur": 21}

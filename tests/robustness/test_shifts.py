@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo, RealLabelsImagenet
 
-from steadygaze.data.benchmarks import imagenet_synsets
+from steadygaze.data.datasets.imagenet import COMMON, imagenet_synsets
+from steadygaze.data.datasets.shifts import READERS, Shift, read_shift
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.corruptions.corrupt import COMMON
-from steadygaze.robustness.shifts import READERS, Shift, any_correct, read_shift, shift_scores
+from steadygaze.robustness.shift import any_correct, shift_scores
 
 INFO = ImageNetInfo()
 SYNSETS = INFO.label_names()

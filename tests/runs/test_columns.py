@@ -7,11 +7,10 @@ import pytest
 
 import steadygaze as sg
 from helpers.runs import made_up
-from steadygaze.runs.columnar import blocks
-from steadygaze.runs.columnar.columns import CODED, Columns, Groups
-from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.predictions import resampled_ece
-from steadygaze.runs.table import bootstrap, difference, mean_differences
+from steadygaze.runs import rows as blocks
+from steadygaze.runs.evaluator import resampled_ece
+from steadygaze.runs.rows import CODED, Columns, Groups, Rows
+from steadygaze.runs.statistics import bootstrap, difference, mean_differences
 
 SETTINGS = {"kind": "verify", "model": "m", "weights": "w", "data": "d", "seed": 0, "versions": {}}
 ROW = {
@@ -137,7 +136,7 @@ def test_plain_rows_take_the_fast_way(tmp_path, monkeypatch):
 
 
 def test_a_broken_line_far_down_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("steadygaze.runs.untrusted.json_files.BLOCK", 1000)
+    monkeypatch.setattr("steadygaze.untrusted.BLOCK", 1000)
     rows = [{**ROW, "image": str(i)} for i in range(200)]
     folder = run_of(tmp_path / "run", *rows)
     assert len(Rows.read(folder)) == 200

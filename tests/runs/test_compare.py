@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import Page, image_folder, made_up
 from steadygaze.cli import app
+from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.robustness import class_changes, mcnemar
-from steadygaze.robustness.corruptions.corrupt import COMMON
 from steadygaze.runs.compare import compare
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import StressRequest, run_stress
+from steadygaze.runs.stress import StressRequest, run_stress
 
 
 def kept(rows: Rows, folder, change=lambda row: row):

@@ -19,12 +19,12 @@ from helpers.training import image_folder as training_image_folder
 from steadygaze.cli import app
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.cost.verify import estimate_verify
+from steadygaze.runs.plan import DEFAULT_METRICS
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import row_line
-from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify.plan import DEFAULT_METRICS
-from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.training.recipe import make_recipe
 
 FILES = ("state.pt", "model.safetensors")  # of a training
 PROBE = 0.3  # forward passes of the check whether subsets can be packed, made once for each model

@@ -13,7 +13,8 @@ import steadygaze as sg
 from benchmarks import rows as benchmark
 from helpers.runs import made_up
 from steadygaze.cli import app
-from steadygaze.runs.columnar import blocks, export
+from steadygaze.runs import export
+from steadygaze.runs import rows as blocks
 from steadygaze.runs.rows import Rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "rows.md"
@@ -61,7 +62,7 @@ def command(*words, code=0):
 
 def test_a_parquet_file_holds_the_rows(tmp_path, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("steadygaze.runs.untrusted.json_files.BLOCK", 2000)  # several blocks
+    monkeypatch.setattr("steadygaze.untrusted.BLOCK", 2000)  # several blocks
     run = verify_run(tmp_path / "run")
     assert "wrote" in command(run, "--to", tmp_path / "new" / "rows.parquet")
     table = pq.read_table(tmp_path / "new" / "rows.parquet")

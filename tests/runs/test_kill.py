@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
 
     from steadygaze.data.images import read_image
     from steadygaze.runs import store
-    from steadygaze.runs.verify import request
+    from steadygaze.runs import verify as request
 
     torch.set_num_threads(1)
     request.store_samples = lambda *_: None  # comes after the last row: kills are to fall between the rows

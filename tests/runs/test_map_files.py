@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
-from steadygaze.maps.names import MapName, restored, rounded
-from steadygaze.maps.reader import MapFolder
+from steadygaze.results.map_files import MapFolder, MapName, restored, rounded
 from steadygaze.runs.rows import Rows
 
 GRID, SIZE = (4, 4), (16, 16)

@@ -15,8 +15,8 @@ from steadygaze.faithfulness.metric import METRICS
 from steadygaze.quantity import mean, pooled
 from steadygaze.runs import store as store_module
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.statistics import bootstrap, difference, draws, interval
 from steadygaze.runs.store import Done, Store, prepare
-from steadygaze.runs.table import bootstrap, difference, draws, interval
 
 SETTINGS = {"data": "d", "ratios": [0.1, 0.9], "seed": 0, "versions": {"steadygaze": "0.1.0", "torch": "2.6"}}
 

@@ -9,7 +9,7 @@ import pytest
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 from steadygaze.progress import Progress
-from steadygaze.runs.verify import measure
+from steadygaze.runs import verify as measure
 
 METHODS = ["gae", "rollout", "ixg", "gaze", "occlusion:budget=4"]
 METRICS = ["insertion_aopc", "deletion_accuracy", "agreement"]

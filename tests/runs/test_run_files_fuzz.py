@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import image_folder
 from steadygaze.cli import app
-from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
+from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
 
 SECRET = "a secret outside of the folder"
 CASES = 300

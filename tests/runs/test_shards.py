@@ -10,12 +10,11 @@ import torch
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 from steadygaze.runs.loop import Run
-from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.shards.shard import Shard, parse_shard
+from steadygaze.runs.shards import Shard, World, parse_shard
 from steadygaze.runs.store import prepare
-from steadygaze.runs.stress.request import StressRequest, run_stress
-from steadygaze.runs.verify.request import VerifyRequest, run_verify
+from steadygaze.runs.stress import StressRequest, run_stress
+from steadygaze.runs.verify import VerifyRequest, run_verify
 
 SETTINGS = {"data": "d", "seed": 0, "versions": {}}
 

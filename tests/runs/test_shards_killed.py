@@ -42,7 +42,7 @@ def main(folder: Path, kind: str) -> None:
     import torch
 
     import steadygaze as sg
-    from steadygaze.runs.shards.status import run_status
+    from steadygaze.runs.status import run_status
 
     torch.set_num_threads(1)
     data, model = image_folder(folder / "data"), sg.load_model("embedded")

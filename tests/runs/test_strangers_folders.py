@@ -12,14 +12,14 @@ import pytest
 
 import steadygaze as sg
 from helpers.runs import Page, made_up
-from steadygaze.report.html import write_report
+from steadygaze import untrusted as json_files
+from steadygaze.report.pages import write_report
+from steadygaze.runs.card import Card
 from steadygaze.runs.compare import compare
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows, key_of, row_key
 from steadygaze.runs.samples import save_image, write_index
 from steadygaze.runs.store import Done
-from steadygaze.runs.stress.card import Card
-from steadygaze.runs.untrusted import json_files
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` [/red] *y*"
 opened: list[Path] | None = None

@@ -15,7 +15,7 @@ from torch import nn
 
 import steadygaze as sg
 from helpers.runs import ask, cli, image_folder, rows_of, thousand
-from steadygaze.data.benchmarks import imagenet_synsets
+from steadygaze.data.datasets.imagenet import CORRUPTIONS, PERTURBATIONS, imagenet_synsets
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.robustness import (
@@ -27,16 +27,13 @@ from steadygaze.robustness import (
     random_drop,
     sequence,
 )
-from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
-from steadygaze.robustness.sequences import PERTURBATIONS
+from steadygaze.runs.evaluator import Evaluator
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.evaluator import Evaluator
-from steadygaze.runs.stress.parse import parse_options, parse_suites
-from steadygaze.runs.stress.request import prepare_stress, run_stress
-from steadygaze.runs.stress.suites.attacks import parse_epsilons
-from steadygaze.runs.stress.suites.corruptions import parse_severities
+from steadygaze.runs.shards import World
+from steadygaze.runs.stress import parse_options, parse_suites, prepare_stress, run_stress
+from steadygaze.runs.suites.attacks import parse_epsilons
+from steadygaze.runs.suites.corruptions import parse_severities
 from steadygaze.seeding import image_seed
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.runs import Page, image_folder, made_up
 from steadygaze.cli import app
-from steadygaze.report.html import write_report
+from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS
+from steadygaze.report.pages import write_report
 from steadygaze.robustness import corruption_scores, reliability_of
-from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import StressRequest, run_stress
+from steadygaze.runs.stress import StressRequest, run_stress
 
 FEW = {"corruptions": "fog,jpeg_compression", "severities": "1,3", "epsilons": "8/255", "pgd_steps": 1}
 

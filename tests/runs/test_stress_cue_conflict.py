@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from oracles import shape_bias as oracle
 from steadygaze.cli import app
+from steadygaze.data.datasets.cue_conflict import read_cue_conflict, sixteen_classes
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput
-from steadygaze.report.stress import write_stress
+from steadygaze.report.pages import write_stress
 from steadygaze.robustness.by_class import wilson
-from steadygaze.robustness.cue_conflict import group_decisions, read_cue_conflict, shape_bias, sixteen_classes
+from steadygaze.robustness.cue_conflict import group_decisions, shape_bias
 from steadygaze.runs.compare import compare
 
 MODEL: dict[str, Any] = {

@@ -10,9 +10,9 @@ from scipy.stats import binomtest
 import steadygaze as sg
 from helpers.runs import made_up
 from steadygaze.cli.stress import print_card
-from steadygaze.report.stress import write_stress
+from steadygaze.report.pages import write_stress
+from steadygaze.runs.card import Card
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.card import Card
 
 IMAGES = 20
 

@@ -11,12 +11,12 @@ import steadygaze as sg
 from helpers.benchmark_trees import SPECIES, cifar, plant
 from helpers.runs import ask, cli, image_folder, rows_of
 from steadygaze.data.images import read_image
-from steadygaze.report.stress import write_stress
+from steadygaze.report.pages import write_stress
 from steadygaze.robustness import features, knn_predict
 from steadygaze.runs.compare import compare
-from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import run_stress
+from steadygaze.runs.shards import World
+from steadygaze.runs.stress import run_stress
 
 METRICS = ["knn1", "knn10", "knn1_euclidean", "knn10_euclidean"]
 

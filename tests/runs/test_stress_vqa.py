@@ -11,13 +11,13 @@ from PIL import Image
 
 import steadygaze as sg
 from benchmarks.vision_language import vilt
+from steadygaze.data.datasets.vqa import read_vqa
 from steadygaze.data.images import read_image
-from steadygaze.data.vqa import read_vqa
 from steadygaze.errors import BadInput, UnsupportedModel
-from steadygaze.report.stress import write_stress
+from steadygaze.report.pages import write_stress
 from steadygaze.robustness.vqa import normalise_answer, vqa_accuracy
 from steadygaze.runs.compare import compare
-from steadygaze.runs.stress.suites.vqa import VisualQuestions
+from steadygaze.runs.suites.vqa import VisualQuestions
 
 QUESTIONS = ("what is on the table ?", "is the table red ?", "what is a cup", "the red table ?")
 

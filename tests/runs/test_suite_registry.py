@@ -10,11 +10,10 @@ import pytest
 
 import steadygaze as sg
 from helpers.runs import cli, image_folder, rows_of
-from steadygaze.report.html import write_report
-from steadygaze.runs.figures import Bar, BarChart
+from steadygaze.report.pages import write_report
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress import SUITES, Condition, Option, Setting, Suite
-from steadygaze.runs.stress.request import StressRequest, run_stress
+from steadygaze.runs.stress import StressRequest, run_stress
+from steadygaze.runs.suite import SUITES, Bar, BarChart, Condition, Option, Setting, Suite
 
 
 class Mirror(Suite):

@@ -16,8 +16,8 @@ from oracles.models import random_images, tiny
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli.explain import ExplainOptions, run
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.runs.verify.samples import read_samples
-from steadygaze.vit.subsets import subset_logits
+from steadygaze.runs.samples import read_map_samples
+from steadygaze.vit.removal import subset_logits
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_folder_of_a_regression_needs_no_classes(folder: Path, tmp_path: Path)
     assert len(rows) == 12
     settings = json.loads((out / "run.json").read_text())["settings"]
     assert settings["task"] == "regression"
-    samples = read_samples(out)
+    samples = read_map_samples(out)
     assert samples is not None and samples.best[0].title.startswith("bird ")
     assert "%" not in samples.best[0].title
     assert "deletion_value" in rows.table().markdown()

@@ -95,7 +95,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def methods_of(model: nn.Module) -> list[str]:
-    from steadygaze.explainer import unavailable
+    from steadygaze.methods.registry import unavailable
 
     able = [m for m in METHODS if not unavailable(sg.method(m), sg.adapt(model))]
     if type(model).__name__ in ("Cait", "SwinTransformer"):

@@ -13,7 +13,7 @@ import steadygaze as sg
 from helpers.training import content, image_folder
 from steadygaze.cli import app
 from steadygaze.cli.curves import draw_curves
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 
 @pytest.fixture(scope="module")

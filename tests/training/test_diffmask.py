@@ -14,11 +14,9 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.methods.learnt.diffmask import read_file, write
-from steadygaze.training.diffmask import loop as diffmask_run
-from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
-from steadygaze.training.diffmask.settings import Settings
-from steadygaze.training.diffmask.trainer import DivergenceMonitor, Trainer
+from steadygaze.methods.diffmask import read_file, write
+from steadygaze.training import diffmask as diffmask_run
+from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun, DivergenceMonitor, Settings, Trainer
 
 FAST = {"batch": 2, "warmup": 1, "gate_rate": 1e-3}
 WORDS = ("--model", "embedded", "--batch", "2", "--warmup", "1", "--gate-rate", "1e-3", "--steps", "2")

@@ -13,10 +13,8 @@ from torch import Tensor
 import steadygaze as sg
 from helpers import tiny_models
 from oracles.models import random_images, tiny
-from steadygaze.methods.learnt.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
-from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
-from steadygaze.training.diffmask.settings import Settings
-from steadygaze.training.diffmask.trainer import Trainer, hidden_widths
+from steadygaze.methods.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
+from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun, Settings, Trainer, hidden_widths
 
 QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=2)
 NEW_IN_2 = {"definition"}

@@ -61,7 +61,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(found):
 
 def asked(data: Path):
     from helpers.training import MODEL
-    from steadygaze.training.recipe_files import make_recipe
+    from steadygaze.training.recipe import make_recipe
 
     return make_recipe(
         {

@@ -16,14 +16,11 @@ from steadygaze.data.masks import LabelledImages
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.training import loop
 from steadygaze.training import run_files as files
-from steadygaze.training.images.dataset import TrainingImages
-from steadygaze.training.images.sampling import StepSampler
-from steadygaze.training.images.selection import select_images
+from steadygaze.training.images import TrainingImages, select_images
 from steadygaze.training.model import build_recipe_model
-from steadygaze.training.random_state import seeded
-from steadygaze.training.recipe import Augment
-from steadygaze.training.recipe_files import make_recipe, read_recipe, shipped_recipes
-from steadygaze.training.run_files import TrainingStopped
+from steadygaze.training.recipe import Augment, make_recipe, read_recipe, shipped_recipes
+from steadygaze.training.run_files import TrainingStopped, seeded
+from steadygaze.training.sampling import StepSampler
 
 
 @pytest.fixture(scope="module")

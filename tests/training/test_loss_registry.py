@@ -11,7 +11,7 @@ import torch
 import steadygaze as sg
 from helpers.training import MODEL, content, same, weights
 from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 PLUGIN = '''
 from torch import Tensor

@@ -13,7 +13,7 @@ import steadygaze as sg
 from helpers.losses import tiny
 from oracles import attention, vit
 from steadygaze.training import losses
-from steadygaze.training.losses.differentiable_map import differentiable_map
+from steadygaze.training.losses.relevance import differentiable_map
 
 
 def batch(size: int = 3) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,8 @@ import steadygaze as sg
 from helpers.losses import tiny
 from steadygaze.trace import Seam, Want
 from steadygaze.training import losses
-from steadygaze.training.losses import fused_adl
-from steadygaze.training.losses.adl import seam_loss
-from steadygaze.training.losses.fused_adl import DiversitySeam
+from steadygaze.training.losses import adl as fused_adl
+from steadygaze.training.losses.adl import DiversitySeam, seam_loss
 
 FORMS = ("paper", "code", "per_head")
 

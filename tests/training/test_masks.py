@@ -11,11 +11,11 @@ from helpers.losses import tiny
 from helpers.training import content, image_folder
 from oracles import vit
 from steadygaze.training import loop
-from steadygaze.training.images.selection import check_masks, select_images
+from steadygaze.training import tokencut as bilateral
+from steadygaze.training import tokencut as masks
+from steadygaze.training.images import check_masks, select_images
 from steadygaze.training.model import build_recipe_model
-from steadygaze.training.recipe_files import make_recipe
-from steadygaze.training.tokencut import bilateral_solver as bilateral
-from steadygaze.training.tokencut import masks
+from steadygaze.training.recipe import make_recipe
 
 
 def scene() -> tuple[torch.Tensor, torch.Tensor]:

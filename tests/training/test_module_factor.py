@@ -5,7 +5,7 @@ import torch
 
 import steadygaze as sg
 from helpers.training import content, recipe, same, weights
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.5])

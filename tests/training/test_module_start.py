@@ -12,7 +12,7 @@ import steadygaze as sg
 from helpers.training import MODEL, SIDE, content, recipe, same, weights
 from steadygaze.modules import inserted
 from steadygaze.training.model import build_recipe_model
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 BOTH: dict[str, Any] = {"tap": {"branches": 3}, "cb": {}}
 

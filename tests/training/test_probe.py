@@ -11,8 +11,8 @@ import steadygaze as sg
 from helpers.training import MODEL, content, image_folder, recipe, same, weights
 from steadygaze.data.images import read_image
 from steadygaze.runs.cost.train import estimate_train
-from steadygaze.training.images import features
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training import images as features
+from steadygaze.training.recipe import make_recipe
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,10 @@ from PIL import Image
 
 from helpers.training import recipe
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.training.images.augmentation import Augmentation
-from steadygaze.training.images.sampling import StepSampler
-from steadygaze.training.optimisation import make_schedule
-from steadygaze.training.recipe import Augment
-from steadygaze.training.recipe_files import read_recipe
+from steadygaze.training.images import Augmentation
+from steadygaze.training.loop import make_schedule
+from steadygaze.training.recipe import Augment, read_recipe
+from steadygaze.training.sampling import StepSampler
 
 # Of github.com/guoyongcs/TAPADL: the command in the README of each folder, then the defaults of its main.py.
 TAP_ADL = {

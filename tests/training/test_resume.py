@@ -12,7 +12,7 @@ from benchmarks import zoo
 from helpers.training import MODEL, content, image_folder, masks_of, same, weights
 from steadygaze.cli import app
 from steadygaze.modules import inserted
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 WITH = {"tap": {"branches": 3}, "cb": {"variant": "scaled"}}
 

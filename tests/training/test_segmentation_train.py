@@ -13,7 +13,7 @@ from PIL import Image
 import steadygaze as sg
 from helpers.segmentation import MODEL, SIDE, recipe, squares
 from helpers.tiny_models import ALL, images_of
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_ignored_pixels_teach_nothing(data, tmp_path):
 def test_image_and_map_move_together(data, crop):
     from steadygaze.data.label_maps import find_label_maps
     from steadygaze.data.preprocess import Preprocess
-    from steadygaze.training.images.dataset import TrainingImages
+    from steadygaze.training.images import TrainingImages
     from steadygaze.training.recipe import Augment
 
     shape = Preprocess.from_timm(

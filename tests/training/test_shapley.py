@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.methods.learnt.shapley import read_file
-from steadygaze.training.shapley.loop import ShapleyRequest, ShapleyRun
-from steadygaze.training.shapley.trainer import Trainer
+from steadygaze.methods.vit_shapley import read_file
+from steadygaze.training.vit_shapley import ShapleyRequest, ShapleyRun, Trainer
 
 WORDS = ("--model", "embedded", "--batch", "2", "--pairs", "1", "--warmup", "2", "--steps", "3")
 

@@ -7,7 +7,7 @@ import pytest
 import steadygaze as sg
 from helpers.shards import write_tar
 from helpers.training import CLASSES, content, image_folder, same, weights
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 
 def recipe(data: str, **more):

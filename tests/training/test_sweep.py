@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import MODEL
 from steadygaze.cli import app
-from steadygaze.training.sweeps import parse_grid, read_sweep, shipped_sweeps
+from steadygaze.training.sweep import parse_grid, read_sweep, shipped_sweeps
 
 RECIPE = f"""
 epochs = 1
@@ -235,7 +235,7 @@ def test_a_shipped_sweep_expands_to_valid_recipes(name):
     assert len({json.dumps(one, sort_keys=True) for one in settings}) == len(cells), (
         "every cell is another recipe"
     )
-    from steadygaze.runs.stress.parse import parse_suites
+    from steadygaze.runs.stress import parse_suites
 
     measure = shipped.recipe_of(cells[0]).measure
     assert measure.suites is not None and parse_suites(measure.suites, measure.options)

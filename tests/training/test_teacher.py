@@ -9,7 +9,7 @@ from helpers.training import content
 from steadygaze.training.loop import TrainingRun
 from steadygaze.training.losses.distillation import Teacher
 from steadygaze.training.model import build_recipe_model
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.training.recipe import make_recipe
 
 
 def student(data, teacher, **shown):

@@ -9,8 +9,8 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.training import recipe, same, weights
-from steadygaze.training.images.augmentation import rand_augment
-from steadygaze.training.recipe_files import read_recipe
+from steadygaze.training.images import rand_augment
+from steadygaze.training.recipe import read_recipe
 
 
 def test_rand_augment_trains_at_full_strength(data, tmp_path):

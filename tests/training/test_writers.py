@@ -14,8 +14,8 @@ import steadygaze as sg
 from helpers.training import content, recipe
 from steadygaze.cli import app
 from steadygaze.files import FileLock, lock_folder
-from steadygaze.methods.learnt.diffmask import read_file
-from steadygaze.training.diffmask.loop import DiffMaskRequest, DiffMaskRun
+from steadygaze.methods.diffmask import read_file
+from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun
 
 HOLD = """
 import sys

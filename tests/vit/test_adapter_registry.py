@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import steadygaze as sg
-from steadygaze.methods import list_methods
-from steadygaze.vit.adapter_registry import ADAPTERS, register_adapter
+from steadygaze.methods.registry import list_methods
+from steadygaze.vit.registry import ADAPTERS, register_adapter
 from steadygaze.vit.view import Plan
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

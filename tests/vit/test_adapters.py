@@ -18,7 +18,8 @@ from benchmarks import checks, oracles, text_zoo, zoo
 from oracles.models import tiny
 from steadygaze.errors import BadInput, MethodUnavailable, UnsupportedModel
 from steadygaze.trace import PLAIN, Want, forward, frozen
-from steadygaze.vit.view import ViT, logits_of
+from steadygaze.vit.outputs import logits_of
+from steadygaze.vit.view import ViT
 
 TIMM = {
     "class token": "vit_tiny_patch16_224",
@@ -350,7 +351,7 @@ def test_nothing_is_left_on_the_model_also_after_an_error(kind: str, monkeypatch
 
 def del_known(model: nn.Module) -> None:
     """Let adapt check the model again."""
-    from steadygaze import vit
+    from steadygaze.vit import adapt as vit
 
     vit._CHECKED.pop(model, None)
     vit._VIEWS.pop(id(model), None)

@@ -8,7 +8,7 @@ from torch import nn
 
 import steadygaze as sg
 from oracles.models import tiny
-from steadygaze.vit.evaluation_mode import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
 
 
 class Meanwhile:

@@ -9,7 +9,7 @@ import torchvision
 from torch import Tensor, nn
 
 import steadygaze as sg
-from steadygaze.vit.refusals import refusal
+from steadygaze.vit.unsupported import refusal
 
 
 def transformers_model(name: str, config: str, **changes: Any) -> nn.Module:

@@ -16,7 +16,7 @@ from benchmarks import zoo
 from helpers.tiny_models import HIERARCHICAL, SEARCHES, images_of, served
 from helpers.wrapped import STD, Lit, Normalize, OwnHead
 from oracles.models import random_images, tiny
-from steadygaze.vit import ViT
+from steadygaze.vit.view import ViT
 
 IMAGES = random_images(tiny("class"))
 DRAWN = (

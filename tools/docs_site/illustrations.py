@@ -14,9 +14,9 @@ from torch import Tensor
 
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.corruptions.corrupt import corrupt
-from steadygaze.robustness.neighbours import features
+from steadygaze.robustness.neighbors import features
 from steadygaze.robustness.synthetic import cut_out, place, swap_background
-from steadygaze.training.tokencut.masks import tokencut
+from steadygaze.training.tokencut import tokencut
 
 SIDE, LINE = 256, 30  # pixels of a tile, and of the text below it
 CAPTIONS = {  # kind/name -> how the image was made

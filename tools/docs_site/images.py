@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 import steadygaze as sg
-from steadygaze.explainer import unavailable
-from steadygaze.heatmap import Attribution
+from steadygaze.methods.registry import unavailable
+from steadygaze.results.attribution import Attribution
 from steadygaze.runs.samples import read_index
 from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
 from tools.docs_site.illustrations import illustrations

@@ -39,7 +39,7 @@ def page(
         import gradio  # noqa: F401
     except ImportError as error:
         raise BadInput('the page needs gradio: pip install "steadygaze[app]"') from error
-    from steadygaze.app.layout import build_page
+    from steadygaze.app.page import build_page
     from steadygaze.app.viewer import Viewer
 
     files = {"diffmask": gates, "vit_shapley": shapley}

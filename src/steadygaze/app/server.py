@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
 
-from steadygaze.app.limits import Calls
-from steadygaze.app.markup import CSS
-from steadygaze.app.middleware import Guard
+from steadygaze.app.limits import Calls, Guard
+
+CSS = (files(__package__) / "page.css").read_text(encoding="utf-8")
 
 CLEAN_EVERY, KEEP_FILES = 60, 3600  # seconds: uploads and results older than the second are deleted
 

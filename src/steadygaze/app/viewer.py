@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from steadygaze.app.limits import DEFAULT_LIMITS, CallStopped, Limits, check_cost, check_method
 from steadygaze.data.images import read_image, to_rgb
 from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
-from steadygaze.explainer import explain
-from steadygaze.faithfulness.removal import NAMES, RATIOS, VALUE_NAMES, CachedForward, ranking, removal
-from steadygaze.heatmap import Attribution
+from steadygaze.faithfulness.inputs import RATIOS, CachedForward
+from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.method_registry import Method
-from steadygaze.methods import parse_method
-from steadygaze.methods.learnt.files import with_files
+from steadygaze.methods.explain import explain
+from steadygaze.methods.learned import with_files
+from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.runs.verify.plan import choose
+from steadygaze.results.attribution import Attribution
+from steadygaze.runs.plan import choose
 from steadygaze.target import NOUNS, Outputs, percent, predictions, summarise
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.subsets import HidingMode, can_mask, subset_logits
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
+from steadygaze.vit.view import ViT
 
 SIDE = 672  # pixels of the longer side of images that are shown, or a little fewer
 MAX_PIXEL_ART = 128  # images up to this side are enlarged without smoothing

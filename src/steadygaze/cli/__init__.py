@@ -12,9 +12,9 @@ from typer.core import TyperGroup
 
 from steadygaze import __version__
 from steadygaze.cli.commands import explaining, listing, measuring, reporting, training
-from steadygaze.cli.commands.help_text import HelpfulCommand, HelpfulGroup
 from steadygaze.cli.learnt.diffmask import diffmask as diffmask_commands
 from steadygaze.cli.learnt.shapley import shapley as shapley_commands
+from steadygaze.cli.options import HelpfulCommand, HelpfulGroup
 from steadygaze.errors import SteadygazeError
 
 __all__ = ["app", "main"]

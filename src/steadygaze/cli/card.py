@@ -8,17 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steadygaze.cli.running import guarded, print_line, progress_bar
-from steadygaze.cli.tables import Column, print_table, wide
+from steadygaze.cli.output import Column, guarded, print_line, print_table, progress_bar, wide
 from steadygaze.cli.verify import print_masked_models
-from steadygaze.report.card import write_card
-from steadygaze.report.changes import sentence, short_list
-from steadygaze.runs.card import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
+from steadygaze.report.pages import sentence, short_list, write_card
+from steadygaze.runs.before_after import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
 from steadygaze.runs.compare import Change, compare
-from steadygaze.runs.messages import small_sample_note
-from steadygaze.runs.processes import World
+from steadygaze.runs.ranking import masked_models
 from steadygaze.runs.rows import Rows, read_run
-from steadygaze.runs.verify.summary import masked_models
+from steadygaze.runs.shards import World
+from steadygaze.runs.statistics import small_sample_note
 
 STYLE = {"better": "green", "worse": "red"}
 COLUMNS = ("before", "after", "difference", "95 % interval")

@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from steadygaze.cli.running import print_line, progress_bar
-from steadygaze.cli.tables import Column, print_table, wide
-from steadygaze.report.changes import short_list
-from steadygaze.report.compare import write_comparison
-from steadygaze.report.figures import records_csv
-from steadygaze.report.html import write_all
+from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
+from steadygaze.report.pages import records_csv, short_list, write_all, write_comparison
 from steadygaze.robustness.by_class import ClassChange, Spread
-from steadygaze.runs.compare import Change, Comparison, compare
-from steadygaze.runs.messages import plural, small_sample_note
-from steadygaze.runs.studies.class_groups import SEEN, UNSEEN, group_changes, read_seen
+from steadygaze.runs.compare import SEEN, UNSEEN, Change, Comparison, compare, group_changes, read_seen
+from steadygaze.runs.statistics import plural, small_sample_note
 
 CLASSES = 8  # that lost most, and that gained most
 STYLE = {"better": "green", "worse": "red"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steadygaze.cli.running import print_line
+from steadygaze.cli.output import print_line
 from steadygaze.errors import BadInput
-from steadygaze.report.html import write_all
-from steadygaze.report.svg import COLOURS, HEIGHT, WIDTH, Series, lines
+from steadygaze.report.charts import COLOURS, HEIGHT, WIDTH, Series, lines
+from steadygaze.report.pages import write_all
 from steadygaze.training.run_files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")

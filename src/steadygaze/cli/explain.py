@@ -1,46 +1,397 @@
-"""`steadygaze explain`: image files in; overlays, a comparison grid, scores.npz and manifest.json out."""
+"""What `steadygaze explain` collects, writes and prints.
+
+`steadygaze explain`: image files in; overlays, a comparison grid, scores.npz and manifest.json out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 from torch import Tensor
 
-from steadygaze.cli.explain_results import (
-    ExplainOptions,
-    ImageFile,
-    Results,
-    add_results,
-    print_results,
-    source_of,
-    unique_names,
-    write_results,
-)
-from steadygaze.cli.interruptions import Interruptions
-from steadygaze.cli.running import print_line, progress_bar
+from steadygaze.cli.output import Interruptions, print_line, progress_bar
 from steadygaze.data.folders import Item
-from steadygaze.data.images import read_image
+from steadygaze.data.images import EncodedImage, read_image
 from steadygaze.data.streams import list_images
 from steadygaze.errors import BadImage, BadInput, BrokenMap
-from steadygaze.explainer import explain
-from steadygaze.heatmap import store_maps
+from steadygaze.files import write_npz, write_png
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.method_registry import DEFAULT, Method
-from steadygaze.methods import parse_method
-from steadygaze.methods.learnt.files import with_files
+from steadygaze.methods.explain import explain
+from steadygaze.methods.learned import with_files
+from steadygaze.methods.registry import DEFAULT, Method, parse_method
 from steadygaze.progress import OnProgress, Progress
 from steadygaze.questions.ask import ask
-from steadygaze.questions.text import as_classifier
-from steadygaze.runs.messages import plural
-from steadygaze.vit import ViT, adapt
+from steadygaze.questions.regions import Region
+from steadygaze.questions.text import TextClasses, as_classifier
+from steadygaze.results.attribution import Attribution, overlay_name, store_maps
+from steadygaze.results.comparison import comparison_grid
+from steadygaze.results.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
+from steadygaze.runs.shards import WHOLE, Shard
+from steadygaze.runs.statistics import plural
+from steadygaze.runs.statistics import plural as counted
+from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.view import ViT
+
+ImageFile = Path | Item  # an item is an image of a stream
+MAX_NAME = 120  # bytes of an image's name in names of files
+GRID_IMAGES, GRID_ROWS, GRID_COLUMNS = 12, 36, 24  # most images, rows and methods in grid.png
+TABLE_ROWS = 20  # images in the printed table
+MIN_OVERLAY_SIZE = 224  # smaller images are enlarged before the overlay is drawn
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """The options of `steadygaze explain`."""
+
+    images: Sequence[str | Path]
+    model: str
+    methods: list[str]
+    out: Path
+    checkpoint: Path | None = None
+    target: str = "auto"
+    top: int = 1
+    score: str | None = None
+    limit: int | None = None
+    batch_size: int = 8
+    signed: bool = False
+    num_classes: int | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
+    trust_remote_code: bool = False
+    words: TextClasses | None = None
+    region: Region | None = None
+    device: str = "auto"
+    diffmask: Path | None = None
+    shapley: Path | None = None
+    patches: bool = False
+    maps: Path | None = None
+    shard: Shard = WHOLE
+
+    def file(self, stem: str, ending: str) -> Path:
+        """The path of a file of results: STEM.ENDING, or that of this shard, STEM-IofN.ENDING."""
+        return self.out / f"{'-'.join(filter(None, (stem, self.shard.label)))}.{ending}"
+
+    @property
+    def learnt(self) -> dict[str, Path | None]:
+        """The files of learnt methods, by the method's name."""
+        return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
+
+
+@dataclass
+class Results:
+    """What was computed so far; scores, score_of and grid_maps by method."""
+
+    outputs: Outputs = "classes"
+    rows: list[dict[str, Any]] = field(default_factory=list)  # entries of the manifest, one for each image
+    scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    score_of: dict[str, str] = field(default_factory=dict)  # the quantity that the method explained
+    logits: list[np.ndarray] = field(default_factory=list)
+    targets: list[np.ndarray] = field(default_factory=list)
+    grid_images: list[Image.Image] = field(default_factory=list)
+    grid_names: list[str] = field(default_factory=list)
+    grid_maps: dict[str, list[Attribution]] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # images with a map that is not finite
+    empty: list[str] = field(default_factory=list)  # maps that are zero everywhere
+    partial: list[str] = field(default_factory=list)  # interrupted searches
+    stopped: bool = False  # the user ended the command before all images were explained
+    removed: list[str] = field(default_factory=list)  # overlays of an earlier run into the same folder
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes of the model."""
+        return self.logits[0].shape[-1]
+
+    @property
+    def grid_extent(self) -> tuple[int, int, int]:
+        """How many images, classes of each and methods grid.png shows."""
+        targets = self.targets[0]
+        classes = min(targets.shape[1] if targets.ndim == 2 else 1, GRID_ROWS)
+        images = min(len(self.rows), GRID_IMAGES, GRID_ROWS // classes)
+        return images, classes, min(len(self.scores), GRID_COLUMNS)
+
+
+def add_results(
+    request: ExplainOptions,
+    class_names: tuple[str, ...] | None,
+    names: list[str],
+    image_files: list[ImageFile],
+    images: list[Image.Image],
+    attributions: dict[str, Attribution],
+    results: Results,
+) -> None:
+    """Write the overlays of one batch and add its maps and manifest entries to `results`."""
+    for method, attribution in attributions.items():
+        results.scores.setdefault(method, []).append(attribution.scores.float().numpy())
+        results.score_of[method] = attribution.score
+    first = next(iter(attributions.values()))
+    assert first.target is not None
+    results.outputs = first.outputs
+    results.logits.append(first.logits.float().numpy())
+    results.targets.append(first.target.numpy())
+    for index, (name, file) in enumerate(zip(names, image_files, strict=True)):
+        overlays = {
+            method: write_overlays(request, name, images[index], attribution, index)
+            for method, attribution in attributions.items()
+        }
+        target = first.target[index]
+        entry = image_entry(
+            name,
+            first.logits[index],
+            target,
+            overlays,
+            class_names=class_names,
+            file=str(source_of(file)),
+            outputs=first.outputs,
+        )
+        results.rows.append(entry)
+        results.empty += [
+            f"{method}, {source_of(file)}"
+            for method, attribution in attributions.items()
+            if not attribution.scores[index].any()
+        ]
+    if len(results.grid_images) < GRID_IMAGES:
+        results.grid_images += images
+        results.grid_names += names
+        for method, attribution in attributions.items():
+            results.grid_maps.setdefault(method, []).append(attribution)
+
+
+def write_overlays(
+    request: ExplainOptions, name: str, image: Image.Image, attribution: Attribution, row: int
+) -> list[str]:
+    """Write the overlays of one image, one for each target; returns the file names."""
+    factor = -(-MIN_OVERLAY_SIZE // max(image.size))
+    if factor > 1:
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    # DiffMask's values are probabilities: a single kept patch is no outlier. Its paper shows both overlays.
+    probabilities = attribution.method.startswith("diffmask")
+    percentile = 100.0 if probabilities else 99.0
+    written = []
+    for index in attribution.indices():
+        if (index if isinstance(index, int) else index[0]) != row:
+            continue
+        file = overlay_name(name, attribution.method, index)
+        overlay = attribution.overlay(image, index, signed=request.signed, percentile=percentile)
+        write_png(request.out / file, overlay)
+        written.append(file)
+        if request.patches or probabilities:
+            file = file.removesuffix(".png") + "-patches.png"
+            overlay = attribution.overlay(
+                image, index, mode="nearest", signed=request.signed, percentile=percentile
+            )
+            write_png(request.out / file, overlay)
+            written.append(file)
+    return written
+
+
+def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results) -> None:
+    """Write grid.png, scores.npz and manifest.json, and remove overlays of an earlier run."""
+    manifest = request.file("manifest", "json").name
+    earlier = listed_overlays(request.out, manifest)
+    write_png(request.file("grid", "png"), draw_grid(request, loaded, results))
+    arrays: dict[str, Any] = {method: np.concatenate(parts) for method, parts in results.scores.items()}
+    arrays |= {"logits": np.concatenate(results.logits), "target": np.concatenate(results.targets)}
+    arrays["names"] = np.array([row["name"] for row in results.rows])
+    write_npz(request.file("scores", "npz"), arrays)
+    model = {
+        "name": loaded.name,
+        "source": loaded.source,
+        "checkpoint": loaded.checkpoint,
+        "weights_hash": loaded.weights_hash,
+        **{name: str(value) for name, value in request.model_options.items()},
+    }
+    files = {name: file.name for name, file in request.learnt.items() if file is not None}
+    partial = {"partial": results.partial} if results.partial else {}
+    write_manifest(
+        request.out,
+        name=manifest,
+        methods={method: results.score_of[method] for method in results.scores},
+        grid=next(iter(results.grid_maps.values()))[0].grid,
+        images=results.rows,
+        task=task_of_outputs(results.outputs),
+        before={
+            "model": model,
+            "preprocessing": dict(loaded.preprocess.config),
+            "target": request.target if request.top == 1 else f"top {min(request.top, results.class_count)}",
+            **files,
+        },
+        after={
+            "unreadable": results.unreadable,
+            **partial,
+            "not_explained": results.broken,
+            "zero_maps": results.empty,
+        },
+    )
+    results.removed += remove_overlays(request.out, earlier - listed_overlays(request.out, manifest))
+
+
+def draw_grid(request: ExplainOptions, loaded: LoadedModel, results: Results) -> Image.Image:
+    """The methods side by side, as far as `grid_extent` allows."""
+    images, classes, methods = results.grid_extent
+    attributions = {
+        method: first_targets(concatenate(parts)[:images], classes)
+        for method, parts in list(results.grid_maps.items())[:methods]
+    }
+    return comparison_grid(
+        results.grid_images[:images],
+        attributions,
+        classes=short_names(loaded.class_names),
+        notes=results.grid_names[:images],
+        signed=request.signed,
+    )
+
+
+def first_targets(attribution: Attribution, count: int) -> Attribution:
+    """The attribution of the first targets of each image."""
+    if attribution.target is None or attribution.target.dim() == 1:
+        return attribution
+    return replace(attribution, scores=attribution.scores[:, :count], target=attribution.target[:, :count])
+
+
+def concatenate(parts: list[Attribution]) -> Attribution:
+    """Attributions of several batches as one."""
+    targets = [part.target for part in parts if part.target is not None]
+    return Attribution(
+        scores=torch.cat([part.scores for part in parts]),
+        target=torch.cat(targets) if targets else None,
+        logits=torch.cat([part.logits for part in parts]),
+        method=parts[0].method,
+        score=parts[0].score,
+        outputs=parts[0].outputs,
+    )
+
+
+def short_names(class_names: tuple[str, ...] | None) -> list[str] | None:
+    """Class names up to their first comma, for titles."""
+    return None if class_names is None else [name.split(",")[0] for name in class_names]
+
+
+def print_results(request: ExplainOptions, loaded: LoadedModel, results: Results, console: Console) -> None:
+    """Print the predictions, the files written, and everything that went wrong."""
+    if results.rows:
+        print_predictions(results, short_names(loaded.class_names), console)
+        print_targets(request, results, console)
+        print_files(request, results, console)
+    for message in results.partial:
+        print_line(console, f"interrupted; the map is partial. {message}", "yellow")
+    for message in results.empty:
+        print_line(console, f"map is zero everywhere: {message}", "yellow")
+    for message in results.broken:
+        print_line(console, f"not explained: {message}", "red")
+    for message in results.unreadable:
+        print_line(console, f"not read: {message}", "red")
+
+
+def print_predictions(results: Results, names: Sequence[str] | None, console: Console) -> None:
+    """Print the three most probable classes of each image, every label above 0.5, or the values."""
+    several = results.outputs == "classes"
+    headings = ("1st", "2nd", "3rd")[: results.class_count] if several else (results.outputs,)
+    image = Column("image", overflow="fold")
+    table = Table(image, *headings, title="predictions", title_justify="left", box=SIMPLE)
+    logits = torch.from_numpy(np.concatenate(results.logits[:TABLE_ROWS])).double()
+    numbers = predictions(results.outputs, logits)
+    for row, one in zip(results.rows[:TABLE_ROWS], numbers.tolist(), strict=False):
+        texts = [summarise(results.outputs, one, names)]
+        if several:
+            texts = [
+                f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
+                for p in row["predictions"]
+            ]
+        table.add_row(*(escape(text) for text in (row["name"], *texts)))
+    console.print(table)
+    if len(results.rows) > TABLE_ROWS:
+        console.print(f"and {len(results.rows) - TABLE_ROWS} more in the manifest")
+
+
+def print_targets(request: ExplainOptions, results: Results, console: Console) -> None:
+    """Print which class was explained, if that is not the predicted one."""
+    if request.target != "auto":
+        target = results.rows[0]["targets"][0]
+        noun = next(noun for noun in ("class", "label", "output") if noun in target)
+        index = f"{noun} {target[noun]}"
+        print_line(
+            console,
+            f"explained {noun}: {target['name']} ({index})" if target["name"] else f"explained: {index}",
+        )
+    if request.top > results.class_count:
+        print_line(
+            console,
+            f"--top {request.top}: the model has {counted(results.class_count, 'class', 'classes')}; "
+            "all of them were explained",
+            "yellow",
+        )
+
+
+def print_files(request: ExplainOptions, results: Results, console: Console) -> None:
+    """Print what was written where."""
+    overlays = sum(len(files) for row in results.rows for files in row["overlays"].values())
+    print_line(console, f"wrote {counted(overlays, 'overlay')} to {request.out}, and")
+    if request.maps is not None:
+        print_line(console, f"  {request.maps}  the maps in float16, for steadygaze verify --maps")
+    for file, content in (
+        (request.file("grid", "png"), "the methods side by side" + omitted_from_grid(results)),
+        (request.file("scores", "npz"), "the scores of every patch"),
+        (request.file("manifest", "json"), "model, preprocessing, targets, versions"),
+    ):
+        print_line(console, f"  {file}  {content}")
+    if request.shard:
+        print_line(console, f"shard {request.shard}: this part of the images only")
+    if results.removed:
+        print_line(console, f"removed {counted(len(results.removed), 'overlay')} of an earlier run")
+
+
+def omitted_from_grid(results: Results) -> str:
+    """What grid.png leaves out; "" if it shows everything."""
+    targets = results.targets[0]
+    classes = targets.shape[1] if targets.ndim == 2 else 1
+    totals = (len(results.rows), "images"), (classes, "classes"), (len(results.scores), "methods")
+    return "".join(
+        f", the first {shown} of {total} {noun}"
+        for shown, (total, noun) in zip(results.grid_extent, totals, strict=True)
+        if shown < total
+    )
+
+
+def _shortened(name: str) -> str:
+    """At most MAX_NAME bytes: file systems allow 255, and method and class are added to it."""
+    return name.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
+
+
+def source_of(file: ImageFile) -> Path | EncodedImage:
+    """What `read_image` reads; as text, where the image is."""
+    return file if isinstance(file, Path) else file.source
+
+
+def unique_names(image_files: Sequence[ImageFile]) -> dict[ImageFile, str]:
+    """A short name for each file: its stem or key, with folders or a number added where these are equal."""
+    names: dict[ImageFile, str] = {}
+    taken: set[str] = set()
+    for file in image_files:
+        words = (*file.parts[:-1], file.stem) if isinstance(file, Path) else tuple(file.name.split("/"))
+        parts = [re.sub(r"[^\w.-]+", "-", word) for word in words if word not in ("/", ".", "..")]
+        choices = [_shortened("-".join(parts[start:])) for start in range(len(parts) - 1, -1, -1)]
+        unused = (choice for choice in choices if choice.lower() not in taken)
+        name = next(unused, f"{choices[0]}-{len(taken)}")
+        taken.add(name.lower())  # some file systems do not distinguish A.png from a.png
+        names[file] = name
+    return names
+
 
 MAX_TOP = 100  # classes that are explained of each image
 DEMO_METHODS = ("rollout", "gradcam", "gae", "attcat", "decompx+skipplus", DEFAULT)

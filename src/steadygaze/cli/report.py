@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steadygaze.cli.running import progress_bar
+from steadygaze.cli.output import progress_bar
 from steadygaze.cli.scale.status import note_incomplete
-from steadygaze.report.html import write_report
-from steadygaze.runs.columnar.export import export_rows
+from steadygaze.report.pages import write_report
+from steadygaze.runs.export import export_rows
 from steadygaze.runs.rows import Rows
 
 

@@ -7,18 +7,25 @@ from typing import Any
 
 from rich.console import Console
 
-from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar
-from steadygaze.cli.tables import Column, print_table, wide
+from steadygaze.cli.output import (
+    Column,
+    guarded,
+    print_line,
+    print_shard,
+    print_table,
+    print_unreadable,
+    progress_bar,
+    wide,
+)
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.runs.figures import Table
+from steadygaze.runs.card import Card
 from steadygaze.runs.loop import Pace
-from steadygaze.runs.messages import INTERVALS, plural, small_sample_note
-from steadygaze.runs.processes import World
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.card import Card
-from steadygaze.runs.stress.request import PreparedStress, StressRequest, prepare_stress, run_stress
-from steadygaze.runs.stress.suite import all_options
-from steadygaze.runs.untrusted.json_files import damaged_files
+from steadygaze.runs.shards import World
+from steadygaze.runs.statistics import INTERVALS, plural, small_sample_note
+from steadygaze.runs.stress import PreparedStress, StressRequest, prepare_stress, run_stress
+from steadygaze.runs.suite import Table, all_options
+from steadygaze.untrusted import damaged_files
 
 
 def suite_options(words: Sequence[str]) -> dict[str, Any]:

@@ -13,19 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steadygaze.cli.running import duration, print_line, progress_bar
-from steadygaze.cli.tables import Column, wide
-from steadygaze.cli.tables import print_table as print_columns
+from steadygaze.cli.output import Column, duration, print_line, progress_bar, wide
+from steadygaze.cli.output import print_table as print_columns
 from steadygaze.cli.train import printed_log
 from steadygaze.errors import RowsNotWritten
-from steadygaze.report.sweep import INTERVALS, write_sweep
+from steadygaze.report.pages import SEED_INTERVALS, write_sweep
 from steadygaze.runs.cost.train import estimate_train
-from steadygaze.runs.messages import plural, small_sample_note
-from steadygaze.runs.shards.shard import Shard
-from steadygaze.runs.studies.summary import SweepNumber, SweepTable, summarise
-from steadygaze.runs.studies.sweep import SweepRun, plan_runs, run_sweep
-from steadygaze.training.recipe_files import recipe_text
-from steadygaze.training.sweeps import Sweep, parse_grid, read_sweep, shipped_sweeps
+from steadygaze.runs.shards import Shard
+from steadygaze.runs.statistics import plural, small_sample_note
+from steadygaze.runs.sweep import SweepNumber, SweepRun, SweepTable, plan_runs, run_sweep, summarise
+from steadygaze.training.recipe import recipe_text
+from steadygaze.training.sweep import Sweep, parse_grid, read_sweep, shipped_sweeps
 
 WIDTH = 80  # columns of the tables
 STYLE = {"better": "green", "worse": "red"}
@@ -110,7 +108,7 @@ def print_table(table: SweepTable, console: Console) -> None:
             rich.add_row(*_cells(number), style=STYLE.get(number.verdict))
         rich.add_section()
     console.print(rich)
-    print_line(console, INTERVALS)
+    print_line(console, SEED_INTERVALS)
     few = min(number.seeds for number in table.numbers)
     if few < 3:
         print_line(console, f"{plural(few, 'seed')}: an interval over seeds needs three or more", "yellow")

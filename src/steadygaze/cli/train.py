@@ -15,15 +15,12 @@ from typing import Any
 
 from rich.console import Console
 
-from steadygaze.cli.running import print_line, progress_bar
-from steadygaze.cli.tables import Column, print_table, wide
+from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
 from steadygaze.errors import BadInput
 from steadygaze.training.loop import train
-from steadygaze.training.recipe import Recipe
-from steadygaze.training.recipe_files import read_recipe, recipe_text, shipped_recipes
-from steadygaze.training.result import TrainingResult
-from steadygaze.training.run_files import TrainingStopped
-from steadygaze.training.sweeps.grid import parse_value
+from steadygaze.training.recipe import Recipe, read_recipe, recipe_text, shipped_recipes
+from steadygaze.training.run_files import TrainingResult, TrainingStopped
+from steadygaze.training.sweep import parse_value
 
 LISTED = 20  # unreadable images that are listed at the end
 

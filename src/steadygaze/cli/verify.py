@@ -9,16 +9,24 @@ from time import monotonic
 import torch
 from rich.console import Console
 
-from steadygaze.cli.running import guarded, print_line, print_shard, print_unreadable, progress_bar
-from steadygaze.cli.tables import Column, print_table, wide
+from steadygaze.cli.output import (
+    Column,
+    guarded,
+    print_line,
+    print_shard,
+    print_table,
+    print_unreadable,
+    progress_bar,
+    wide,
+)
 from steadygaze.runs.cost.declared import forward_passes
-from steadygaze.runs.messages import plural, small_sample_note
-from steadygaze.runs.processes import World
+from steadygaze.runs.ranking import Section, masked_models, quantity
 from steadygaze.runs.rows import Rows
-from steadygaze.runs.untrusted.json_files import damaged_files
-from steadygaze.runs.verify.request import PreparedVerify, VerifyRequest, prepare_verify, run_verify
-from steadygaze.runs.verify.summary import Section, masked_models, quantity
-from steadygaze.vit import ViT
+from steadygaze.runs.shards import World
+from steadygaze.runs.statistics import plural, small_sample_note
+from steadygaze.runs.verify import PreparedVerify, VerifyRequest, prepare_verify, run_verify
+from steadygaze.untrusted import damaged_files
+from steadygaze.vit.view import ViT
 
 SHOWN = 40  # lines of the printed table
 

@@ -15,14 +15,14 @@ ranks.py         rank statistics with ties
 A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """
 
-from steadygaze.faithfulness import localisation, magnitude, perturbation, removal, sanity, truth
+from steadygaze.faithfulness import localization as localisation
+from steadygaze.faithfulness import magnitude, perturbation, removal, sanity, truth
 from steadygaze.faithfulness.evaluate import Evaluation, evaluate
+from steadygaze.faithfulness.inputs import Batch, MetricInput
 from steadygaze.faithfulness.metric import (
     METRICS,
-    Batch,
     Metric,
     MetricInfo,
-    MetricInput,
     Values,
     list_metrics,
     metric,

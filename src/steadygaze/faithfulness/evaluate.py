@@ -19,8 +19,9 @@ from steadygaze.faithfulness.inputs import (
     at_least_float32,
 )
 from steadygaze.faithfulness.metric import Compute, Metric, Values, check_outputs, metric
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT
 
 
 class Evaluation(NamedTuple):

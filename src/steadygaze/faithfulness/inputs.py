@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
 from steadygaze.target import PRESENT, predictions
-from steadygaze.vit import ViT
 from steadygaze.vit.clean_forward import CleanForward
-from steadygaze.vit.subsets import chunk_of
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.removal import chunk_of
+from steadygaze.vit.view import ViT
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 OBJECT, BACKGROUND = 255, 0  # values of masks; any other value is left out

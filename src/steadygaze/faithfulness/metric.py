@@ -128,7 +128,14 @@ class MetricInfo:
     needs_explain: bool
 
 
-METRICS: Registry[Metric] = Registry("metric")
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    built_in=[
+        f"steadygaze.faithfulness.{file}"
+        for file in ("localization", "magnitude", "removal", "perturbation", "sanity", "truth")
+    ],
+    hint="sg.list_metrics() lists them.",
+)
 
 
 def register_metric(
@@ -214,7 +221,7 @@ def register_metric(
             needs_explain=needs_explain,
             by_map=by_map,
         )
-        METRICS.add(name, entry, replace=replace)
+        METRICS.add(name, entry, origin=function.__module__, replace=replace)
         return function
 
     return decorate
@@ -223,7 +230,7 @@ def register_metric(
 def add_metrics(entries: Iterable[Metric]) -> None:
     """Register entries as they are; for metrics that share one `compute`."""
     for entry in entries:
-        METRICS.add(entry.name, entry)
+        METRICS.add(entry.name, entry, origin=__name__)
 
 
 def metric(name: str) -> Metric:

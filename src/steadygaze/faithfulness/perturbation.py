@@ -27,7 +27,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.inputs import Batch, CachedForward, MetricInput, at_least_float32
-from steadygaze.faithfulness.localisation import upsample
+from steadygaze.faithfulness.localization import upsample
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
 from steadygaze.quantity import INF, Better
 from steadygaze.seeding import image_seed

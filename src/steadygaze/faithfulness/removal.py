@@ -39,8 +39,7 @@ from torch import Tensor
 from steadygaze.errors import BadInput
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
-from steadygaze.vit.packing import Group
-from steadygaze.vit.subsets import Piece, pieces, reads_nothing, run_pieces
+from steadygaze.vit.removal import Group, Piece, pieces, reads_nothing, run_pieces
 
 NAMES = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
 SYMMETRIC = "srg"

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.faithfulness.inputs import Explain, MetricInput
+from steadygaze.faithfulness.localization import spearman
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
-from steadygaze.faithfulness.ranks import spearman
 from steadygaze.target import task_of_outputs
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import evaluation_mode, remember
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT, remember
 
 
 def randomisation(

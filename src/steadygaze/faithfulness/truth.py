@@ -9,18 +9,39 @@ left out.
                       0..100
 
 Higher is better. NaN where all patches are relevant, or none.
+
+Synthetic tasks whose relevant patches are known, and a small ViT trained on them.
+
+counting   grid x grid cells of pure colours; the class is the number n of red cells (Vision DiffMask). The
+           red cells and all the other cells are both faithful explanations, so a model is scored against
+           the better of the two, chosen once for all its methods and images; images without red cells, or
+           with red cells only, are left out (docs/equations.md#known-truth)
+shortcut   every cell has a random colour, one random cell has a white mark; the class is the colour of the
+           marked cell. Given that cell, the class is independent of all others: no model can beat chance
+           without it, and `subset_accuracy` shows that a trained model needs no other
+
+    task = shortcut()
+    model, accuracy = train(task, seed=0)             # about a minute on a CPU
+    batch = task.draw(64, torch.Generator().manual_seed(1))       # batch.masks: 255 relevant, 0 not relevant
+    values, side = score(task, maps, batch.masks)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, UInt8
-from torch import Tensor
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
 
-from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, MetricInput
+from steadygaze.errors import BadInput
+from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, Batch, MetricInput
+from steadygaze.faithfulness.localization import auroc
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
-from steadygaze.faithfulness.ranks import auroc
+from steadygaze.models.layers import small_vit
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.removal import Group, take
 
 
 def truth(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> dict[str, Values]:
@@ -84,3 +105,172 @@ add_metrics(
         _entry("truth_precision", "%", 100, "truly relevant ones among the top n patches, n their number"),
     ]
 )
+
+
+# RGB corners without black and white; red is the first
+COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]).float()
+JITTER = 0.1  # random reduction of a cell's brightness, at most
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of images with grid x grid cells, each `cell` pixels wide.
+
+    draw: (n, generator) -> n images normalised to -1..1, with labels, and masks of the relevant cells
+    two_sided: the marked cells and all the others are both faithful explanations
+    random_subsets: train on random subsets of the patches too; the relevant ones are always kept
+    """
+
+    name: str
+    grid: int
+    cell: int
+    classes: int
+    draw: Callable[[int, torch.Generator], Batch]
+    two_sided: bool = False
+    random_subsets: bool = False
+
+    @property
+    def size(self) -> int:
+        """Side of an image in pixels."""
+        return self.grid * self.cell
+
+
+def counting(grid: int = 3, cell: int = 16) -> Task:
+    """How many of the grid·grid cells are red? grid·grid + 1 classes, equally frequent."""
+    cells = grid * grid
+
+    def draw(n: int, generator: torch.Generator) -> Batch:
+        labels = torch.randint(cells + 1, (n,), generator=generator)
+        rank = torch.rand(n, cells, generator=generator).argsort(1).argsort(1)
+        red = rank < labels[:, None]
+        colour = torch.randint(1, len(COLOURS), (n, cells), generator=generator).masked_fill(red, 0)
+        return _batch(_coloured(colour, grid, cell, generator), labels, red, grid, cell)
+
+    return Task(f"counting {grid}x{grid}", grid, cell, cells + 1, draw, two_sided=True)
+
+
+def shortcut(grid: int = 4, cell: int = 8, classes: int = 4) -> Task:
+    """Which of `classes` colours has the cell with the white mark? Colours are independent and uniform."""
+    cells = grid * grid
+
+    def draw(n: int, generator: torch.Generator) -> Batch:
+        colour = torch.randint(classes, (n, cells), generator=generator)
+        marked = F.one_hot(torch.randint(cells, (n,), generator=generator), cells).bool()
+        images = _coloured(colour, grid, cell, generator)
+        quarter = cell // 4
+        inner = torch.zeros(cell, cell, dtype=torch.bool)
+        inner[quarter : cell - quarter, quarter : cell - quarter] = True
+        white = _pixels(marked, grid, cell) & inner.repeat(grid, grid)
+        return _batch(images.masked_fill(white[:, None], 1.0), colour[marked], marked, grid, cell)
+
+    return Task(f"shortcut {grid}x{grid}", grid, cell, classes, draw, random_subsets=True)
+
+
+def _coloured(
+    colour: Int[Tensor, "n cells"], grid: int, cell: int, generator: torch.Generator
+) -> Float[Tensor, "n 3 h w"]:
+    shade = 1 - JITTER * torch.rand(*colour.shape, 1, generator=generator)
+    cells = (COLOURS[colour] * shade).unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
+    return cells.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
+
+
+def _pixels(chosen: Bool[Tensor, "n cells"], grid: int, cell: int) -> Bool[Tensor, "n h w"]:
+    return chosen.unflatten(1, (grid, grid)).repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+
+
+def _batch(images: Tensor, labels: Tensor, relevant: Tensor, grid: int, cell: int) -> Batch:
+    masks = _pixels(relevant, grid, cell).to(torch.uint8) * 255
+    half = torch.full((3,), 0.5)
+    return Batch((images - 0.5) / 0.5, labels, masks, half, half)
+
+
+def train(
+    task: Task,
+    *,
+    seed: int = 0,
+    steps: int = 1500,
+    batch_size: int = 128,
+    width: int = 64,
+    depth: int = 3,
+    learning_rate: float = 1e-3,
+    target_accuracy: float = 0.999,
+) -> tuple[nn.Module, float]:
+    """Train a small ViT on freshly drawn images: (model in eval mode, accuracy on 1000 held-out images).
+
+    Stops early at `target_accuracy` on the held-out images. All randomness depends on `seed` alone.
+    """
+    model = small_vit(task.size, task.cell, task.classes, width=width, depth=depth, seed=seed)
+    vit, generator = adapt(model), torch.Generator().manual_seed(seed)
+    held_out = task.draw(1000, torch.Generator().manual_seed(seed + 1_000_000_007))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, learning_rate, total_steps=steps, pct_start=0.1)
+    model.train()
+    with torch.enable_grad():
+        for step in range(steps):
+            data = task.draw(batch_size, generator)
+            tokens = vit.embed(data.images)
+            if task.random_subsets and step % 2:
+                tokens = take(vit, tokens, _random_subset(data, task, generator))
+            loss = F.cross_entropy(vit.logits(tokens), data.labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            if step % 100 == 99 and _is_learned(model, task, held_out, target_accuracy):
+                break
+    model.zero_grad()
+    return model.eval(), _accuracy(model, held_out)
+
+
+def _is_learned(model: nn.Module, task: Task, held_out: Batch, target_accuracy: float) -> bool:
+    if _accuracy(model, held_out) < target_accuracy:
+        return False
+    return not task.random_subsets or subset_accuracy(model, task, count=256)["only"] >= target_accuracy
+
+
+def _random_subset(data: Batch, task: Task, generator: torch.Generator) -> Group:
+    """The same random number of patches of each image, the relevant one always among them."""
+    assert data.masks is not None
+    relevant, _ = relevant_patches(data.masks, (task.grid, task.grid))
+    count = int(torch.randint(1, task.grid**2, (1,), generator=generator))
+    order = (torch.rand(relevant.shape, generator=generator) + relevant).argsort(1, descending=True)
+    return Group(torch.arange(len(order)), order[:, :count])
+
+
+def _accuracy(model: nn.Module, data: Batch) -> float:
+    with torch.no_grad(), evaluation_mode(model):
+        return float((model(data.images).argmax(1) == data.labels).double().mean())
+
+
+def subset_accuracy(model: nn.Module, task: Task, *, count: int = 1000, seed: int = 123) -> dict[str, float]:
+    """Accuracy on "whole" images, "without" the relevant patch and with it "only", and the "chance" level."""
+    data, vit = task.draw(count, torch.Generator().manual_seed(seed)), adapt(model)
+    assert data.masks is not None
+    relevant, _ = relevant_patches(data.masks, (task.grid, task.grid))
+    if not bool((relevant.sum(1) == 1).all()):
+        raise BadInput(
+            f"subset_accuracy: expected a task with one relevant patch, such as shortcut(), got {task.name}"
+        )
+    order = relevant.double().argsort(dim=1, descending=True, stable=True)
+    accuracy = {"whole": _accuracy(model, data), "chance": 1 / task.classes}
+    with torch.no_grad(), evaluation_mode(model):
+        tokens = vit.embed(data.images)
+        for name, keep in (("only", order[:, :1]), ("without", order[:, 1:])):
+            predicted = vit.logits(vit.select(tokens, keep)).argmax(1)
+            accuracy[name] = float((predicted == data.labels).double().mean())
+    return accuracy
+
+
+def score(
+    task: Task, maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]
+) -> tuple[dict[str, Values], str]:
+    """`truth_auroc` and `truth_precision` of M methods, and the relevant side: "marked" or "others".
+
+    For a two-sided task this is the side with the higher mean AUROC over all methods and images.
+    """
+    sides = {"marked": truth(maps, masks)}
+    if task.two_sided:
+        sides["others"] = truth(maps, 255 - masks)
+    mean_auroc = {side: float(v["truth_auroc"].value.nanmean().nan_to_num(0.0)) for side, v in sides.items()}
+    best = max(mean_auroc, key=mean_auroc.__getitem__)
+    return sides[best], best

@@ -5,20 +5,41 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName, suggestions
-from steadygaze.loading.checkpoint import Weights
-from steadygaze.loading.embedded import EMBEDDED, build_embedded_model
+from steadygaze.loading.checkpoint import Weights, fit, read_weights
 from steadygaze.loading.loaded import BuiltModel
-from steadygaze.loading.open_clip_models import PREFIX as OPEN_CLIP_PREFIX
-from steadygaze.loading.open_clip_models import build_open_clip_model
-from steadygaze.loading.timm_models import build_timm_model, is_timm_name
-from steadygaze.loading.torchvision_models import PREFIX, build_torchvision_model, vit_names
-from steadygaze.loading.transformers_models import build_transformers_model
+from steadygaze.loading.open_clip import PREFIX as OPEN_CLIP_PREFIX
+from steadygaze.loading.open_clip import build_open_clip_model
+from steadygaze.loading.timm import build_timm_model, is_timm_name
+from steadygaze.loading.torchvision import PREFIX, build_torchvision_model, vit_names
+from steadygaze.loading.transformers import build_transformers_model
+from steadygaze.modules import restore
+
+EMBEDDED = "embedded"
+
+
+def build_embedded_model(weights: Weights | None = None, origin: str = "") -> BuiltModel:
+    """The model with the weights of this package, or with those given."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    assets = files("steadygaze") / "assets"
+    card = json.loads((assets / "embedded.json").read_text(encoding="utf-8"))
+    if weights is None:
+        weights, origin = read_weights(str(assets / "embedded.safetensors")), EMBEDDED
+    model = restore(VisionTransformer(**card["arguments"]), weights)
+    fit(model, weights, origin)
+    side = card["image_size"]
+    preprocess = Preprocess.resize_and_crop(
+        (side, side), interpolation=card["interpolation"], mean=card["mean"], std=card["std"]
+    )
+    return BuiltModel(model, preprocess, tuple(card["classes"]), EMBEDDED)
 
 
 def build_model(

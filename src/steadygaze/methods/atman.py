@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, fill_missing, spread_order, to_grid
+from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, explained_values, full_runs_per_step, run_search
-from steadygaze.trace.intercept import TorchFunction
 from steadygaze.trace.query import Query
 from steadygaze.trace.seam import Seam
+from steadygaze.vit.intercept import TorchFunction
 from steadygaze.vit.view import remember
 
 

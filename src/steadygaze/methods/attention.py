@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.method_registry import register_alias, register_method
+from steadygaze.methods.registry import METHODS, Alias, register_method
 from steadygaze.trace.capture import Trace
 
 NEEDS = {"attention": True}
@@ -167,5 +167,13 @@ def genatt(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
     return _genatt(*trace.attention(layer))
 
 
-register_alias("gae", "genatt", summary="Relevance map of Chefer et al. 2021 and 2022; an alias of genatt.")
-register_alias("gradsam", "genatt+plus", summary="Positive attention x gradient summed over the blocks.")
+METHODS.add(
+    "gae",
+    Alias("genatt", summary="Relevance map of Chefer et al. 2021 and 2022; an alias of genatt."),
+    origin=__name__,
+)
+METHODS.add(
+    "gradsam",
+    Alias("genatt+plus", summary="Positive attention x gradient summed over the blocks."),
+    origin=__name__,
+)

@@ -22,13 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.method_registry import Options, register_method
 from steadygaze.methods.gradient import ixg
+from steadygaze.methods.registry import Options, register_method
 from steadygaze.trace.capture import Trace, forward
-from steadygaze.trace.intercept import TorchFunction
 from steadygaze.trace.query import Query
 from steadygaze.trace.rules import ATTNLRP, Rules
 from steadygaze.trace.seam import Seam
+from steadygaze.vit.intercept import TorchFunction
 
 ATTENTION = ("shared", "held")
 

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable, UnknownName
-from steadygaze.method_registry import register_alias, register_method
+from steadygaze.methods.registry import METHODS, Alias, register_method
 from steadygaze.trace.capture import Forward, Trace, forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
@@ -179,4 +179,8 @@ for _name, _target, _summary in (
     ("libra_xgradcam_plus", "xgradcam_plus+plus", "XGradCAM+ summed over the blocks"),
     ("libra_hirescam", "hirescam", "activation x gradient at the last block (HiResCAM)"),
 ):
-    register_alias(_name, f"{_target}:{LIBRA}", score="log_prob", summary=f"LibraGrad: {_summary}.")
+    METHODS.add(
+        _name,
+        Alias(f"{_target}:{LIBRA}", score="log_prob", summary=f"LibraGrad: {_summary}."),
+        origin=__name__,
+    )

@@ -27,8 +27,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.method_registry import register_method
 from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept, to_grid
+from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import (
     check_budget,
     evaluate_subsets,

@@ -28,9 +28,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.method_registry import Options, register_alias, register_method
 from steadygaze.methods.attention import add_identity, global_attention, half_identity
 from steadygaze.methods.gradient import ixg
+from steadygaze.methods.registry import METHODS, Alias, Options, register_method
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.replay import BIAS_RULES, decompose
 from steadygaze.vit.view import Parts
@@ -265,9 +265,12 @@ def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b
     return shares[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
 
 
-register_alias(
+METHODS.add(
     "gaze",
-    "decompx+plus:freeze=0.75",
-    score="log_odds",
-    summary="Evidence for the class against the others: frozen-linear input x gradient over all blocks.",
+    Alias(
+        "decompx+plus:freeze=0.75",
+        score="log_odds",
+        summary="Evidence for the class against the others: frozen-linear input x gradient over all blocks.",
+    ),
+    origin=__name__,
 )

@@ -29,8 +29,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import global_attention
+from steadygaze.methods.registry import register_method
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want

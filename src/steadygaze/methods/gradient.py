@@ -27,11 +27,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
-from steadygaze.method_registry import register_alias, register_method
 from steadygaze.methods.attention import global_attention
+from steadygaze.methods.registry import METHODS, Alias, register_method
 from steadygaze.methods.search import image_generators
-from steadygaze.trace.accounting import Shares
 from steadygaze.trace.capture import Trace
+from steadygaze.trace.completeness import Shares
 from steadygaze.trace.query import Query
 
 SPACES = ("tokens", "pixels")
@@ -106,14 +106,18 @@ def fullgrad(trace: Trace, layer: int, *, implicit: bool = False) -> Float[Tenso
     return ixg(trace, layer)
 
 
-register_alias("cat", "ixg+plus", summary="Input x gradient summed over the blocks (CAT).")
-register_alias(
-    "attcat", "attixg+plus", summary="Attention-weighted input x gradient summed over the blocks (AttCAT)."
+METHODS.add(
+    "cat", Alias("ixg+plus", summary="Input x gradient summed over the blocks (CAT)."), origin=__name__
 )
-register_alias(
+METHODS.add(
+    "attcat",
+    Alias("attixg+plus", summary="Attention-weighted input x gradient summed over the blocks (AttCAT)."),
+    origin=__name__,
+)
+METHODS.add(
     "fullgrad_plus",
-    "fullgrad+plus",
-    summary="Input x gradient of every block and every bias once (FullGrad+).",
+    Alias("fullgrad+plus", summary="Input x gradient of every block and every bias once (FullGrad+)."),
+    origin=__name__,
 )
 
 LIBRA = "freeze=1.0,gate=half"
@@ -124,11 +128,12 @@ for _name, _target, _summary in (
     ("libra_fullgrad", "fullgrad", "Input x gradient plus bias x gradient (FullGrad)"),
     ("libra_fullgrad_plus", "fullgrad+plus", "Input x gradient of every block, every bias once (FullGrad+)"),
 ):
-    register_alias(
+    METHODS.add(
         _name,
-        f"{_target}:{LIBRA}",
-        score="log_prob",
-        summary=f"LibraGrad: {_summary[0].lower()}{_summary[1:]}.",
+        Alias(
+            f"{_target}:{LIBRA}", score="log_prob", summary=f"LibraGrad: {_summary[0].lower()}{_summary[1:]}."
+        ),
+        origin=__name__,
     )
 
 

@@ -32,10 +32,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steadygaze.errors import UnknownName
-from steadygaze.method_registry import register_method
+from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
 from steadygaze.target import predictions
-from steadygaze.trace.accounting import Shares
+from steadygaze.trace.completeness import Shares
 from steadygaze.trace.query import Query
 
 PATCHES = 196  # of the usual 14 x 14 grid, for the listed costs

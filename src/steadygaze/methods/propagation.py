@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.method_registry import register_method
 from steadygaze.methods.attention import add_identity, global_attention
+from steadygaze.methods.registry import register_method
 from steadygaze.target import target_value
 from steadygaze.trace.capture import Trace
-from steadygaze.trace.intercept import ADD, DIV, MATMUL, MEAN, MUL, SOFTMAX, Interception, TorchFunction
 from steadygaze.trace.query import Query
+from steadygaze.vit.intercept import ADD, DIV, MATMUL, MEAN, MUL, SOFTMAX, Interception, TorchFunction
 from steadygaze.vit.view import remember
 
 

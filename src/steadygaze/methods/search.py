@@ -21,7 +21,7 @@ from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.seeding import image_seed
 from steadygaze.target import class_score
 from steadygaze.trace.query import Query
-from steadygaze.vit.subsets import HidingMode, can_mask, chunk_of, subset_logits
+from steadygaze.vit.removal import HidingMode, can_mask, chunk_of, subset_logits
 
 HIDE = ("auto", "remove", "mask", "fill")
 ROWS = 64  # runs between two reports of progress, on a CPU

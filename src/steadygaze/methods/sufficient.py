@@ -40,17 +40,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
-from steadygaze.method_registry import register_method
 from steadygaze.methods.perturbation import BLACK_BOX
+from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, run_search
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.target import Target, class_score, resolve_target
 from steadygaze.trace.capture import Trace, forward
 from steadygaze.trace.query import Query
 from steadygaze.trace.record import Want
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.evaluation_mode import evaluation_mode
-from steadygaze.vit.subsets import subset_logits, to_pixels
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.removal import subset_logits, to_pixels
+from steadygaze.vit.view import ViT
 
 SPACES = ("patches", "pixels")
 STEPS = {"patches": 49, "pixels": 502}  # 4 of 196 patches, 100 of 224 x 224 pixels per step

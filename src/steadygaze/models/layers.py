@@ -1,9 +1,13 @@
-"""Shared by the architectures of this package: attention, token and map layouts, the interface of timm."""
+"""Shared by the architectures of this package: attention, token and map layouts, the interface of timm.
+
+A small ViT for synthetic tasks, with a class token and a learned position embedding.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import trunc_normal_
@@ -83,3 +87,22 @@ class Classifier(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+
+
+def small_vit(
+    size: int, patch: int, classes: int, *, width: int = 64, depth: int = 3, heads: int = 4, seed: int = 0
+) -> nn.Module:
+    """An untrained timm VisionTransformer for square images; its weights depend on `seed` alone."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return VisionTransformer(
+            img_size=size,
+            patch_size=patch,
+            num_classes=classes,
+            embed_dim=width,
+            depth=depth,
+            num_heads=heads,
+            mlp_ratio=2,
+        )

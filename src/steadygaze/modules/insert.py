@@ -11,12 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import BadCheckpoint, BadInput
-from steadygaze.modules.base import Cost, Inserted, chosen_blocks, decode, describe
+from steadygaze.modules.base import (
+    Cost,
+    Inserted,
+    Site,
+    broadcast_site,
+    chosen_blocks,
+    decode,
+    describe,
+    embedding_of,
+    pooling_site,
+)
 from steadygaze.modules.cb import CB, ContextBroadcast
-from steadygaze.modules.sites import Site, broadcast_site, embedding_of, pooling_site
 from steadygaze.modules.tap import TAP, TokenPool
 from steadygaze.questions.vqa import answers_questions, any_question
-from steadygaze.vit import ViT, adapt
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.view import ViT
 
 log = logging.getLogger("steadygaze.modules")
 NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block

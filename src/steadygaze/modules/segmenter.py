@@ -30,8 +30,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT
 
 Decoder = Literal["linear", "segformer"]
 LEVELS = 4  # hidden states that the SegFormer decoder reads of a ViT with one grid

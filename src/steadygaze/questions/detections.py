@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.questions.regions import Size, box_mask, check_label, label_index, own_class_names
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.transformers import layer_parts
-from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.contexts import evaluation_mode, without_autocast
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Layout, Plan
 
 NO_OBJECT = "no object"
@@ -133,6 +133,7 @@ def overlap(boxes: Float[Tensor, "k 4"], box: Float[Tensor, " 4"]) -> Float[Tens
     return common / (areas + (box[2:] - box[:2]).prod() - common).clamp_min(1e-12)
 
 
+@register_adapter("detection", matches=QueryClassifier)
 def plan(classifier: QueryClassifier) -> Plan:
     """The view of YOLOS: class token and detection tokens, then patches."""
     model: Any = classifier.model
@@ -182,6 +183,3 @@ def _of_kept(table: Float[Tensor, "n d"], layout: Layout, prefix: int) -> Tensor
         return table
     patches = table[prefix:][layout.kept]
     return torch.cat([table[:prefix].expand(len(patches), -1, -1), patches], 1)
-
-
-register_built_in("detection", matches=QueryClassifier, plan=plan)

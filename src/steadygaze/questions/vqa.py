@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.transformers import layer_parts
-from steadygaze.vit.evaluation_mode import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Layout, Plan
 
 
@@ -146,6 +146,7 @@ def answers_questions(model: Any) -> bool:
     return type(model).__name__ == "ViltForQuestionAnswering"
 
 
+@register_adapter("visual_question", matches=VisualQuestion)
 def image_plan(question: VisualQuestion) -> Plan:
     """The view whose patches are the image's."""
     text = len(question.pieces)
@@ -156,6 +157,7 @@ def image_plan(question: VisualQuestion) -> Plan:
     return _plan(question, embed=embed, grid=_grid(question, _size(question)), prefix=text + 1)
 
 
+@register_adapter("question_words", matches=QuestionWords)
 def word_plan(words: QuestionWords) -> Plan:
     """The view whose patches are the question's words; everything else is prefix."""
     question = words.question
@@ -234,7 +236,3 @@ def _size(question: VisualQuestion) -> tuple[int, int]:
 def _grid(question: VisualQuestion, size: Sequence[int]) -> tuple[int, int]:
     patch = _patch(question)
     return size[0] // patch, size[1] // patch
-
-
-register_built_in("visual_question", matches=VisualQuestion, plan=image_plan)
-register_built_in("question_words", matches=QuestionWords, plan=word_plan)

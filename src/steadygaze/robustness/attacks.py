@@ -23,7 +23,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
-from steadygaze.vit.view import ViT, evaluation_mode, logits_of
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.outputs import logits_of
+from steadygaze.vit.view import ViT
 
 Images = Float[Tensor, "b c h w"]
 OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must be wrong

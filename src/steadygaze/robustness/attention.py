@@ -27,9 +27,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from steadygaze.errors import BadInput, MethodUnavailable
-from steadygaze.trace.seam import Seam, Want
-from steadygaze.vit import ViT, adapt
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.trace.record import Want
+from steadygaze.trace.seam import Seam
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT
 
 TOP = 5  # tokens that overfocus counts
 Map = Float[Tensor, "b heads n n"]
@@ -259,7 +261,7 @@ def attention_figure(
     >>> attention_figure(sg.load_model("embedded").model, torch.randn(1, 3, 32, 32), cell=64).mode
     'RGB'
     """
-    from steadygaze.drawing import Row, paint, robust_scale, tile, to_pil_image
+    from steadygaze.results.drawing import Row, paint, robust_scale, tile, to_pil_image
 
     vit = adapt(model)
     depth = len(vit.blocks)

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from steadygaze.errors import BadInput
 from steadygaze.robustness.attacks import checked_labels
-from steadygaze.vit import ViT, adapt
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.masking import masked_logits
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.view import ViT
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
 from steadygaze.errors import BadInput, UnknownName
-from steadygaze.robustness.corruptions.corrupt import COMMON, CORRUPTIONS
-from steadygaze.robustness.sequences import NOISE, PERTURBATIONS
+from steadygaze.robustness.sequences import NOISE
 
 ALEXNET_CLEAN = 0.4348  # torchvision's weights
 

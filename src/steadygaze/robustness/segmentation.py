@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.data.confusion import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
+from steadygaze.data.datasets.imagenet import CORRUPTIONS
+from steadygaze.data.label_maps import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.questions.regions import scores_of
-from steadygaze.robustness.corruptions.corrupt import CORRUPTIONS
-from steadygaze.vit.view import evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
 
 __all__ = [
     "CITYSCAPES_C",

@@ -17,24 +17,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from steadygaze.data.datasets.imagenet import PERTURBATIONS
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions.corrupt import SMALLEST, check_image, check_settings, generator
 from steadygaze.robustness.corruptions.filters import motion, to_bytes, to_float
 from steadygaze.robustness.corruptions.pixelwise import brightness, gaussian_noise, shot_noise
 from steadygaze.robustness.corruptions.weather import fallen, flakes
 
-PERTURBATIONS = (
-    "gaussian_noise",
-    "shot_noise",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "brightness",
-    "translate",
-    "rotate",
-    "tilt",
-    "scale",
-)
 NOISE = ("gaussian_noise", "shot_noise")  # compared with the first frame
 
 # number of frames, then what the kind needs

@@ -1,171 +1,392 @@
-"""Before and after on one page: `stress` and `verify` of two models on the same images, and what differs in
-faithfulness.
-
-A side is a model (a name for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train`
-wrote), which is measured into OUT/before or OUT/after; or the folder OUT/before of an earlier card, with
-stress/ and verify/ in it, which is read.
+"""From the rows of a stress run to its card: every setting and metric with its 95 % interval, and the scores
+that the suites derive from them. Intervals: Wilson's of accuracies, which also hold for few images; of
+everything else bootstrap over images, the same draws for every number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from steadygaze.data.sources import Data
+from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.errors import BadInput
-from steadygaze.method_registry import DEFAULT
-from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.quantity import Quantity, mean
-from steadygaze.runs.processes import World
-from steadygaze.runs.rows import Rows
-from steadygaze.runs.stress.request import StressRequest, prepare_stress, run_stress
-from steadygaze.runs.table import difference
-from steadygaze.runs.untrusted.json_files import damaged_files
-from steadygaze.runs.verify.plan import DEFAULT_METRICS
-from steadygaze.runs.verify.request import VerifyRequest, prepare_verify, run_verify
-from steadygaze.runs.verify.summary import Line, Section, quantity
+from steadygaze.quantity import Quantity
+from steadygaze.runs import first_version
+from steadygaze.runs.evaluator import Predictions
+from steadygaze.runs.rows import Columns
+from steadygaze.runs.statistics import bootstrap
+from steadygaze.runs.suite import CLEAN, SUITES, TOP1, Number, Score, Setting, Suite, with_wilson
 
-SUITES = ("corruptions", "attacks", "occlusion", "attention")
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from steadygaze.runs.rows import Rows
+
+Key = tuple[str, str]  # label of the setting, name of the metric
 
 
-@dataclass(frozen=True)
-class FaithfulnessChange:
-    """One faithfulness number of a method, before and after: after minus before with its paired 95 %
-    interval."""
+class Card:
+    """The numbers of one stress run.
 
-    method: str
-    metric: str
-    before: float
-    after: float
-    difference: float
-    low: float
-    high: float
+    rows: where its rows are, and possibly those of others            positions: which ones are its own
+    """
+
+    def __init__(
+        self,
+        run: dict[str, Any],
+        rows: Columns,
+        positions: np.ndarray,
+        *,
+        repeats: int = 2000,
+        seed: int = 0,
+        folder: Path | None = None,
+        unreadable: dict[str, bool] | None = None,
+    ) -> None:
+        self.run, self.repeats, self.seed, self.folder = run, repeats, seed, folder
+        facts = run["settings"]
+        self.model, self.weights, self.data = facts["model"], facts["weights"], facts.get("data", "")
+        self.settings: dict[str, Setting] = {s.label: s for s in first_version.settings_of_run(facts)}
+        self.quantities: dict[str, Quantity] = first_version.quantities_of_run(facts)
+        self.unreadable = unreadable or {}  # False: it could not be read before, and can be now
+        self._planned = list(self.settings)
+        self._suites: list[Suite] = [Predictions(), *(suite() for suite in SUITES.values())]
+        self._uneven = frozenset().union(*(suite.uneven_details for suite in self._suites))
+        self._all, self._positions = rows, positions
+        self._groups = rows.groups(["setting", "metric"], positions)
+        first = positions[self._groups.first]
+        keys = zip(rows.text("setting", first), rows.text("metric", first), strict=True)
+        self._numbers: dict[Key, int] = {key: number for number, key in enumerate(keys)}
+        for label, metric in self._numbers:
+            if label not in self.settings:
+                self.settings[label] = first_version.setting_of_label(label, facts)
+            self._check_details(label, metric)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        *,
+        repeats: int = 2000,
+        seed: int = 0,
+        take: Callable[[Columns], np.ndarray] | None = None,
+    ) -> list[Card]:
+        """A card of each run; take: a mask of the rows that count."""
+        from steadygaze.runs.rows import STRESS
+
+        if rows.kinds != {STRESS}:
+            raise BadInput(
+                "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
+            )
+        folders: Sequence[Path | None] = rows.folders or [None] * len(rows.runs)
+        columns = rows.columns()
+        taken = np.ones(len(columns), dtype=bool) if take is None else take(columns)
+        unreadable: list[dict[str, bool]] = [{} for _ in rows.runs]
+        for number, image, reason in columns.unreadable:
+            unreadable[number][image] = bool(reason)
+        return [
+            cls(
+                run,
+                columns,
+                np.flatnonzero(taken & (columns.run == number)),
+                repeats=repeats,
+                seed=seed,
+                folder=folder,
+                unreadable=unreadable[number],
+            )
+            for number, (run, folder) in enumerate(zip(rows.runs, folders, strict=True))
+        ]
+
+    def _rows(self, key: Key) -> np.ndarray:
+        """The rows of a setting and metric."""
+        return self._positions[self._groups.rows(self._numbers[key])]
+
+    def _images_of(self, keys: Iterable[Key]) -> np.ndarray:
+        """Of every image of the columns, whether it has a row of these."""
+        images = np.zeros(len(self._all.names["image"]), dtype=bool)
+        for key in keys:
+            images[self._all.codes["image"][self._rows(key)]] = True
+        return images
+
+    def _check_details(self, label: str, metric: str) -> None:
+        if metric == TOP1.name or metric in self._uneven:
+            return
+        lengths = np.unique(self._all.lengths[self._rows((label, metric))])
+        lengths = lengths[lengths > 0]
+        if len(lengths) > 1:
+            raise BadInput(
+                f"rows of a metric have {lengths[0]} and {lengths[1]} numbers behind their values: "
+                "they are of runs with different settings"
+            )
+
+    @cached_property
+    def answers(self) -> dict[str, tuple[int, int]]:
+        """Label and predicted class of each clean image, and of each image of other sets."""
+        answers: dict[str, tuple[int, int]] = {}
+        for label, metric in self._numbers:
+            if metric == TOP1.name and (label == CLEAN.label or self.population(label)):
+                rows = self._rows((label, metric))
+                rows = rows[self._all.lengths[rows] > 0]
+                if (self._all.lengths[rows] != 2).any():
+                    raise BadInput(f"{label}: expected two numbers behind top1, label and predicted class")
+                pairs = self._all.details(rows).astype(np.int64).reshape(-1, 2).tolist()
+                images = self._all.text("image", rows)
+                answers.update((image, (pair[0], pair[1])) for image, pair in zip(images, pairs, strict=True))
+        return answers
+
+    # -- what was measured -------------------------------------------------------------------------
+
+    def population(self, label: str) -> str:
+        """Which images a setting was measured on: "" the data of the run, otherwise a set of its own."""
+        return self.settings[label].population
+
+    def quantity(self, metric: str) -> Quantity:
+        """What a metric's number is."""
+        if metric not in self.quantities:
+            self.quantities[metric] = first_version.quantity_of_name(metric)
+        return self.quantities[metric]
+
+    @property
+    def images(self) -> list[str]:
+        """The names of all images, sorted."""
+        return self._sorted(self._images_of(self._numbers))
+
+    def _sorted(self, images: np.ndarray) -> list[str]:
+        return sorted(self._all.values_of("image")[np.flatnonzero(images)])
+
+    @cached_property
+    def image_count(self) -> int:
+        """Number of images of the data of the run."""
+        return len(self.names_of(""))
+
+    def names_of(self, population: str) -> list[str]:
+        """The images of a population, sorted."""
+        return self._names.get(population, [])
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        keys: dict[str, list[Key]] = {}
+        for key in self._numbers:
+            keys.setdefault(self.population(key[0]), []).append(key)
+        return {population: self._sorted(self._images_of(own)) for population, own in keys.items()}
+
+    def without(self, key: Key) -> set[str]:
+        """The images of a setting's population that have no such number."""
+        names = self.names_of(self.population(key[0]))
+        return {names[i] for i in np.flatnonzero(np.isnan(self.values(*key)))}
+
+    def values(self, label: str, metric: str) -> np.ndarray:
+        """The value of each image of the setting's population, in order of name, NaN where there is none."""
+        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
+        ranks, count = order[self._all.codes["image"][rows]], int(order.max() + 1)
+        return _by_rank(ranks, self._all.value[rows], count, f"{label}, {metric}")
+
+    def details(self, label: str, metric: str) -> Details:
+        """The details of a metric, image by image."""
+        rows, order = self._rows((label, metric)), self._orders[self.population(label)]
+        ranks = order[self._all.codes["image"][rows]]
+        return Details(ranks, self._all.lengths[rows], self._all.details(rows), int(order.max() + 1))
+
+    @cached_property
+    def _orders(self) -> dict[str, np.ndarray]:
+        """Of each population, the rank by name of every image; -1 for images of others."""
+        codes = self._all.names["image"]
+        orders = {}
+        for population, names in self._names.items():
+            order = np.full(len(codes), -1)
+            order[[codes[name] for name in names]] = np.arange(len(names))
+            orders[population] = order
+        return orders
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How many images have been through each setting, those with broken predictions too."""
+        done: dict[str, int] = {}
+        for label, metric in self._numbers:
+            count = int(self._images_of([(label, metric)]).sum())
+            done[label] = min(done.get(label, count), count)
+        return done
+
+    @property
+    def keys(self) -> list[Key]:
+        """What was measured, in the order of the run."""
+        order = {label: i for i, label in enumerate(self._planned)}
+        return sorted(self._numbers, key=lambda key: order.get(key[0], len(order)))
+
+    def measured_settings(
+        self, suite: str | None = None, metric: str = "", source: str = ""
+    ) -> list[Setting]:
+        """The settings of a suite (None: of all) that have this metric, in the order of the run."""
+        labels = dict.fromkeys(label for label, name in self.keys if not metric or name == metric)
+        settings = [self.settings[label] for label in labels]
+        return [s for s in settings if suite is None or (s.suite, s.source) == (suite, source)]
+
+    def metrics_of(self, labels: Iterable[str]) -> list[Quantity]:
+        """The metrics that were measured of these settings."""
+        wanted = set(labels)
+        return [self.quantity(name) for name in dict.fromkeys(m for label, m in self.keys if label in wanted)]
+
+    def curve(self, label: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and half of the 95 % interval at each point of a curve, or of each layer; None where there is
+        none."""
+        if (label, metric) not in self._numbers or metric == TOP1.name or metric in self._uneven:
+            return None
+        rows = self._rows((label, metric))
+        rows = rows[self._all.lengths[rows] > 0]
+        if not len(rows):
+            return None
+        numbers = self._all.details(rows).reshape(len(rows), -1)
+        known = ~np.isnan(numbers)
+        filled = np.where(known, numbers, 0)
+        sums, squares, counts = filled.sum(0), (filled**2).sum(0), known.sum(0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = sums / counts
+            variance = np.maximum(squares / counts - mean**2, 0)
+            return mean, 1.96 * np.sqrt(variance / counts)
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    @cached_property
+    def measured(self) -> dict[Key, Number]:
+        """The mean of every setting and metric, and what suites add to single settings."""
+        measured: dict[Key, Number] = {}
+        for population in self._orders:
+            keys = [key for key in self.keys if self.population(key[0]) == population]
+            values = np.stack([self.values(*key) for key in keys])
+            point, samples = bootstrap(values, repeats=self.repeats, seed=self.seed)
+            for k, (label, metric) in enumerate(keys):
+                count = int((~np.isnan(values[k])).sum())
+                all_samples = np.concatenate([point[k : k + 1], samples[:, k]])
+                note = self._note((label, metric))
+                score = Score(self.settings[label], self.quantity(metric), all_samples, count, note)
+                measured[label, metric] = with_wilson(Number.of(score), values[k])
+            for suite in self._suites:
+                measured |= _by_key(suite.numbers(self, population))
+        return measured
+
+    def _note(self, key: Key) -> str:
+        """The note of all rows; where they are of several groups (the styles of ImageNet-R), which."""
+        rows = self._rows(key)
+        rows = rows[self._noted[rows]]
+        notes = self._all.text("note", rows[self._all.groups(["note"], rows).first]).tolist()
+        return f"{len(notes)} groups: {abbreviated(notes)}" if len(notes) > 1 else "".join(notes)
+
+    @cached_property
+    def _noted(self) -> np.ndarray:
+        return self._all.filled("note")
+
+    @cached_property
+    def scores(self) -> dict[Key, Number]:
+        """The scores that suites derive."""
+        return _by_key(score for suite in self._suites for score in suite.scores(self))
+
+    @cached_property
+    def numbers(self) -> dict[Key, Number]:
+        """All of them: clean, then the scores, then the rest."""
+        clean = {key: number for key, number in self.measured.items() if key[0] == CLEAN.label}
+        return {**clean, **self.scores, **self.measured}
+
+    def samples(self, label: str, quantity: Quantity) -> np.ndarray | None:
+        """The samples of a measured number; None if it was not measured."""
+        number = self.measured.get((label, quantity.name))
+        return None if number is None else number.samples
+
+    def text(self, label: str, metric: str, *, spread: bool = True) -> str:
+        """A number for people; empty if there is none."""
+        number = self.numbers.get((label, metric))
+        return "" if number is None else number.text(spread=spread)
+
+    @property
+    def suites(self) -> list[Suite]:
+        """All known suites; each finds what it knows in the card."""
+        return self._suites
+
+    @property
+    def setting_count(self) -> int:
+        """Number of settings of the run, clean images included."""
+        return len(self.settings)
+
+    def unfinished(self) -> list[str]:
+        """The settings that some images have not been through: the run was killed, or is still running."""
+        facts, done = self.run["settings"], self.done
+        of_sets = first_version.images_of_sets(facts, [self.settings[label] for label in self._planned])
+        sources = {self.settings[label].source for label in self._planned} - {""}
+        lost = [image for image, still in self.unreadable.items() if still]
+        unfinished = []
+        for label in self._planned:
+            source = self.settings[label].source
+            if source:
+                expected = of_sets[label] - sum(_set_of(image, sources) == source for image in lost)
+            else:
+                expected = (facts.get("pictures") or 0) - sum(not _set_of(image, sources) for image in lost)
+            if done.get(label, 0) < expected:
+                unfinished.append(label)
+        return unfinished
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One dict for each number: model, weights, data, seed, setting, metric, value, low, high, images,
+        better, note."""
+        facts = {
+            "model": self.model,
+            "weights": self.weights,
+            "data": self.data,
+            "seed": self.run["settings"].get("seed"),
+        }
+        for (label, metric), number in self.numbers.items():
+            better = number.quantity.better
+            yield {
+                **facts,
+                "setting": label,
+                "metric": metric,
+                "value": number.value,
+                "low": number.low,
+                "high": number.high,
+                "images": number.images,
+                "better": "" if better == "neither" else better,
+                "note": number.note,
+            }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One line a number."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.records()))
+
+
+class Details(NamedTuple):
+    """The numbers behind the values of a metric.
+
+    ranks: the rank by name of each row's image       lengths: how many numbers each row has
+    numbers: of all rows, one after the other         images: the number of images
+    """
+
+    ranks: np.ndarray
+    lengths: np.ndarray
+    numbers: np.ndarray
     images: int
 
-    @property
-    def quantity(self) -> Quantity:
-        return quantity(self.metric)
 
-    @property
-    def verdict(self) -> str:
-        """better or worse where the interval excludes zero; otherwise empty."""
-        if not (self.low > 0 or self.high < 0):
-            return ""
-        return "better" if self.difference * self.quantity.sign > 0 else "worse"
-
-
-@dataclass(frozen=True)
-class CardRequest:
-    """What is measured of both sides. options: of the suites; model_options: of `load_model`, for both."""
-
-    data: Data | None
-    out: Path
-    suites: Sequence[str] = SUITES
-    methods: Sequence[str] = (DEFAULT,)
-    metrics: Sequence[str] = ()
-    masks: Path | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 16
-    device: str = "auto"
-    command: str = ""
-
-
-def measure_side(
-    side: str, name: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
-) -> Path:
-    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or
-    after."""
-    folder = Path(side)
-    if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
-        return folder
-    if (folder / "run.json").is_file():
+def _by_rank(ranks: np.ndarray, values: np.ndarray, count: int, name: str) -> np.ndarray:
+    """An array of `count` values, NaN where there is none. Two rows of one image must agree."""
+    out = np.full(count, np.nan)
+    out[ranks] = values
+    conflicts = int(((out[ranks] != values) & ~(np.isnan(out[ranks]) & np.isnan(values))).sum())
+    if conflicts:
         raise BadInput(
-            f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
-            "Compare stress runs with compare-models."
+            f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "
+            "runs: remove the row file that does not belong to it."
         )
-    if request.data is None:
-        raise BadInput(
-            f"{side} is a model that has not been measured: expected a folder of data", option="data"
-        )
-    model, _, file = side.partition("@")
-    out = request.out / name
-    common: dict[str, Any] = {
-        "model": model,
-        "data": request.data,
-        "checkpoint": Path(file) if file else None,
-        "masks": request.masks,
-        "model_options": request.model_options,
-        "limit": request.limit,
-        "seed": request.seed,
-        "batch_size": request.batch_size,
-        "device": request.device,
-        "command": request.command,
-    }
-    stress = StressRequest(
-        **common,
-        out=out / "stress",
-        suites=list(request.suites),
-        options=request.options,
-        map_method=request.methods[0],
-    )
-    run_stress(stress, world, on_progress, prepare_stress(stress, world))
-    verify = VerifyRequest(
-        **common,
-        out=out / "verify",
-        methods=list(request.methods),
-        metrics=list(request.metrics) or DEFAULT_METRICS,
-        random=True,
-    )
-    run_verify(verify, world, on_progress, prepare_verify(verify, world))
     return out
 
 
-def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
-    """Every metric of every method that both sides have, over the images that both have."""
-    with damaged_files(before, after):
-        one, two = _section(before), _section(after)
-        changes = [
-            _change(one, two, metric, line)
-            for metric in one.shown
-            for line in one.lines_of(metric)
-            if metric in two.shown and line in two.lines_of(metric)
-        ]
-    if not changes:
-        raise BadInput(
-            f"{before} and {after} have no method and metric in common: run verify on both with the "
-            "same methods and metrics"
-        )
-    return changes
+def _by_key(scores: Iterable[Score]) -> dict[Key, Number]:
+    return {(score.setting.label, score.quantity.name): Number.of(score) for score in scores}
 
 
-def _section(folder: Path) -> Section:
-    sections = Rows.read(folder).table().sections
-    if len(sections) != 1:
-        raise BadInput(f"{folder}: expected the rows of one model on one data set, got {len(sections)}")
-    return sections[0]
-
-
-def _change(one: Section, two: Section, metric: str, line: Line) -> FaithfulnessChange:
-    common = sorted(set(one.names) & set(two.names))
-    if not common:
-        raise BadInput("the two sides have no image in common: give the same data")
-    ranks = [[section.names.index(name) for name in common] for section in (two, one)]
-    pairs = list(zip((two, one), ranks, strict=True))
-    values = np.stack([section.array(metric, line)[rank] for section, rank in pairs])
-    combine = quantity(metric).combine
-    details = None
-    if combine is not mean:
-        known = [(section.detail(metric, line), rank) for section, rank in pairs]
-        if all(detail is not None for detail, _ in known):
-            details = np.stack([detail[rank] for detail, rank in known if detail is not None])
-    gap, low, high = difference(values, details, combine=combine, repeats=one.repeats, seed=one.seed)
-    was, now = (section.cells[metric, line].value for section in (one, two))
-    images = int((~np.isnan(values).any(0)).sum())
-    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images)
+def _set_of(image: str, sources: set[str]) -> str:
+    """The image set that an image belongs to, whose names are SET:NAME; empty for the data of the run."""
+    name, colon, _ = image.partition(":")
+    return name if colon and name in sources else ""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from steadygaze.errors import BrokenMap, DegenerateMap
-from steadygaze.explainer import explain_batch
-from steadygaze.heatmap import Attribution
-from steadygaze.method_registry import Method
+from steadygaze.methods.explain import explain_batch
+from steadygaze.methods.registry import Method
+from steadygaze.results.attribution import Attribution
 from steadygaze.target import class_score
 from steadygaze.vit.clean_forward import CleanForward
+
+if TYPE_CHECKING:
+    pass
+
 
 ZERO, BROKEN = "zero map", "broken map"
 

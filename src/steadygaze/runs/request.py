@@ -1,33 +1,116 @@
-"""What both `verify` and `stress` are given: the model, the data, where the rows go."""
+"""The normalisation of images that are given in memory: given, known of the model, or ImageNet's.
+
+Images have whole grey levels of 0..255. Undone with another mean and standard deviation than they were
+normalised with, they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find
+few of them.
+
+What both `verify` and `stress` are given: the model, the data, where the rows go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from steadygaze.data.content import names_hash
 from steadygaze.data.folders import SYNSET
-from steadygaze.data.sources import Data, is_folder
-from steadygaze.data.streams.spec import StreamSpec, parse_data
+from steadygaze.data.images import names_hash
+from steadygaze.data.memory import Data, is_folder
+from steadygaze.data.stream_spec import StreamSpec, parse_data
 from steadygaze.errors import BadInput, UnsupportedModel
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.loading.model_options import read_class_names
+from steadygaze.loading.options import read_class_names
 from steadygaze.questions.text import TextClasses, as_classifier
 from steadygaze.questions.vqa import answers_questions
-from steadygaze.runs.processes import World
-from steadygaze.runs.shards.shard import WHOLE, Shard
+from steadygaze.runs.shards import WHOLE, Shard, World
 from steadygaze.target import Outputs, task_of_outputs
-from steadygaze.vit import ViT
-from steadygaze.vit.image_features import run_model
-from steadygaze.vit.view import evaluation_mode, logits_of
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.outputs import logits_of, run_model
+from steadygaze.vit.view import ViT
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+USUAL = (
+    IMAGENET,
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),  # CLIP
+    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+)
+TOLERANCE = 0.02  # of a grey level; float32 comes to about 0.0001
+FEWEST_LEVELS = 8  # grey levels that images have at least: fewer may fit any normalisation
+
+
+class Normalisation(NamedTuple):
+    """Mean and standard deviation by channel; known: given or declared by the model, not assumed."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    known: bool = True
+
+
+def normalisation_of(
+    model: nn.Module,
+    loaded: LoadedModel | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Normalisation:
+    """The given mean and std, else the model's own, else ImageNet's."""
+    if mean is not None and std is not None:
+        return Normalisation(tuple(map(float, mean)), tuple(map(float, std)))
+    if mean is not None or std is not None:
+        raise BadInput("mean, std: expected both or none")
+    if loaded is not None:
+        return Normalisation(tuple(loaded.mean), tuple(loaded.std))
+    config = getattr(model, "pretrained_cfg", None) or {}
+    if "mean" in config and "std" in config:
+        return Normalisation(tuple(config["mean"]), tuple(config["std"]))
+    return Normalisation(*IMAGENET, known=False)
+
+
+Statistics = tuple[Sequence[float], Sequence[float]]  # mean, std
+
+
+def has_whole_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
+    """Whether the images, with this normalisation undone, have grey levels of 0..255 and nothing between."""
+    mean, std = (
+        torch.tensor(list(v), dtype=torch.float64, device=images.device).view(1, -1, 1, 1) for v in statistics
+    )
+    levels = 255 * (images.detach().double() * std + mean)
+    nearest = levels.round()
+    whole = (levels - nearest).abs().max() < TOLERANCE and nearest.min() >= 0 and nearest.max() <= 255
+    return bool(whole) and len(nearest.unique()) >= FEWEST_LEVELS
+
+
+def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
+    """True: the images bear this normalisation out. False: unknown (resized as floating point, half
+    precision).
+
+    Raises `BadInput` if the images have whole grey levels under another of the usual normalisations.
+    """
+    if images.dtype not in (torch.float32, torch.float64):
+        return False
+    if has_whole_levels(images, statistics):
+        return True
+    for usual in USUAL:
+        if has_whole_levels(images, usual):
+            expected_mean, expected_std = (list(v) for v in statistics)
+            mean, std = (list(v) for v in usual)
+            raise BadInput(
+                f"images: expected normalisation with mean {expected_mean} and std {expected_std}, but the "
+                "images have "
+                f"whole grey levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
+                "how they "
+                "were made, or normalise them as expected"
+            )
+    return False
+
 
 TOO_LARGE = 2**63  # generators of torch take seeds of 64 bits
 Model = str | nn.Module | ViT | LoadedModel

@@ -1,20 +1,49 @@
 """Sample images that a run stores in its folder, so that a report needs neither the model nor the data.
 
 RUN/samples/ holds `samples.json`, which `verify` and `stress` fill each in their own way, and JPEG files.
+
+The images on which the leading method did best and worst, with maps, stored in the run's folder for the
+report.
+
+Images that reports show, stored with the run so that a report needs neither the model nor the data.
+
+RUN/samples/ holds `samples.json` and JPEG files: one image under the conditions of each suite, and a
+thumbnail with the attribution map of the predicted class for up to 64 images of the data, spread evenly over
+its classes.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
+from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.files import write_atomic
-from steadygaze.runs.untrusted.json_files import read_bounded
+from steadygaze.methods.explain import explain, explain_batch
+from steadygaze.results.attribution import Attribution
+from steadygaze.results.drawing import to_pil_image
+from steadygaze.results.map_files import StoredMethod
+from steadygaze.runs.plan import Column
+from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
+from steadygaze.runs.source import ImageView, RunImage, StreamData, StressJob
+from steadygaze.target import Outputs, describe, predictions
+from steadygaze.untrusted import read_bounded, read_record
+
+if TYPE_CHECKING:
+    from steadygaze.runs.rows import Rows
+    from steadygaze.runs.stress import PreparedStress
+    from steadygaze.runs.verify import PreparedVerify
 
 FOLDER, INDEX = "samples", "samples.json"
 SIDE = 448  # pixels of the longer side of a stored image: pages show it small, and whole on a click
@@ -66,3 +95,315 @@ def thumbnail(image: Image.Image) -> Image.Image:
     scale = SIDE / max(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.LANCZOS)
+
+
+EACH = 4  # best images, and as many worst ones
+
+
+@dataclass(frozen=True)
+class MapSample:
+    """An image, its values, and the files of the image and of one map for each method."""
+
+    name: str
+    title: str
+    values: list[float]
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class VerifySamples:
+    """Best and worst images of the first method by a metric, beside the second method."""
+
+    methods: list[Line]
+    metric: str
+    best: list[MapSample]
+    worst: list[MapSample]
+
+
+def read_map_samples(run: Path) -> VerifySamples | None:
+    """The samples of a run folder; None if it has none."""
+    record = read_index(run)
+    if record is None or "methods" not in record:
+        return None
+    return read_record(VerifySamples, record, str(run / FOLDER / INDEX))
+
+
+def store_map_samples(out: Path, prepared: PreparedVerify, rows: Rows) -> None:
+    """Store the samples of a finished run, unless the same ones are there."""
+    sections = rows.table(repeats=1).sections
+    if not sections:
+        return
+    section = sections[0]
+    metric = section.shown[0]
+    columns = leading_columns(section, prepared.plan.columns)
+    if not columns:
+        return
+    lines = [(column.method.name, column.score) for column in columns]
+    best, worst = extremes(section, metric, lines[0])
+    before = read_map_samples(out)
+    if before is not None and before.methods == lines and before.metric == metric:
+        stored = [[sample.name for sample in group] for group in (before.best, before.worst)]
+        if stored == [best, worst]:
+            return
+    try:
+        names = list(dict.fromkeys([*best, *worst]))
+        samples = {}
+        for number, batch in enumerate(prepared.source.again(names)):
+            values = _values(section, metric, lines, batch.names[0])
+            samples[batch.names[0]] = _sample(out, prepared, columns, batch, number, values)
+        record = VerifySamples(
+            lines,
+            metric,
+            [samples[name] for name in best if name in samples],
+            [samples[name] for name in worst if name in samples],
+        )
+        if samples:
+            write_index(out, asdict(record))
+    except (SteadygazeError, OSError) as error:  # the rows are complete: the report is shown without images
+        warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
+
+
+def leading_columns(section: Section, columns: Sequence[Column]) -> list[Column]:
+    """The best column and the next one of another method (not the same with other options or another
+    score).
+    """
+    by_line = {(column.method.name, column.score): column for column in columns}
+    ranked = [by_line[line] for line in section.lines if line in by_line]
+    if not ranked:
+        return []
+    others = [column for column in ranked[1:] if _family(column) != _family(ranked[0])]
+    others.sort(key=lambda column: column.method.name == CHANCE)  # only if there is no other
+    return [ranked[0], *(others or ranked[1:])[:1]]
+
+
+def _family(column: Column) -> tuple[str | None, ...]:
+    """Equal for the same method with other options or another score."""
+    m = column.method
+    return (m.name,) if isinstance(m, StoredMethod) else (m.base.name, m.aggregator)
+
+
+def extremes(section: Section, metric: str, line: Line) -> tuple[list[str], list[str]]:
+    """The names of the best and of the worst images, the most extreme first."""
+    values = section.array(metric, line)
+    order = [int(i) for i in np.argsort(values, kind="stable") if not np.isnan(values[i])]
+    if quantity(metric).better == "higher":
+        order.reverse()
+    each = min(EACH, len(order) // 2)
+    return [section.names[i] for i in order[:each]], [section.names[i] for i in order[::-1][:each]]
+
+
+def _values(section: Section, metric: str, lines: Sequence[Line], name: str) -> list[float]:
+    index = section.names.index(name)
+    return [float(section.array(metric, line)[index]) for line in lines]
+
+
+def _sample(
+    out: Path,
+    prepared: PreparedVerify,
+    columns: Sequence[Column],
+    batch: Batch,
+    number: int,
+    values: list[float],
+) -> MapSample:
+    batch = batch.to(prepared.device)
+    forward = CachedForward.of(prepared.vit, batch.images)
+    target = prepared.target_of(batch, forward)
+    image = thumbnail(_shown(batch))
+    files = [save_image(out, f"image{number}", image)]
+    with torch.no_grad():
+        outputs = prepared.vit.plan.outputs
+        numbers = predictions(outputs, forward.logits[0])
+    for k, column in enumerate(columns):
+        attribution = _attribution(column, forward, target, batch.names)
+        files.append(save_image(out, f"image{number}-map{k}", attribution.overlay(image)))
+    class_names = None if prepared.loaded is None else prepared.loaded.class_names
+    return MapSample(batch.names[0], _title(outputs, numbers, int(target[0]), class_names), values, files)
+
+
+def _attribution(column: Column, forward: CachedForward, target: Tensor, names: Sequence[str]) -> Attribution:
+    m = column.method
+    if isinstance(m, StoredMethod):
+        height, width = forward.images.shape[-2:]
+        scores, _ = m.batch(names, target.tolist(), forward.grid, (height, width))
+        outputs = forward.vit.plan.outputs
+        return Attribution(scores, target, forward.logits, m.name, column.score, outputs=outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateMap)
+        return explain_batch(forward, target, [m], column.score)[m.name]
+
+
+def _shown(batch: Batch) -> Image.Image:
+    """The image that the model sees, with the normalisation undone."""
+    assert batch.mean is not None and batch.std is not None
+    image, mean, std = (x.detach().cpu().float() for x in (batch.images[0], batch.mean, batch.std))
+    return to_pil_image((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
+
+
+def _title(outputs: Outputs, numbers: Tensor, target: int, class_names: Sequence[str] | None) -> str:
+    """What is explained, and the predicted class if that is another."""
+    names = [name.split(",")[0] for name in class_names] if class_names else None
+
+    def named(index: int) -> str:
+        return describe(outputs, index, float(numbers[index]), names, alone=len(numbers) == 1)
+
+    predicted = int(numbers.argmax())
+    if outputs != "classes" or predicted == target:
+        return named(target)
+    return f"{named(target)}; predicted: {named(predicted)}"
+
+
+MOST = 64  # images with thumbnail and map
+
+
+@dataclass(frozen=True)
+class ConditionSample:
+    """One image under one condition: words and file. wide: a sheet of several images."""
+
+    title: str
+    file: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class ImageSample:
+    """A thumbnail of a clean image, the map of the predicted class (None: no map), and the prediction."""
+
+    name: str
+    label: int
+    predicted: int
+    probability: float
+    file: str
+    map_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a run stored. image: the name of the image that is shown under conditions; method: of the maps."""
+
+    image: str = ""
+    method: str = ""
+    conditions: Sequence[ConditionSample] = ()
+    images: Sequence[ImageSample] = ()
+    class_names: dict[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def read_setting_samples(run: Path) -> Samples | None:
+    """The samples of a run folder; None if it has none (first version, or a run that was killed early)."""
+    record = read_index(run)
+    if record is None:
+        return None
+    return read_record(Samples, record, str(run / FOLDER / INDEX))
+
+
+def store_setting_samples(out: Path, ready: PreparedStress, jobs: Iterable[StressJob]) -> None:
+    """Store the samples of a run, unless they are there. jobs: the first group, whose images are shown."""
+    images = data_images(ready, jobs)
+    if not images or are_stored(out, ready):
+        return
+    try:
+        shown = first_readable(ready, images)
+        if shown is None:
+            return
+        images_shown = image_samples(out, ready, images[:MOST])
+        record = {
+            "image": shown.name,
+            "method": ready.request.map_method,
+            "conditions": [asdict(one) for one in condition_samples(out, ready, shown)],
+            "images": [asdict(one) for one in images_shown],
+            "class_names": _names_of(ready, images_shown),
+            "note": "".join(f", {s.samples_note}" for s in ready.suites.values() if s.samples_note),
+        }
+        write_index(out, record)
+    except (SteadygazeError, OSError) as error:  # the rows are what counts
+        warnings.warn(f"no sample images are stored with the run: {error}", stacklevel=2)
+
+
+def are_stored(out: Path, ready: PreparedStress) -> bool:
+    """Whether the folder has the samples of this run."""
+    before = read_setting_samples(out)
+    return before is not None and before.method == ready.request.map_method
+
+
+def first_readable(ready: PreparedStress, images: Sequence[RunImage]) -> RunImage | None:
+    """The first image by name that can be read."""
+    for image in sorted(images, key=lambda one: one.name):
+        try:
+            ready.loader.pixels(image)
+        except SteadygazeError:
+            continue
+        return image
+    return None
+
+
+def _names_of(ready: PreparedStress, images: Sequence[ImageSample]) -> dict[int, str]:
+    names = ready.class_names
+    classes = {c for image in images for c in (image.label, image.predicted)}
+    return {} if names is None else {c: names[c] for c in sorted(classes)}
+
+
+def data_images(ready: PreparedStress, jobs: Iterable[StressJob]) -> list[RunImage]:
+    """The images of the data, in its order; of a stream, the first ones."""
+    if isinstance(ready.data, StreamData):
+        return ready.data.first_images
+    own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
+    return list(own.values())
+
+
+def condition_samples(out: Path, ready: PreparedStress, image: RunImage) -> list[ConditionSample]:
+    """Store one image under the conditions of each suite."""
+    view = ImageView(image, ready.loader)
+    samples = [sample for suite in ready.suites.values() for sample in suite.samples(ready.evaluator, view)]
+    stored = []
+    for number, sample in enumerate(samples):
+        shown = sample.image if sample.wide else thumbnail(sample.image)
+        stored.append(
+            ConditionSample(sample.title, save_image(out, f"condition{number}", shown), sample.wide)
+        )
+    return stored
+
+
+def image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) -> list[ImageSample]:
+    """Store thumbnails and maps of images; those that cannot be read are left out."""
+    if any(suite.label_maps for suite in ready.suites.values()) or ready.evaluator.outputs != "classes":
+        return []
+    stored = []
+    for number, image in enumerate(images):
+        try:
+            pixels = ready.loader.pixels(image)
+        except SteadygazeError:
+            continue
+        tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+        shown = ready.evaluator.normalise(tensor)
+        probabilities = ready.evaluator.logits(shown)[0].softmax(-1)
+        predicted = int(probabilities.argmax())
+        small = thumbnail(Image.fromarray(pixels))
+        map_file = None
+        overlay = _overlay(ready, shown, predicted, small)
+        if overlay is not None:
+            map_file = save_image(out, f"map{number}", overlay)
+        stored.append(
+            ImageSample(
+                image.name,
+                image.labels[0],
+                predicted,
+                round(float(probabilities[predicted]), 4),
+                save_image(out, f"image{number}", small),
+                map_file,
+            )
+        )
+    return stored
+
+
+def _overlay(ready: PreparedStress, image: torch.Tensor, predicted: int, small: Image.Image) -> Any:
+    if ready.evaluator.vit is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateMap)
+            attribution = explain(
+                ready.evaluator.vit, image, target=predicted, method=ready.request.map_method
+            )
+        return attribution.overlay(small)
+    except SteadygazeError:  # the method does not serve this model, or the map is broken
+        return None

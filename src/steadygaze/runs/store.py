@@ -18,12 +18,11 @@ import numpy as np
 
 from steadygaze.errors import BadInput, RowsNotWritten
 from steadygaze.files import FileLock, write_atomic, write_new
-from steadygaze.runs.columnar.blocks import run_blocks
-from steadygaze.runs.columnar.columns import ABSENT, Columns, vocabularies
 from steadygaze.runs.rows import (
-    Key as Key,
-)
-from steadygaze.runs.rows import (
+    ABSENT,
+    Columns,
+    Key,
+    KeySet,
     Row,
     RowKey,
     every_file,
@@ -31,12 +30,10 @@ from steadygaze.runs.rows import (
     replaced_file,
     replacements,
     row_files,
+    run_blocks,
+    vocabularies,
 )
-from steadygaze.runs.rows import (
-    key_of as key_of,
-)
-from steadygaze.runs.shards.keys import KeySet
-from steadygaze.runs.shards.shard import WHOLE, Shard
+from steadygaze.runs.shards import WHOLE, Shard
 
 
 def make_folder(folder: Path) -> None:

@@ -21,10 +21,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from steadygaze.trace.intercept import TorchFunction
 from steadygaze.trace.record import Term, Want
 from steadygaze.trace.rules import Rules
 from steadygaze.trace.seam import Seam
+from steadygaze.vit.intercept import TorchFunction
 from steadygaze.vit.view import Block, Layout, remember
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)

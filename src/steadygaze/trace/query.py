@@ -9,7 +9,7 @@ from torch import Tensor
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.target import CallableTarget, target_value
 from steadygaze.trace.capture import forward
-from steadygaze.trace.resize import resize_map
+from steadygaze.trace.completeness import resize_map
 from steadygaze.trace.rules import PLAIN, Rules
 from steadygaze.vit.view import ViT, remember
 

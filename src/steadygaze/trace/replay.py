@@ -28,7 +28,7 @@ from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
 from steadygaze.trace.capture import Trace
-from steadygaze.trace.intercept import (
+from steadygaze.vit.intercept import (
     ACTIVATIONS,
     ADD,
     GATES,

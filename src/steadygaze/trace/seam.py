@@ -16,8 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.trace.gamma import gamma_map
-from steadygaze.trace.intercept import (
+from steadygaze.trace.record import Attention, Record, Term, Want
+from steadygaze.trace.rules import (
+    PLAIN,
+    Rules,
+    gamma_map,
+    held_layer_norm,
+    held_rms_norm,
+    held_slope,
+    scale_grad,
+    scaled_attention,
+)
+from steadygaze.vit.intercept import (
     ACTIVATIONS,
     ADD,
     DIV,
@@ -30,16 +40,6 @@ from steadygaze.trace.intercept import (
     VECTOR_NORM,
     Interception,
     TorchFunction,
-)
-from steadygaze.trace.record import Attention, Record, Term, Want
-from steadygaze.trace.rules import (
-    PLAIN,
-    Rules,
-    held_layer_norm,
-    held_rms_norm,
-    held_slope,
-    scale_grad,
-    scaled_attention,
 )
 
 TAGS = ("attention_", "product_", "source_", "activation_", "tanh_", "norm_of_", "factors_")

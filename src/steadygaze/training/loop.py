@@ -1,4 +1,10 @@
-"""The training loop, on accelerate: one process, several, or several machines.
+"""Accelerator, optimiser, schedule and weight average of a recipe, from accelerate and timm.
+
+Test loss and top-1 accuracy, or mIoU, of the weights during training, over all processes.
+
+Everything the steps of a training run need: model, images, objective, optimiser.
+
+The training loop, on accelerate: one process, several, or several machines.
 
 A killed run resumes, and on one process ends with exactly the weights of an unbroken one: what is random
 follows from the seed and the step (`random_state.seeded`), and everything else is in the checkpoint. The
@@ -13,31 +19,41 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.data.label_maps import confusion, miou
+from steadygaze.errors import BadCheckpoint, BadImage, BadInput
 from steadygaze.files import FileLock, lock_folder
 from steadygaze.loading.checkpoint import fit, read_weights
-from steadygaze.manifest import versions
+from steadygaze.modules import inserted
+from steadygaze.modules.base import Start
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.training.evaluation import evaluate
-from steadygaze.training.images.dataset import TrainingImages
-from steadygaze.training.images.features import CachedFeatures, cache_features
-from steadygaze.training.images.sampling import RemainingBatches
-from steadygaze.training.optimisation import recipe_lr
-from steadygaze.training.random_state import seeded
-from steadygaze.training.recipe import Recipe
-from steadygaze.training.recipe_files import make_recipe, read_recipe
-from steadygaze.training.result import TrainingProgress, TrainingResult
+from steadygaze.results.manifest import versions
+from steadygaze.training.images import (
+    CachedFeatures,
+    TrainingImages,
+    cache_features,
+    head_name,
+    unused_augmentation,
+)
+from steadygaze.training.losses import LossSetup
+from steadygaze.training.losses.cross_entropy import cross_entropy
+from steadygaze.training.losses.registry import class_logits, model_outputs
+from steadygaze.training.model import build_recipe_model, prepare_images
+from steadygaze.training.objective import Objective
+from steadygaze.training.recipe import Optimiser, Recipe, make_recipe, read_recipe
 from steadygaze.training.run_files import (
     STATE,
     WEIGHTS,
     Log,
+    TrainingProgress,
+    TrainingResult,
     TrainingStopped,
     load_state,
     make_folder,
@@ -46,8 +62,288 @@ from steadygaze.training.run_files import (
     read_module_start,
     save_state,
     save_weights,
+    seeded,
 )
-from steadygaze.training.setup import TrainingSetup
+from steadygaze.training.sampling import RemainingBatches, StepSampler, make_mixer
+
+
+def make_accelerator(recipe: Recipe, device: str) -> Any:
+    """The processes that `accelerate launch` or `torchrun` started, or this one alone."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    if device not in ("auto", "cpu"):
+        raise BadInput(
+            f"device: expected auto or cpu, got {device!r}. "
+            "Select a GPU by CUDA_VISIBLE_DEVICES=1, several by accelerate launch."
+        )
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    precision = "no" if recipe.precision == "float32" else recipe.precision
+    if cpu and precision == "fp16":
+        raise BadInput("precision: fp16 needs a GPU. Use float32.")
+    handlers = [
+        DistributedDataParallelKwargs(find_unused_parameters=True),
+        InitProcessGroupKwargs(timeout=timedelta(hours=12)),
+    ]
+    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=handlers)
+
+
+def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """timm's optimiser; biases and norms do not decay unless the recipe says so."""
+    from timm.optim import create_optimizer_v2
+
+    o = recipe.optimiser
+    lr = o.lr * (recipe.batch / o.lr_batch if o.lr_batch else 1.0)
+    options: dict[str, Any] = {} if o.betas is None else {"betas": tuple(o.betas)}
+    options |= {} if o.eps is None else {"eps": o.eps}
+    if o.module_factor != 1 and inserted(model):
+        options["param_group_fn"] = lambda model: _groups_with_modules(model, o)
+    try:
+        return create_optimizer_v2(
+            model,
+            o.name,
+            lr=lr,
+            weight_decay=o.weight_decay,
+            momentum=o.momentum,
+            layer_decay=o.layer_decay,
+            filter_bias_and_bn=not o.decay_all,
+            **options,
+        )
+    except Exception as error:  # optimisers of many packages each raise their own kinds
+        raise BadInput(f"optimiser: timm cannot create {o.name!r} with these options ({error})") from error
+
+
+def _groups_with_modules(model: nn.Module, o: Optimiser) -> list[dict[str, Any]]:
+    """timm's parameter groups, with the parameters of inserted modules in groups of their own: `lr_scale` is
+    the factor that timm's schedules apply to a group."""
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    no_decay: set[str] = getattr(model, "no_weight_decay", set)()
+    options: dict[str, Any] = {"no_weight_decay_list": no_decay, "weight_decay_exclude_1d": not o.decay_all}
+    if o.layer_decay is None:
+        groups = param_groups_weight_decay(model, o.weight_decay, **options)
+    else:
+        groups = param_groups_layer_decay(model, o.weight_decay, layer_decay=o.layer_decay, **options)
+    of_modules = {id(p) for module in inserted(model).values() for p in module.parameters()}
+    split = []
+    for group in groups:
+        scale = o.module_factor * group.get("lr_scale", 1.0)
+        parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+        for parameter in group["params"]:
+            parts[id(parameter) in of_modules].append(parameter)
+        split += [{**group, "params": parts[0]}] if parts[0] else []
+        split += [{**group, "params": parts[1], "lr_scale": scale, "inserted": True}] if parts[1] else []
+    return split
+
+
+def recipe_lr(optimiser: torch.optim.Optimizer) -> float:
+    """The learning rate of this step, without the factors of layers and inserted modules."""
+    return max(group["lr"] for group in optimiser.param_groups if not group.get("inserted"))
+
+
+def make_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int) -> Any:
+    """timm's schedule; the learning rate of a step follows from its number alone."""
+    from timm.scheduler import create_scheduler_v2
+
+    s = recipe.schedule
+    kind = {"cosine": "cosine", "linear": "poly", "step": "step", "none": "step"}[s.name]
+    options = {"decay_rate": s.rate if s.name == "step" else 1.0}
+    if kind == "step":
+        options["decay_epochs"] = s.every
+    scheduler, _ = create_scheduler_v2(
+        optimiser,
+        kind,
+        num_epochs=recipe.epochs - s.cooldown_epochs,
+        min_lr=s.min_lr,
+        warmup_lr=s.warmup_lr,
+        warmup_epochs=s.warmup_epochs,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+        **options,
+    )
+    return scheduler
+
+
+def make_average(model: nn.Module, recipe: Recipe) -> Any:
+    """The exponential moving average of the weights; None if the recipe does not use it."""
+    if not recipe.ema.decay:
+        return None
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
+
+
+def _readable(samples: list[Any]) -> Any:
+    """The samples of images that could be read as a batch; None if there are none."""
+    kept = [sample for sample in samples if sample is not None]
+    return default_collate(kept) if kept else None
+
+
+def evaluate(
+    model: nn.Module,
+    objective: Objective,
+    test: TrainingImages | CachedFeatures,
+    accelerator: Any,
+    batch_size: int,
+    seed: tuple[int, ...],
+) -> dict[str, float]:
+    """test_loss and test_top1, or test_miou for segmentation (both 0..1).
+
+    The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs,
+    otherwise cross-entropy.
+    """
+    use_objective = model is objective.model and (test.has_masks or not objective.needs_masks)
+    indices = range(accelerator.process_index, len(test), accelerator.num_processes)
+    keys = [(None, index) for index in indices]
+    batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
+    loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator(), collate_fn=_readable)
+    device, num_classes = accelerator.device, test.segmentation_classes
+    # loss, number of images, then correct predictions or the confusion matrix
+    sums = torch.zeros(2 + max(1, num_classes**2), dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    with seeded(*seed), accelerator.autocast():
+        for batch in loader:
+            if batch is None:
+                continue
+            images, labels, masks = batch
+            images, labels = images.to(device), labels.to(device)
+            with torch.set_grad_enabled(use_objective and objective.needs_gradients):
+                if use_objective:
+                    loss, _, logits = objective(images, labels, None, masks.to(device))
+                else:
+                    logits = class_logits(model_outputs(model(images)))
+                    loss = cross_entropy(logits, labels)
+            predicted = logits.argmax(1)
+            if num_classes:
+                counts = confusion(predicted, labels, num_classes).sum(0)
+            else:
+                counts = (predicted == labels).sum()
+            batch_sums = [loss.detach().double() * len(labels), sums.new_tensor(len(labels))]
+            sums += torch.cat([torch.stack(batch_sums), counts.double().flatten()])
+    model.train(was_training)
+    loss, num_images, *counts = accelerator.reduce(sums, reduction="sum").tolist()
+    if not num_images:
+        raise BadImage(f"data.test: none of the {len(test)} images can be read")
+    if num_classes:
+        matrix = torch.tensor(counts).long().view(num_classes, num_classes)
+        return {"test_loss": loss / num_images, "test_miou": float(miou(matrix))}
+    return {"test_loss": loss / num_images, "test_top1": counts[0] / num_images}
+
+
+class TrainingSetup:
+    """What a recipe describes, ready to be trained.
+
+    notes: what the user should know before the first step
+    module_start: as for `build_recipe_model`
+    head_name: of a linear probe, the layer that is trained; its images are replaced by features before the
+        first step
+    parallel_objective, parallel_optimiser: as accelerate wraps them for several processes
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: str = "auto",
+        on_progress: OnProgress = ignore_progress,
+        *,
+        trust_remote_code: bool = False,
+        module_start: Start | None = None,
+    ) -> None:
+        self.trust_remote_code = trust_remote_code
+        self.recipe, self.on_progress = recipe, on_progress
+        self.accelerator = make_accelerator(recipe, device)
+        self.built = build_recipe_model(
+            recipe, trust_remote_code=trust_remote_code, module_start=module_start
+        )
+        self.images: TrainingImages | CachedFeatures
+        self.images, self.notes = self._prepare_images("train")
+        self.test_images: TrainingImages | CachedFeatures | None = None
+        if recipe.data.test:
+            self.test_images, notes = self._prepare_images("test")
+            self.notes += notes
+        processes = self.accelerator.num_processes
+        probe = recipe.train == "head"
+        self.head_name = head_name(self.built.model, self.built.preprocess.size) if probe else None
+        self.sampler = StepSampler(
+            len(self.images),
+            recipe.batch,
+            recipe.accumulate,
+            recipe.seed,
+            self.accelerator.process_index,
+            processes,
+            1 if probe else recipe.augment.repeats,
+        )
+        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
+        self.notes += self._schedule_notes()
+        self.model = self.built.model.to(self.accelerator.device)
+        parts = recipe.accumulate * processes
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess, trust_remote_code)
+        self.objective = Objective(self.trained_part(self.model), recipe.active_losses, setup)
+        self.mixer: Any = None
+        self.frozen: list[nn.Parameter] = []
+        if probe:
+            self._freeze_backbone()
+        else:
+            self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
+        if self.mixer is not None and self.sampler.micro_batch_size % 2:
+            raise BadInput(
+                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
+                f"in each micro-batch, got {self.sampler.micro_batch_size}"
+            )
+        self.optimiser = make_optimiser(self.model, recipe)
+        self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
+        self.average = make_average(self.model, recipe)
+        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
+            self.objective, self.optimiser
+        )
+
+    def trained_part(self, model: nn.Module) -> nn.Module:
+        """Of a model, what is trained: all of it, or its head."""
+        return model if self.head_name is None else model.get_submodule(self.head_name)
+
+    def _freeze_backbone(self) -> None:
+        self.frozen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.model.requires_grad_(False)
+        self.trained_part(self.model).requires_grad_(True)
+        unused = unused_augmentation(self.recipe.augment)
+        if unused:
+            self.notes.append(
+                "train = 'head' uses the features of each image's centre view, which are computed once: "
+                f"{', '.join(sorted(unused))} have no effect"
+            )
+
+    def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
+        return prepare_images(
+            self.recipe,
+            self.built,
+            part,
+            self.accelerator.device,
+            self.on_progress,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _schedule_notes(self) -> list[str]:
+        recipe, notes = self.recipe, []
+        if self.sampler.step_size < recipe.batch:
+            notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
+        if recipe.keep == "best" and self.test_images is None:
+            notes.append(
+                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
+            )
+        warmup = recipe.schedule.warmup_epochs
+        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
+            notes.append(
+                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
+                "the learning rate of the recipe is never reached"
+            )
+        return notes
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is tested and written: the weight average if the recipe uses one."""
+        return self.model if self.average is None else self.average.module
+
 
 log = logging.getLogger(__name__)
 MicroBatch = tuple[Tensor, Tensor, Tensor]  # images (of a linear probe: features), labels, masks

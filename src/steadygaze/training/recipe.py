@@ -1,9 +1,31 @@
-"""Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from
-TOML."""
+"""What a recipe may hold, whoever wrote it: names, and numbers, text and lists of limited size.
+
+Errors about a recipe, from pydantic's: by the full name of the key, with the nearest known one.
+
+Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from
+TOML.
+
+Recipes from TOML files and from the package.
+
+The recipes that ship with the package are in `recipes/`; each states its command, its cost and the measured
+result.
+
+TAP and CB of a recipe, inserted into its model.
+
+A module whose `start` the recipe leaves open begins as the identity in trained weights, which it then does
+not harm, and as in its paper in new weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import logging
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -16,13 +38,158 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
+from torch import nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import BadInput, SteadygazeError, UnknownName
 from steadygaze.loading.checkpoint import MAX_CLASSES
+from steadygaze.modules.base import Start
 from steadygaze.training.losses import LOSSES, LossOptions
-from steadygaze.training.plain_values import plain_options
-from steadygaze.training.recipe_errors import explain_validation_error
+
+MAX_DEPTH = 8  # tables and lists inside one another
+MAX_TEXT = 10_000  # characters
+MAX_LENGTH = 10_000  # of a list or table
+MAX_INTEGER = 2**63 - 1
+
+
+def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
+    """`BadInput` for text with null characters, numbers that are not finite, and values that are too large.
+
+    Types are left to the recipe's tables.
+    """
+    name = key or "recipe"
+    if depth > MAX_DEPTH:
+        raise BadInput(f"{name[:80]}: nested too deeply, expected at most {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        if "\0" in value or len(value) > MAX_TEXT:
+            reason = "a null character" if "\0" in value else f"{len(value):,} characters"
+            raise BadInput(f"{name}: expected text of at most {MAX_TEXT:,} characters, got {reason}")
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int):
+        if abs(value) > MAX_INTEGER:
+            raise BadInput(f"{name}: expected an integer of at most 64 bits, got one of {value.bit_length()}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadInput(f"{name}: expected a finite number, got {value!r}")
+    elif isinstance(value, (Mapping, list, tuple)):
+        _check_entries(value, key, depth)
+
+
+def _check_entries(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], key: str, depth: int) -> None:
+    if len(value) > MAX_LENGTH:
+        raise BadInput(f"{key or 'recipe'}: expected at most {MAX_LENGTH:,} entries, got {len(value):,}")
+    if not isinstance(value, Mapping):
+        for number, entry in enumerate(value):
+            check_plain(entry, f"{key}[{number}]", depth + 1)
+        return
+    for name, entry in value.items():
+        if not isinstance(name, str):
+            raise BadInput(f"{key or 'recipe'}: expected names as keys, got {name!r}")
+        check_plain(name, key, depth)
+        check_plain(entry, f"{key}.{name}" if key else name, depth + 1)
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, if their values are numbers, strings, true or false, or lists of them; else `BadInput`."""
+    for name, value in options.items():
+        rest = [value]
+        while rest:
+            entry = rest.pop()
+            if isinstance(entry, (list, tuple)):
+                rest.extend(entry)
+            elif not isinstance(entry, (bool, int, float, str)):
+                raise BadInput(
+                    f"{name}: expected a number, a string, true, false or a list of them, "
+                    f"got {type(entry).__name__}"
+                )
+    return options
+
+
+EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+BOUNDS = {
+    ("ge", 0): "a number of at least 0",
+    ("gt", 0): "a number above 0",
+    ("le", 1): "a share between 0 and 1",
+    ("lt", 1): "a share between 0 and 1",
+}
+
+
+def explain_validation_error(
+    error: ValidationError, model: type[BaseModel], prefix: str = ""
+) -> SteadygazeError:
+    """The first problem that pydantic found, as an error of this package.
+
+    model: the class that was validated; prefix: full name of its table in the recipe
+    """
+    first = error.errors()[0]
+    key = full_key(first["loc"], prefix)
+    kind, value = first["type"], first["input"]
+    context = first.get("ctx", {})
+    if isinstance(context.get("error"), SteadygazeError):  # raised by a check of ours
+        return context["error"]
+    if kind == "extra_forbidden":
+        parents = first["loc"][:-1]
+        known = [full_key((*parents, name), prefix) for name in _fields_at(model, parents)]
+        return UnknownName("key", key, known)
+    if kind == "missing":
+        return BadInput(f"{key}: missing from the recipe")
+    if kind == "literal_error":
+        return UnknownName(key, str(value), _literals(context["expected"]))
+    return BadInput(f"{key}: {_expectation(first, kind)}, got {value!r}")
+
+
+def full_key(location: Sequence[str | int], prefix: str = "") -> str:
+    """The name of a key as `--set` takes it.
+
+    >>> full_key(("data", "std", 1))
+    'data.std[1]'
+    """
+    key = prefix
+    for part in location:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        else:
+            key += f".{part}" if key else part
+    return key
+
+
+def _expectation(details: ErrorDetails, kind: str) -> str:
+    if kind == "expected":  # raised by a validator of ours
+        return details["msg"]
+    if kind in EXPECTED:
+        return f"expected {EXPECTED[kind]}"
+    for bound in details.get("ctx", {}).items():
+        if bound in BOUNDS:
+            return f"expected {BOUNDS[bound]}"
+        if bound[0] == "le":
+            return f"expected a number of at most {bound[1]:,}"
+    return details["msg"]
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Keys of the table at a location."""
+    table: Any = model
+    for part in location:
+        table = table.model_fields[str(part)].annotation
+    return list(table.model_fields)
+
+
+def _literals(expected: str) -> list[str]:
+    """'a', 'b' or 'c' -> [a, b, c]."""
+    return [part.strip("' ") for part in expected.replace(" or ", ", ").split(", ")]
+
 
 MAX_SIDE = 4096  # of images, in pixels
 MAX_EPOCHS = 1_000_000
@@ -378,3 +545,172 @@ def _check_augmentation(who: str, augment: Augment) -> None:
     if used:
         keys = ", ".join(f"augment.{key}" for key in used)
         raise BadInput(f"{who}: masks cannot follow {keys}. Leave these out.")
+
+
+RENAMED = {
+    "data.pictures": "data.images",
+    "data.test_pictures": "data.test_images",
+}  # keys of the first version
+MAX_BYTES = 1_000_000  # of a recipe
+
+
+def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe in a TOML file, or a shipped one by name.
+
+    changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}; None removes a key
+
+    >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
+    2
+    """
+    text = recipe_text(source)
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:  # also of integers with too many digits
+        raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+    except RecursionError as error:
+        raise BadInput(f"{source} is not a readable TOML file (nested too deeply)") from error
+    return make_recipe(content, changes)
+
+
+def recipe_text(source: str | Path) -> str:
+    """The text of a recipe file, or of a shipped recipe."""
+    path = Path(source)
+    try:
+        is_file = path.is_file()
+        size = path.stat().st_size if is_file else 0
+    except OSError as error:  # such as a name that is too long
+        raise BadInput(f"{str(source)[:80]} is not a readable TOML file ({error.strerror})") from error
+    if size > MAX_BYTES:
+        raise BadInput(f"{source} is not a recipe: expected at most {MAX_BYTES:,} bytes, got {size:,}")
+    if not is_file:
+        shipped = shipped_recipes()
+        if str(source) not in shipped:
+            hint = "Expected a TOML file or the name of a shipped recipe."
+            raise UnknownName("recipe", str(source), shipped, hint)
+        return shipped[str(source)]
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+
+
+def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of nested tables, with changes as for `read_recipe`."""
+    if not isinstance(content, Mapping):
+        raise BadInput(f"recipe: expected tables by name, got {type(content).__name__}")
+    check_plain(content)
+    check_plain(changes or {})
+    recipe = copy.deepcopy(dict(content))
+    for old, new in RENAMED.items():
+        name, old_key = old.split(".")
+        if isinstance(recipe.get(name), dict) and old_key in recipe[name]:
+            recipe[name][new.split(".")[1]] = recipe[name].pop(old_key)
+    for key, value in (changes or {}).items():
+        *parents, last = RENAMED.get(key, key).split(".")
+        table = recipe
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise BadInput(f"{key}: {parent} is not a table")
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = value
+    return Recipe(**recipe)
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> text of each recipe in the package."""
+    folder = files("steadygaze") / "training" / "recipes"
+    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")] if folder.is_dir() else []
+    ordered = sorted(entries, key=lambda entry: entry.name)
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in ordered}
+
+
+log = logging.getLogger(__name__)
+ModuleOptions = dict[str, dict[str, Any] | None]  # options of TAP and CB by name; None: without it
+
+
+def insert_modules(
+    model: nn.Module, recipe: Modules, default_start: Start, reason_for_default: str
+) -> tuple[nn.Module, ModuleOptions]:
+    """(the model with the recipe's modules, their options with `start`).
+
+    Modules that the weights brought are kept, and must have the recipe's options.
+    """
+    from steadygaze import modules
+
+    kinds = {"tap": (modules.TAP, modules.TokenPool), "cb": (modules.CB, modules.ContextBroadcast)}
+    options: ModuleOptions = recipe.model_dump()
+    new = {}
+    for name, given in options.items():
+        if given is None:
+            continue
+        spec_class, module_class = kinds[name]
+        present = [m for m in modules.inserted(model).values() if isinstance(m, module_class)]
+        if "start" in given:
+            start, reason = given["start"], "set by the recipe"
+        elif present:
+            start, reason = present[0].spec.get("start", "paper"), "of the initial weights"
+        elif given.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
+            start, reason = "paper", "modules.cb.init is set"
+        else:
+            start, reason = default_start, reason_for_default
+        options[name] = {**given, "start": start}
+        spec = _module_spec(name, spec_class, options[name] or {})
+        if present:
+            _check_same_module(model, name, spec)
+        else:
+            new[name] = spec
+            log.info("modules.%s.start = %r: %s", name, start, reason)
+    return (modules.insert(model, **new) if new else model), options
+
+
+def check_module_options(recipe: Modules) -> None:
+    """`BadInput` or `UnknownName` for options that TAP and CB do not have, before a model is built."""
+    from steadygaze import modules
+
+    for name, spec_class in (("tap", modules.TAP), ("cb", modules.CB)):
+        options = getattr(recipe, name)
+        if options is not None:
+            _module_spec(name, spec_class, options)
+
+
+def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
+    """TAP or CB with the recipe's options."""
+    known = [f.name for f in fields(spec)]
+    for key in options:
+        if key not in known:
+            raise UnknownName(f"option of modules.{name}", key, known)
+    try:
+        return spec(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        )
+    except TypeError as error:
+        raise BadInput(f"modules.{name}: {error}") from error
+
+
+def _check_same_module(model: nn.Module, name: str, spec: Any) -> None:
+    """`BadInput` unless the module that the weights brought is the one of the recipe."""
+    from steadygaze import modules
+
+    requested = _module_texts(modules.insert(modules.remove(model), **{name: spec}), name)
+    existing = _module_texts(model, name)
+    if requested != existing:
+        raise BadInput(
+            f"modules.{name}: the weights contain it already, with other options: expected "
+            f"{sorted(existing.items())}, got {sorted(requested.items())}. "
+            f"Leave modules.{name} out to keep theirs."
+        )
+
+
+def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
+    """Where a model has TAP or CB, and with which options."""
+    from steadygaze import modules
+    from steadygaze.modules.base import describe
+
+    return {
+        path: describe(module.spec)
+        for path, module in modules.inserted(model).items()
+        if path.rpartition(".")[2].startswith(name)
+    }

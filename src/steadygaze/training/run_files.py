@@ -1,4 +1,7 @@
-"""The files of a training run. A run may be killed at any moment: files are replaced atomically, and read
+"""Random numbers that follow from numbers such as (seed, step): a resumed run draws what an unbroken one
+draws.
+
+The files of a training run. A run may be killed at any moment: files are replaced atomically, and read
 without running code.
 
 | file              | content                                                                        |
@@ -8,6 +11,8 @@ without running code.
 | state.pt          | the last checkpoint: weights, optimiser, step, averages                        |
 | model.safetensors | the resulting weights, for `load_model`                                        |
 | tensorboard/      | the curves of log.csv                                                          |
+
+What a training run reports while it runs, and what it returns.
 """
 
 from __future__ import annotations
@@ -16,18 +21,45 @@ import csv
 import io
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
 from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start
-from steadygaze.training.recipe_files import make_recipe
+from steadygaze.progress import Progress
+from steadygaze.seeding import combined_seed
+from steadygaze.training.recipe import Recipe, make_recipe
+
+
+@contextmanager
+def seeded(*numbers: int, devices: bool = True) -> Iterator[None]:
+    """Seed python, numpy and torch from `numbers` inside the block, and restore their states after it.
+
+    devices: seed GPUs too. Not for single images: torch records a stack trace for each such call until a GPU
+        is used
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - timm uses this one
+    seed = combined_seed(*numbers)
+    gpus = range(torch.cuda.device_count()) if devices and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        (torch.manual_seed if devices else torch.default_generator.manual_seed)(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
 
 STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "train.json"
 
@@ -226,3 +258,72 @@ def _step(row: Mapping[str, Any], path: Path) -> int:
         return int(row["step"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is not a readable log (a row without its step). Remove it.") from error
+
+
+@dataclass(frozen=True)
+class TrainingProgress(Progress):
+    """Reported after every logged step and every test.
+
+    epoch: the current one, from 1; epochs: in all
+    lr: learning rate
+    values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1
+        (or test_miou)
+    seconds: that training took so far, over all resumed parts
+
+    >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
+    >>> progress.done, progress.values["loss"]
+    (20, 2.3)
+    """
+
+    epoch: int = 0
+    epochs: int = 0
+    lr: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """The result of `train`.
+
+    folder: of the run; `load_model` accepts it as a name
+    weights: the file of the weights, for `load_model(name, checkpoint=...)`
+    model: with these weights, in eval mode
+    log: the rows of log.csv
+    notes: what the user should know, also logged as warnings
+    steps: that this call took; 0 if the run had finished before
+    unreadable: files of images that were skipped because they do not decode
+
+    Example:
+
+        result = sg.train("cifar10-tap", "runs/tap")
+        loaded = sg.load_model(result.folder)
+    """
+
+    folder: Path
+    weights: Path
+    model: nn.Module
+    recipe: Recipe
+    log: list[dict[str, str]]
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def top1(self) -> float | None:
+        """Accuracy on the test images of the weights that were kept (last or best epoch), 0..1; None if not
+        tested."""
+        return self._of_kept_weights("test_top1")
+
+    @property
+    def miou(self) -> float | None:
+        """The same for segmentation: mean intersection over union, 0..1."""
+        return self._of_kept_weights("test_miou")
+
+    def _of_kept_weights(self, column: str) -> float | None:
+        rows = [row for row in self.log if row.get(column)]
+        if not rows:
+            return None
+        if self.recipe.keep == "best":
+            return float(min(rows, key=lambda row: float(row["test_loss"]))[column])
+        return float(rows[-1][column])

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import BadInput
-from steadygaze.vit.evaluation_mode import evaluation_mode, without_autocast
+from steadygaze.vit.contexts import evaluation_mode, without_autocast
 from steadygaze.vit.view import ViT
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from steadygaze.errors import MethodUnavailable
-from steadygaze.trace.intercept import MATMUL, MEAN, SOFTMAX, Interception, TorchFunction
+from steadygaze.vit.intercept import MATMUL, MEAN, SOFTMAX, Interception, TorchFunction
 from steadygaze.vit.view import ViT, remember
 
 NAN = float("nan")

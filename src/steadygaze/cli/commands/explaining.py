@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
-from steadygaze.cli.commands.help_text import DATA, LIMITS, METHODS, OUTPUT, SERVER
-from steadygaze.cli.commands.parsing import model_options, parse_region, split_methods, text_classes
-from steadygaze.method_registry import DEFAULT
+from steadygaze.cli import options
+from steadygaze.cli.options import (
+    DATA,
+    LIMITS,
+    METHODS,
+    OUTPUT,
+    SERVER,
+    model_options,
+    parse_region,
+    split_methods,
+    text_classes,
+)
+from steadygaze.methods.registry import DEFAULT
 
 
 def explain(
@@ -90,7 +99,7 @@ def explain(
     text: options.Text = None,
     class_names: options.ClassNames = None,
     template: options.Template = None,
-    region: options.Region = None,
+    region: options.RegionText = None,
     trust_remote_code: options.TrustRemoteCode = False,
     device: options.Device = "auto",
     shard: options.Shard = None,
@@ -117,7 +126,7 @@ def explain(
     Example: steadygaze explain street.jpg -m ./segformer --region point=120,80 --target road
     """
     from steadygaze.cli.explain import ExplainOptions, run
-    from steadygaze.runs.shards.shard import parse_shard
+    from steadygaze.runs.shards import parse_shard
 
     request = ExplainOptions(
         images=images,
@@ -244,7 +253,7 @@ def serve(
     Example: steadygaze app -m deit_small_patch16_224 --port 8080 --open
     """
     from steadygaze.app import Limits
-    from steadygaze.cli.serving import run
+    from steadygaze.cli.serve import run
 
     limits = Limits(
         max_methods=max_methods,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
+from steadygaze.cli import options
 
 
 def methods(*, json: options.Json = False) -> None:
@@ -15,7 +15,7 @@ def methods(*, json: options.Json = False) -> None:
     Example: steadygaze methods
     Example: steadygaze methods --json
     """
-    from steadygaze.cli.lists.listing import print_methods
+    from steadygaze.cli.lists import print_methods
 
     print_methods(json)
 
@@ -26,7 +26,7 @@ def metrics(*, json: options.Json = False) -> None:
     Example: steadygaze metrics
     Example: steadygaze metrics --json
     """
-    from steadygaze.cli.lists.listing import print_metrics
+    from steadygaze.cli.lists import print_metrics
 
     print_metrics(json)
 
@@ -37,7 +37,7 @@ def suites(*, json: options.Json = False) -> None:
     Example: steadygaze suites
     Example: steadygaze suites --json
     """
-    from steadygaze.cli.lists.listing import print_suites
+    from steadygaze.cli.lists import print_suites
 
     print_suites(json)
 
@@ -48,7 +48,7 @@ def losses(*, json: options.Json = False) -> None:
     Example: steadygaze losses
     Example: steadygaze losses --json
     """
-    from steadygaze.cli.lists.listing import print_losses
+    from steadygaze.cli.lists import print_losses
 
     print_losses(json)
 
@@ -63,6 +63,6 @@ def models(
     Example: steadygaze models deit
     Example: steadygaze models 'vit_*_384*' --json
     """
-    from steadygaze.cli.lists.listing import print_models
+    from steadygaze.cli.lists import print_models
 
     print_models(pattern, json)

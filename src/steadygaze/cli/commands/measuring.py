@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
-from steadygaze.cli.commands.help_text import DATA, METHODS, MODEL, OUTPUT, SUITES
-from steadygaze.cli.commands.parsing import (
+from steadygaze.cli import options
+from steadygaze.cli.options import (
+    DATA,
+    METHODS,
+    MODEL,
+    OUTPUT,
+    SUITES,
     command_line,
     model_options,
     parse_shards,
@@ -18,7 +22,7 @@ from steadygaze.cli.commands.parsing import (
     split_numbers,
     text_classes,
 )
-from steadygaze.method_registry import DEFAULT
+from steadygaze.methods.registry import DEFAULT
 
 
 def verify(
@@ -136,10 +140,9 @@ def verify(
     Example: steadygaze verify -m deit_small_patch16_224 -d imagenet/val --methods all --dry-run -o run
     """
     from steadygaze.cli.verify import estimate, run
-    from steadygaze.runs.shards.shard import parse_shard
-    from steadygaze.runs.verify.given_maps import maps_folder
-    from steadygaze.runs.verify.plan import DEFAULT_METRICS
-    from steadygaze.runs.verify.request import VerifyRequest
+    from steadygaze.runs.plan import DEFAULT_METRICS
+    from steadygaze.runs.shards import parse_shard
+    from steadygaze.runs.verify import VerifyRequest, maps_folder
 
     numbers = parse_shards(dry_run, shards, json)
     request = VerifyRequest(
@@ -279,8 +282,8 @@ def stress(
     Example: steadygaze stress -m deit_small_patch16_224 --suites shift:imagenet-a=imagenet-a -o run
     """
     from steadygaze.cli.stress import estimate, run, suite_options
-    from steadygaze.runs.shards.shard import parse_shard
-    from steadygaze.runs.stress.request import StressRequest
+    from steadygaze.runs.shards import parse_shard
+    from steadygaze.runs.stress import StressRequest
 
     declared = {
         "corruptions": corruptions,
@@ -377,8 +380,8 @@ def card(
     Example: steadygaze card vit_tiny@a.safetensors vit_tiny@b.safetensors -d photos -o card
     """
     from steadygaze.cli.card import default_out, run
-    from steadygaze.runs.card import SUITES as DEFAULT_SUITES
-    from steadygaze.runs.card import CardRequest
+    from steadygaze.runs.before_after import SUITES as DEFAULT_SUITES
+    from steadygaze.runs.before_after import CardRequest
 
     request = CardRequest(
         data=data,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
-from steadygaze.cli.commands.help_text import OUTPUT
-from steadygaze.method_registry import DEFAULT
+from steadygaze.cli import options
+from steadygaze.cli.options import OUTPUT
+from steadygaze.methods.registry import DEFAULT
 
 Runs = Annotated[
     list[Path],

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
-from steadygaze.cli.commands.help_text import OUTPUT, RECIPE, RUNNING
-from steadygaze.cli.commands.parsing import command_line, parse_shards, split_names
+from steadygaze.cli import options
+from steadygaze.cli.options import OUTPUT, RECIPE, RUNNING, command_line, parse_shards, split_names
 
 
 def train(
@@ -152,7 +151,7 @@ def sweep(
     Example: steadygaze sweep cifar10-tap-adl --set losses.adl.tau=1,2,3,5 --seeds 3 -o runs/tau
     """
     from steadygaze.cli import sweep as command
-    from steadygaze.runs.shards.shard import parse_shard
+    from steadygaze.runs.shards import parse_shard
 
     if list_sweeps:
         raise typer.Exit(command.list_sweeps())

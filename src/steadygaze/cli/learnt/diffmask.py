@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.commands.help_text import TRAINING, HelpfulCommand
-from steadygaze.cli.commands.options import TrustRemoteCode
 from steadygaze.cli.learnt import running
+from steadygaze.cli.options import TRAINING, HelpfulCommand, TrustRemoteCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.diffmask.loop import DiffMaskRequest
-    from steadygaze.training.learnt.run import LearntResult
+    from steadygaze.training.diffmask import DiffMaskRequest
+    from steadygaze.training.explainers import LearntResult
 
 diffmask = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Vision DiffMask: train the gates that --diffmask uses."
@@ -197,7 +196,7 @@ def train(
     Example: steadygaze diffmask train -m deit_tiny_patch16_224 -d photos -o diffmask.safetensors
     Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224 -M diffmask --diffmask diffmask.safetensors
     """
-    from steadygaze.training.diffmask.loop import DiffMaskRequest
+    from steadygaze.training.diffmask import DiffMaskRequest
 
     options = {
         "batch": batch_size,
@@ -241,7 +240,7 @@ def train(
 
 def run(request: DiffMaskRequest) -> int:
     """Train the gates; returns the exit code."""
-    from steadygaze.training.diffmask.loop import DiffMaskRun
+    from steadygaze.training.diffmask import DiffMaskRun
 
     return running.run_training(
         lambda: DiffMaskRun(request),
@@ -252,7 +251,7 @@ def run(request: DiffMaskRequest) -> int:
 
 def print_result(request: DiffMaskRequest, result: LearntResult, console: Console) -> None:
     """Print how training ended."""
-    from steadygaze.cli.running import print_line
+    from steadygaze.cli.output import print_line
 
     report, initial = result.report, result.initial
     text = (

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.commands import options
-from steadygaze.cli.commands.help_text import DATA, MODEL, OUTPUT, TRAINING
+from steadygaze.cli import options
+from steadygaze.cli.options import DATA, MODEL, OUTPUT, TRAINING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.learnt.run import LearntResult, LearntRun
+    from steadygaze.training.explainers import LearntResult, LearntRun
 
 LISTED = 20  # unreadable images that are listed at the end
 
@@ -90,7 +90,7 @@ def run_training(
     """
     from rich.console import Console
 
-    from steadygaze.cli.running import print_line, progress_bar
+    from steadygaze.cli.output import print_line, progress_bar
     from steadygaze.cli.train import printed_log
     from steadygaze.errors import RowsNotWritten
 
@@ -116,7 +116,7 @@ def run_training(
 
 def print_unreadable(result: LearntResult, console: Console) -> None:
     """The first unreadable images and why they were not used."""
-    from steadygaze.cli.running import print_line
+    from steadygaze.cli.output import print_line
 
     for reason in result.unreadable[:LISTED]:
         print_line(console, f"not used: {reason}", "red")

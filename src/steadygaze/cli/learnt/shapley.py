@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.commands.help_text import TRAINING, HelpfulCommand
-from steadygaze.cli.commands.options import TrustRemoteCode
 from steadygaze.cli.learnt import running
+from steadygaze.cli.options import TRAINING, HelpfulCommand, TrustRemoteCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.learnt.run import LearntResult
-    from steadygaze.training.shapley.loop import ShapleyRequest
+    from steadygaze.training.explainers import LearntResult
+    from steadygaze.training.vit_shapley import ShapleyRequest
 
 shapley = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="ViT-Shapley: train the explainer that --shapley uses."
@@ -121,7 +120,7 @@ def train(
     Example: steadygaze shapley train -m deit_tiny_patch16_224 -d photos -o shapley.safetensors
     Example: steadygaze explain cat.jpg -m deit_tiny_patch16_224 -M vit_shapley --shapley shapley.safetensors
     """
-    from steadygaze.training.shapley.loop import ShapleyRequest
+    from steadygaze.training.vit_shapley import ShapleyRequest
 
     options = {
         "batch": batch_size,
@@ -153,7 +152,7 @@ def train(
 
 def run(request: ShapleyRequest) -> int:
     """Train the explainer; returns the exit code."""
-    from steadygaze.training.shapley.loop import ShapleyRun
+    from steadygaze.training.vit_shapley import ShapleyRun
 
     return running.run_training(
         lambda: ShapleyRun(request), lambda result, console: print_result(request, result, console)
@@ -162,7 +161,7 @@ def run(request: ShapleyRequest) -> int:
 
 def print_result(request: ShapleyRequest, result: LearntResult, console: Console) -> None:
     """Print how training ended."""
-    from steadygaze.cli.running import print_line
+    from steadygaze.cli.output import print_line
 
     report = result.report
     print_line(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steadygaze.cli.running import duration, print_line, progress_bar
+from steadygaze.cli.output import duration, print_line, progress_bar
 from steadygaze.progress import OnProgress
 from steadygaze.runs.cost.estimate import Estimate, check_shards
 

@@ -9,9 +9,9 @@ from textwrap import wrap
 
 from rich.console import Console
 
-from steadygaze.cli.running import duration, print_line
-from steadygaze.runs.messages import plural
-from steadygaze.runs.shards.status import FINISHED, NOT_STARTED, RUNNING, RunStatus, ShardStatus, run_status
+from steadygaze.cli.output import duration, print_line
+from steadygaze.runs.statistics import plural
+from steadygaze.runs.status import FINISHED, NOT_STARTED, RUNNING, RunStatus, ShardStatus, run_status
 
 WIDTH = 80
 COLUMNS = "{:<9}{:<12}{:>15}{:>22}{:>10}{:>12}"  # 80 characters

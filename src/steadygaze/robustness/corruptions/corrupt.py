@@ -14,29 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA, SEVERITIES
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.robustness.corruptions import blurs, pixelwise, weather
 
-COMMON = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-CORRUPTIONS = COMMON + EXTRA
-SEVERITIES = (1, 2, 3, 4, 5)
+__all__ = ["COMMON", "CORRUPTIONS", "EXTRA", "SEVERITIES", "corrupt"]
+
 SMALLEST = 8  # pixels; below, a block of JPEG is larger than the image
 CIFAR_UP_TO = 64  # pixels of the shorter side
 

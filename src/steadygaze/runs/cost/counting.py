@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.vit import ViT
-from steadygaze.vit.evaluation_mode import evaluation_mode
-from steadygaze.vit.image_features import run_model
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.outputs import run_model
+from steadygaze.vit.view import ViT
 
 Run = Callable[[Tensor], Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steadygaze.method_registry import Method
+from steadygaze.methods.registry import Method
 
 RUN_OPTIONS = ("budget", "steps", "samples")  # options that are a number of runs of the model
 

@@ -14,7 +14,7 @@ import torch
 from steadygaze.errors import BadInput
 from steadygaze.runs.loop import Inputs, Job, Run
 from steadygaze.runs.rows import RowKey
-from steadygaze.runs.shards.shard import Shard
+from steadygaze.runs.shards import Shard
 
 SHARDS = (1, 8, 64)
 J = TypeVar("J", bound=Job)

@@ -27,12 +27,8 @@ from steadygaze.runs.cost.estimate import (
 )
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.runs.loop import Run
-from steadygaze.runs.processes import World
 from steadygaze.runs.rows import STRESS, RowKey
-from steadygaze.runs.store import row_line
-from steadygaze.runs.stress.images import ImageView, MadeImages, StressJob
-from steadygaze.runs.stress.request import PreparedStress, StressRequest, prepare_stress
-from steadygaze.runs.stress.samples import (
+from steadygaze.runs.samples import (
     MOST,
     are_stored,
     condition_samples,
@@ -40,8 +36,11 @@ from steadygaze.runs.stress.samples import (
     first_readable,
     image_samples,
 )
-from steadygaze.runs.stress.sources import MemoryData, StreamData
-from steadygaze.runs.stress.suite import Condition
+from steadygaze.runs.shards import World
+from steadygaze.runs.source import ImageView, MadeImages, MemoryData, StreamData, StressJob
+from steadygaze.runs.store import row_line
+from steadygaze.runs.stress import PreparedStress, StressRequest, prepare_stress
+from steadygaze.runs.suite import Condition
 
 ALLOWED = 60.0  # seconds for all kinds of conditions together, about
 REFERENCES = 64  # images of a bank that are shown to a suite before it is timed

@@ -16,13 +16,12 @@ from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
 from steadygaze.runs.cost.estimate import SHARDS, Estimate, Part, Speed
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
-from steadygaze.training.evaluation import evaluate
-from steadygaze.training.images.dataset import TrainingImages
-from steadygaze.training.images.features import cache_features
-from steadygaze.training.loop import MicroBatch, TrainingRun
+from steadygaze.training.images import TrainingImages, cache_features
+from steadygaze.training.loop import MicroBatch, TrainingRun, evaluate
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import STATE, holds_run, load_state
-from steadygaze.vit import ViT, adapt
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.view import ViT
 
 TESTED = 64  # test images that are timed, at most
 ALLOWED = 20.0  # seconds for the steps, and for the test, about

@@ -17,8 +17,7 @@ from steadygaze.errors import BadInput
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS
-from steadygaze.method_registry import Method
-from steadygaze.methods import parse_method
+from steadygaze.methods.registry import Method, parse_method
 from steadygaze.methods.search import report_searches
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
@@ -36,14 +35,13 @@ from steadygaze.runs.cost.estimate import (
 )
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.runs.loop import Run
-from steadygaze.runs.processes import World
+from steadygaze.runs.plan import Column
 from steadygaze.runs.rows import Row
+from steadygaze.runs.shards import World
 from steadygaze.runs.store import row_line
-from steadygaze.runs.verify.measure import compute_rows, plan_maps
-from steadygaze.runs.verify.plan import Column
-from steadygaze.runs.verify.request import PreparedVerify, VerifyRequest, prepare_verify
-from steadygaze.vit.evaluation_mode import evaluation_mode
-from steadygaze.vit.packing import packable
+from steadygaze.runs.verify import PreparedVerify, VerifyRequest, compute_rows, plan_maps, prepare_verify
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.removal import packable
 
 MAPS = 4  # maps that metrics are timed with; the cost of more maps is in proportion
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from steadygaze.data.confusion import IGNORED
+from steadygaze.data.label_maps import IGNORED
 from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, LossSetup, register_loss
 
 

@@ -22,7 +22,6 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput, UnknownName
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.training.losses.outputs import class_logits, model_outputs
 from steadygaze.training.losses.registry import (
     Loss,
     LossBatch,
@@ -30,6 +29,8 @@ from steadygaze.training.losses.registry import (
     LossSetup,
     NonNegative,
     Positive,
+    class_logits,
+    model_outputs,
     register_loss,
 )
 

@@ -23,11 +23,22 @@ from torch import Tensor, nn
 
 from steadygaze.errors import UnknownName
 from steadygaze.trace import Seam, Want
-from steadygaze.training.losses.object_masks import object_and_background
-from steadygaze.training.losses.outputs import class_logits, model_outputs
-from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, NonNegative, register_loss
-from steadygaze.training.losses.relevance import Terms, checked_labels, gradients_enabled
-from steadygaze.vit import ViT
+from steadygaze.training.losses.registry import (
+    Loss,
+    LossBatch,
+    LossOptions,
+    NonNegative,
+    class_logits,
+    model_outputs,
+    register_loss,
+)
+from steadygaze.training.losses.relevance import (
+    Terms,
+    checked_labels,
+    gradients_enabled,
+    object_and_background,
+)
+from steadygaze.vit.view import ViT
 
 
 @dataclass(frozen=True)

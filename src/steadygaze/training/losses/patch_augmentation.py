@@ -28,8 +28,14 @@ from torch import Tensor
 
 from steadygaze.errors import BadInput
 from steadygaze.training.losses.cross_entropy import CrossEntropyOptions, cross_entropy
-from steadygaze.training.losses.outputs import model_outputs
-from steadygaze.training.losses.registry import Loss, LossBatch, LossSetup, NonNegative, register_loss
+from steadygaze.training.losses.registry import (
+    Loss,
+    LossBatch,
+    LossSetup,
+    NonNegative,
+    model_outputs,
+    register_loss,
+)
 
 ATTEMPTS = 10  # as in kornia, which the authors use
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -1,4 +1,6 @@
-"""The registry of training losses: what a recipe may list under `[losses.NAME]`.
+"""Logits of whatever a model returns, also while a distillation token is trained.
+
+The registry of training losses: what a recipe may list under `[losses.NAME]`.
 
 A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks,
 attention seen during the forward pass, a pass of its own) and computes its terms of a batch. The training
@@ -20,7 +22,19 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import BadInput
 from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
-from steadygaze.training.losses.outputs import class_logits, model_outputs
+from steadygaze.vit.outputs import logits_of
+
+
+def model_outputs(output: Any) -> Any:
+    """The logits in a model's output: a tensor, or a pair if a distillation token is trained."""
+    is_pair = isinstance(output, tuple) and all(isinstance(logits, Tensor) for logits in output)
+    return output if is_pair else logits_of(output)
+
+
+def class_logits(outputs: Any) -> Float[Tensor, "b classes ..."]:
+    """The logits predictions are made from: of a class and a distillation token, their mean."""
+    return outputs if isinstance(outputs, Tensor) else sum(outputs) / len(outputs)
+
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -170,7 +184,21 @@ class LossInfo:
     tasks: tuple[str, ...]
 
 
-LOSSES: Registry[type[Loss]] = Registry("loss", hint="sg.list_losses() lists them.")
+LOSSES: Registry[type[Loss]] = Registry(
+    "loss",
+    built_in=[  # losses are computed, summed and logged in this order
+        f"steadygaze.training.losses.{file}"
+        for file in (
+            "cross_entropy",
+            "relevance",
+            "input_gradient",
+            "distillation",
+            "adl",
+            "patch_augmentation",
+        )
+    ],
+    hint="sg.list_losses() lists them.",
+)
 LossClass = TypeVar("LossClass", bound=type[Loss])
 
 
@@ -219,7 +247,7 @@ def register_loss(
                 f"register_loss({name!r}): expected options= a subclass of LossOptions, got {options!r}"
             )
         loss.name, loss.Options = name, options
-        LOSSES.add(name, loss, replace=replace)
+        LOSSES.add(name, loss, origin=loss.__module__, replace=replace)
         return loss
 
     return decorate

@@ -1,4 +1,15 @@
-"""The relevance loss: maps that lie on the object, and a confident prediction (Chefer et al. 2022).
+"""Object masks as the losses use them: which pixels are object, which background, and which are not
+counted.
+
+Attribution maps a loss can be taken of: the graph is kept, so that training can change what a model
+attends to.
+
+One forward pass gives both the map and the logits. `second_order=False` is what the authors of the relevance
+loss ran: the gradient G inside a map is a constant, and the loss reaches the weights only through A (or x).
+`second_order=True` differentiates G too, and reaches every weight (docs/equations.md#second-order). What a
+method's own rules hold constant (σ, slopes) is constant in both.
+
+The relevance loss: maps that lie on the object, and a confident prediction (Chefer et al. 2022).
 
 Equations: docs/equations.md#relevance-losses and docs/equations.md#second-order.
 
@@ -16,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -23,15 +35,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
-from steadygaze.explainer import rules_of
-from steadygaze.method_registry import Method
-from steadygaze.methods import parse
-from steadygaze.target import resolve_target
-from steadygaze.trace import PLAIN
-from steadygaze.training.losses.differentiable_map import differentiable_map
-from steadygaze.training.losses.object_masks import object_and_background
-from steadygaze.training.losses.outputs import class_logits
+from steadygaze.data.masks import BORDER, OBJECT
+from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.methods.aggregate import aggregate, layers
+from steadygaze.methods.registry import Method, parse_method, rules_of, unavailable
+from steadygaze.target import resolve_target, target_value
+from steadygaze.trace import PLAIN, Attention, Forward, Trace, Want, forward
 from steadygaze.training.losses.registry import (
     Loss,
     LossBatch,
@@ -39,9 +48,137 @@ from steadygaze.training.losses.registry import (
     LossSetup,
     NonNegative,
     Positive,
+    class_logits,
     register_loss,
 )
-from steadygaze.vit import ViT, adapt
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.view import Layout, ViT
+
+Pixels = Float[Tensor, "b h w"]
+
+
+def object_and_background(
+    masks: Tensor, images: Tensor, *, reverse: str = "complement"
+) -> tuple[Pixels, Pixels, Pixels]:
+    """(S, S̄, counted), each (B, H, W): object, background, and 1 where a pixel is counted.
+
+    masks: (B, H, W) or (B, 1, H, W); 255 object, 128 border (not counted), 0 background; or booleans; or the
+        object's share of each pixel, 0..1
+    reverse: "complement" is S̄ = 1 − S; "reference" keeps shares between 0 and 1 as they are, as the authors'
+        code does
+    """
+    if reverse not in ("complement", "reference"):
+        raise UnknownName("reverse", str(reverse), ("complement", "reference"))
+    masks = masks[:, 0] if masks.dim() == 4 and masks.shape[1] == 1 else masks
+    expected = (len(images), *images.shape[-2:])
+    if tuple(masks.shape) != expected:
+        raise BadInput(f"masks: expected {expected}, the size of the images, got {tuple(masks.shape)}")
+    counted = torch.ones_like(masks, dtype=images.dtype)
+    if masks.dtype == torch.uint8:
+        codes = {0, 1} if int(masks.max()) <= 1 else {0, BORDER, OBJECT}
+        if other := set(masks.unique().tolist()) - codes:
+            raise BadInput(
+                f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(other)[:8]}"
+            )
+        s = (masks == max(codes)).to(images.dtype)
+        counted = (masks != BORDER).to(images.dtype)
+    else:
+        s = masks.to(images.dtype)
+        if not (float(s.min()) >= 0 and float(s.max()) <= 1):  # also false for NaN
+            low, high = float(s.min()), float(s.max())
+            raise BadInput(f"masks: expected shares of the object in 0..1, got {low:.3g}..{high:.3g}")
+    empty = (s.flatten(1).sum(1) == 0).nonzero()[:, 0].tolist()
+    if empty:
+        raise BadInput(
+            f"masks: image(s) {empty} of the batch are background everywhere, without any object. "
+            "Leave them out."
+        )
+    if reverse == "complement":
+        background = 1 - s
+    else:
+        background = torch.where(s == 1, 0.0, torch.where(s == 0, 1.0, s)).to(s)
+    return s, background * counted, counted
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentiableTrace(Trace):
+    """A trace whose attentions and hidden states are still in the graph of the weights."""
+
+    def seen(self, attention: Attention) -> Float[Tensor, "b heads q k"]:
+        return attention.a
+
+    def tokens(self, layer: int) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
+        x = self.run.hidden[layer]
+        return x, self.grad(x)
+
+
+def differentiable_map(
+    model: nn.Module | ViT,
+    images: Float[Tensor, "b c h w"],
+    target: Any = None,
+    method: str | Method = "gae",
+    *,
+    second_order: bool = False,
+) -> tuple[Float[Tensor, "b gh gw"], Any]:
+    """(map, outputs) of one pass, both in the graph of the model's weights.
+
+    The outputs are the model's logits, or a pair if a distillation token is trained. A method whose rules
+    change the backward pass (`gaze`, `decompx`) runs a second pass for them.
+    """
+    vit, m = adapt(model), parse_method(method) if isinstance(method, str) else method
+    no_graph = m.base.kind == "model" or not m.base.differentiable
+    reason = unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if no_graph else "")
+    if reason:
+        raise _not_trainable(m.name, reason)
+    rules = rules_of(m) if m.base.gradient else PLAIN
+    # attention also for double backward, which the fused kernel does not have
+    needs = {**m.base.needs(dict(m.options)), "attention": True}
+    want = Want(hidden=m.base.kind == "map", **needs)
+    first = min(layers(m, len(vit.blocks)))
+    outputs: list[Any] = []
+
+    def head(x: Tensor, layout: Layout) -> Tensor:
+        outputs.append(vit.plan.head(x, layout))
+        return class_logits(outputs[0])
+
+    view = ViT(vit.model, replace(vit.plan, head=head))
+    watch = 0 if second_order else first
+    run = forward(view, vit.embed(images), rules=rules, want=want, watch=watch, cut=False)
+    trace = DifferentiableTrace(run)
+    if m.base.gradient:
+        classes: Any = target if callable(target) else resolve_target(target, run.logits)
+        value = target_value(classes, m.score, run.logits)
+        trace = _with_gradients(run, value, None if callable(target) else classes, first, second_order)
+    scores = aggregate(trace, m)
+    if torch.is_grad_enabled() and run.logits.requires_grad and not scores.requires_grad:
+        if m.base.gradient and not second_order:
+            raise _not_trainable(m.name, "its map is made of the gradient alone: use second_order=True")
+        raise _not_trainable(m.name, "it leaves no graph")
+    return scores, outputs[0] if rules == PLAIN else vit.logits(vit.embed(images))
+
+
+def _not_trainable(method: str, reason: str) -> MethodUnavailable:
+    return MethodUnavailable(
+        f"{method} cannot be trained: {reason}. Use gae, rollout, raw_attention, ixg+plus or gaze."
+    )
+
+
+def _with_gradients(
+    run: Forward, value: Tensor, classes: Any, first: int, second_order: bool
+) -> DifferentiableTrace:
+    """The trace with the gradients of `value` at all that a method may read, in the graph if
+    `second_order`."""
+    records = run.records[first:]
+    tensors = [a.a for record in records for a in record.attention if a.a.requires_grad]
+    tensors += [x for x in run.hidden[first:] if x.requires_grad] if run.want.hidden else []
+    tensors += [y for record in records for y in record.norms if y.requires_grad]
+    tensors += [y for record in records for y, *_ in (*record.terms, *record.rest) if y.requires_grad]
+    distinct = list({id(t): t for t in tensors}.values())
+    grads = torch.autograd.grad(
+        value.sum(), distinct, retain_graph=True, create_graph=second_order, allow_unused=True
+    )
+    return DifferentiableTrace(run, {id(t): g for t, g in zip(distinct, grads, strict=True)}, classes)
+
 
 Terms = dict[str, Tensor]
 
@@ -190,7 +327,7 @@ class Relevance(Loss):
     def __call__(self, batch: LossBatch) -> Terms:
         assert batch.masks is not None
         o = self.options
-        method = parse(o.method)
+        method = parse_method(o.method)
         own_rules = method.base.gradient and rules_of(method) != PLAIN
         # The attention that the map keeps is that of the model itself, unless the method changes the pass by
         # its rules.

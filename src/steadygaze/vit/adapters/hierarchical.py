@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.target import Outputs
-from steadygaze.vit.view import Layout, Plan, Readout, evaluation_mode
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import Layout, Plan, Readout
 
 Grid = tuple[int, int]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.adapter_registry import find_plan, register_built_in
-from steadygaze.vit.image_features import compares_text
+from steadygaze.vit.outputs import compares_text
 from steadygaze.vit.parts import linear_parts
+from steadygaze.vit.registry import find_plan, register_adapter
 from steadygaze.vit.view import Layout, Parts, Plan
 
 TOWERS = ("VisionTransformer", "TimmModel")
@@ -27,6 +27,7 @@ def matches(model: nn.Module) -> bool:
     )
 
 
+@register_adapter("open_clip", matches=matches)
 def plan(model: Any) -> Plan | None:
     """The view of the image tower."""
     tower = getattr(model, "visual", model)
@@ -107,6 +108,3 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
         )
 
     return parts
-
-
-register_built_in("open_clip", matches=matches, plan=plan)

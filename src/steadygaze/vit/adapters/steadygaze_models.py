@@ -11,15 +11,9 @@ from torch import Tensor, nn
 
 from steadygaze.models import FAN, PVT, RVT, LocalViT
 from steadygaze.models.layers import to_map, to_tokens
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Layout, Plan, Readout
-
-
-def plan(model: nn.Module) -> Plan:
-    """The view of a model of `steadygaze.models`."""
-    model_class = next(known for known in _VIEWS if isinstance(model, known))
-    return replace(_VIEWS[model_class](model), kind=f"steadygaze {model_class.__name__}")
 
 
 def _plain(
@@ -177,4 +171,10 @@ def _pvt(model: Any) -> Plan:
 
 
 _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {RVT: _rvt, FAN: _fan, PVT: _pvt, LocalViT: _localvit}
-register_built_in("steadygaze_models", matches=tuple(_VIEWS), plan=plan)
+
+
+@register_adapter("steadygaze_models", matches=tuple(_VIEWS))
+def plan(model: nn.Module) -> Plan:
+    """The view of a model of `steadygaze.models`."""
+    model_class = next(known for known in _VIEWS if isinstance(model, known))
+    return replace(_VIEWS[model_class](model), kind=f"steadygaze {model_class.__name__}")

@@ -16,15 +16,15 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.parts import classifies, linear, linear_parts
-from steadygaze.vit.positions import rotary
-from steadygaze.vit.view import Headless, Layout, Parts, Plan, Readout
+from steadygaze.vit.registry import register_adapter
+from steadygaze.vit.view import Headless, Layout, Parts, Plan, Readout, rotary
 
 POOLED = ("token", "avg", "avgmax", "max", "map")
 CLASSES = (VisionTransformer, VisionTransformerRelPos, Beit, Eva, Cait, NaFlexVit)
 
 
+@register_adapter("timm", matches=CLASSES)
 def plan(model: nn.Module) -> Plan:
     """The view of a plain timm ViT."""
     if isinstance(model, Cait):
@@ -256,6 +256,3 @@ def _parts(block: Any, before: nn.Module | None) -> Callable[[], Parts] | None:
 def _layer_scale(block: Any, which: int) -> Tensor | None:
     scale = getattr(block, f"gamma_{which}", None)
     return scale if scale is not None else getattr(getattr(block, f"ls{which}", None), "gamma", None)
-
-
-register_built_in("timm", matches=CLASSES, plan=plan)

@@ -23,21 +23,10 @@ from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
 from steadygaze.target import Outputs
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.parts import classifies
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Headless, Plan, Readout
-
-
-def plan(model: nn.Module) -> Plan:
-    """The view of a hierarchical timm model."""
-    view = next(view for model_class, view in _VIEWS.items() if isinstance(model, model_class))
-    if getattr(model, "global_pool", "avg"):
-        return view(model)
-    head = Headless(
-        f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
-    )
-    return replace(view(model), head=head)
 
 
 def _timm_plan(model: Any, *parts: Any, **options: Any) -> Plan:
@@ -298,4 +287,15 @@ _VIEWS: dict[type[nn.Module], Callable[[Any], Plan]] = {
     Levit: _levit,
     Xcit: _xcit,
 }
-register_built_in("timm_hierarchical", matches=tuple(_VIEWS), plan=plan)
+
+
+@register_adapter("timm_hierarchical", matches=tuple(_VIEWS))
+def plan(model: nn.Module) -> Plan:
+    """The view of a hierarchical timm model."""
+    view = next(view for model_class, view in _VIEWS.items() if isinstance(model, model_class))
+    if getattr(model, "global_pool", "avg"):
+        return view(model)
+    head = Headless(
+        f"{type(model).__name__} has global_pool='': no pooled head. Use its default and num_classes > 0."
+    )
+    return replace(view(model), head=head)

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.parts import linear_parts
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Parts, Plan
 
 
+@register_adapter("torchvision", matches=VisionTransformer)
 def plan(model: Any) -> Plan:
     """The view of a torchvision ViT."""
     grid = (model.image_size // model.patch_size,) * 2
@@ -56,6 +57,7 @@ def _parts(block: Any) -> Callable[[], Parts]:
     return parts
 
 
+@register_adapter("torchvision_swin", matches=SwinTransformer)
 def swin_plan(model: Any) -> Plan:
     """The view of a torchvision Swin or Swin V2: `features` is embedding, stage, merging, stage, ...
 
@@ -95,7 +97,3 @@ def swin_plan(model: Any) -> Plan:
         kind="torchvision SwinTransformer",
         fixed=False,
     )
-
-
-register_built_in("torchvision", matches=VisionTransformer, plan=plan)
-register_built_in("torchvision_swin", matches=SwinTransformer, plan=swin_plan)

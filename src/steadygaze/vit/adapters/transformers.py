@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.adapter_registry import find_plan, register_built_in
-from steadygaze.vit.image_features import compares_text, is_image_tower, pixel_inputs
+from steadygaze.vit.outputs import compares_text, is_image_tower, pixel_inputs
 from steadygaze.vit.parts import first, linear, linear_parts
+from steadygaze.vit.registry import find_plan, register_adapter
 from steadygaze.vit.view import Headless, Layout, Parts, Plan
 
 BACKBONES = (
@@ -65,6 +65,7 @@ def matches(model: nn.Module) -> bool:
     return ours and len(_backbones(model)) == 1
 
 
+@register_adapter("transformers", matches=matches)
 def plan(model: Any) -> Plan | None:
     """The view of a classifier of transformers."""
     name = type(model).__name__
@@ -287,6 +288,7 @@ def needs_question(model: nn.Module) -> bool:
     )
 
 
+@register_adapter("transformers_answers", matches=needs_question)
 def refuse_without_question(model: nn.Module) -> Plan:
     """Raise an error that says how to ask."""
     name = type(model).__name__
@@ -303,6 +305,7 @@ def needs_region(model: nn.Module) -> bool:
     return name == DETECTOR or name.endswith("ForSemanticSegmentation")
 
 
+@register_adapter("transformers_regions", matches=needs_region)
 def refuse_without_region(model: nn.Module) -> Plan:
     """Raise an error that says how to ask about a region."""
     name = type(model).__name__
@@ -316,8 +319,3 @@ def refuse_without_region(model: nn.Module) -> Plan:
         f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify"
         f"{'' if name == DETECTOR else '; on the command line, --region point=X,Y'}."
     )
-
-
-register_built_in("transformers", matches=matches, plan=plan)
-register_built_in("transformers_regions", matches=needs_region, plan=refuse_without_region)
-register_built_in("transformers_answers", matches=needs_question, plan=refuse_without_question)

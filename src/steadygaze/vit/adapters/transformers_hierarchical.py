@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from steadygaze.errors import UnsupportedModel
-from steadygaze.vit.adapter_registry import register_built_in
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
+from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Plan
 
 CLASSIFIER = "ForImageClassification"
@@ -23,6 +23,7 @@ def _family(model: nn.Module) -> str:
     return type(model).__name__.removesuffix(CLASSIFIER).removesuffix("Model")
 
 
+@register_adapter("transformers_hierarchical", matches=matches)
 def plan(model: Any) -> Plan:
     """The view of a hierarchical classifier of transformers."""
     name = type(model).__name__
@@ -124,4 +125,3 @@ def _size(model: Any) -> tuple[int, int]:
 
 
 _VIEWS: dict[str, Callable[[Any], Plan]] = {"Swin": _swin, "Swinv2": _swin, "Pvt": _pvt, "PvtV2": _pvt_v2}
-register_built_in("transformers_hierarchical", matches=matches, plan=plan)

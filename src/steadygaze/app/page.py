@@ -1,0 +1,580 @@
+"""HTML and messages of the page.
+
+Names come from model files, uploads and visitors: every one is escaped here, before it becomes HTML. gradio
+shows messages as HTML too.
+
+The pixel that the page of a segmenter asks about: a click on the image sets it.
+
+Every event of the page gets the pixel, and is answered by the classifier of that pixel's class.
+
+The box of prompts on the page of a model that compares images with text (CLIP, SigLIP, open_clip).
+
+Each line is a class. Every event of the page gets the lines, and is answered by the classifier made of them.
+
+What happens when something on the page is clicked: from the values of its components to those it shows.
+
+Components hand over their values as the browser sent them (`preprocess=False`): gradio would open and convert
+an uploaded image, and fail without a message on a file that is none.
+
+The page: one image, three tabs. `Events` computes what it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial, wraps
+from html import escape
+from importlib.resources import files
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import gradio as gr
+import pandas as pd
+from gradio.context import LocalContext
+from PIL import Image, ImageDraw
+
+from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
+from steadygaze.app.limits import Calls, CallStopped
+from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
+from steadygaze.app.viewer import RANDOM, Viewer
+from steadygaze.errors import BadInput, SteadygazeError
+from steadygaze.methods.registry import DEFAULT
+from steadygaze.progress import Progress
+from steadygaze.questions.ask import ask, segments
+from steadygaze.questions.regions import Region
+from steadygaze.questions.text import zero_shot
+from steadygaze.results.attribution import Attribution
+from steadygaze.results.drawing import legend_bar, legend_words
+from steadygaze.target import NOUNS, SCORES_OF
+from steadygaze.vit.adapt import unwrapped
+from steadygaze.vit.outputs import compares_text
+
+LEGEND_STOPS = 33  # colours of the gradient
+
+
+def text(words: str) -> str:
+    """Words as HTML that shows exactly these words.
+
+    >>> text("<b>cat</b>")
+    '&lt;b&gt;cat&lt;/b&gt;'
+    """
+    return escape(words, quote=False)
+
+
+def heading(model: str) -> str:
+    """The title of the page and what it is for."""
+    return (
+        f'<div class="sg-heading"><h1>steadygaze</h1><p>{text(model)}<span class="sg-purpose">: see which '
+        "patches a prediction depends on, verify the explanation, and remove patches yourself.</span></p>"
+        "</div>"
+    )
+
+
+def legend(signed: bool, noun: str) -> str:
+    """The colours of the maps and what they mean; noun: what the evidence is for."""
+    kind = "signed" if signed else "positive"
+    low, high = legend_words(kind, noun)[0]
+    bar = legend_bar(kind, (LEGEND_STOPS, 1))
+    colours = [f"rgb{bar.getpixel((x, 0))}" for x in range(LEGEND_STOPS)]
+    gradient = f"background: linear-gradient(to right, {', '.join(colours)})"
+    return f'<div class="sg-legend"><span>{low}</span><i style="{gradient}"></i><span>{high}</span></div>'
+
+
+FIRST_POINT = ""  # the centre of the image
+MARK = 6  # pixels, radius of the mark
+
+
+def needs_point(viewer: Viewer) -> bool:
+    """Whether the viewer's model gives a class for each pixel."""
+    return segments(viewer.loaded)
+
+
+def parse_point(viewer: Viewer, text: Any) -> tuple[int, int]:
+    """x and y in the text "x, y"; the centre of the image if it is empty."""
+    height, width = viewer.loaded.size
+    if text is None or text == "":
+        return width // 2, height // 2
+    numbers = re.fullmatch(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*", text) if isinstance(text, str) else None
+    if numbers is None:
+        raise BadInput(f"pixel: expected x, y such as {width // 2}, {height // 2}, got {text!r:.40}")
+    return int(numbers[1]), int(numbers[2])
+
+
+def with_point(viewer: Viewer, text: Any) -> Viewer:
+    """The viewer of the classifier of one pixel."""
+    return _with_point(viewer, parse_point(viewer, text))
+
+
+@lru_cache(maxsize=8)
+def _with_point(viewer: Viewer, point: tuple[int, int]) -> Viewer:
+    return replace(viewer, loaded=ask(viewer.loaded, region=Region(point=point)))
+
+
+def marked(viewer: Viewer, image: Path | None, text: Any) -> Image.Image | None:
+    """What the model sees, with a mark at the pixel."""
+    if image is None:
+        return None
+    at = with_point(viewer, text)
+    shown, (x, y) = at.shown(image).copy(), parse_point(viewer, text)
+    height, width = viewer.loaded.size
+    centre_x, centre_y = (x + 0.5) * shown.width / width, (y + 0.5) * shown.height / height
+    draw = ImageDraw.Draw(shown)
+    for radius, colour in ((MARK + 1, "black"), (MARK, "white")):
+        box = (centre_x - radius, centre_y - radius, centre_x + radius, centre_y + radius)
+        draw.ellipse(box, outline=colour, width=2)
+    return shown
+
+
+def clicked(viewer: Viewer, image: Path | None, place: tuple[float, float]) -> str:
+    """The pixel under a place of `marked`, as text."""
+    if image is None:
+        return FIRST_POINT
+    shown = with_point(viewer, FIRST_POINT).shown(image)
+    height, width = viewer.loaded.size
+    x = min(int(place[0] * width / shown.width), width - 1)
+    y = min(int(place[1] * height / shown.height), height - 1)
+    return f"{x}, {y}"
+
+
+FIRST_PROMPTS = "a photo of a cat\na photo of a dog\na photo of a bird"
+MAX_PROMPTS, MAX_LETTERS = 100, 1_000
+
+
+def needs_prompts(viewer: Viewer) -> bool:
+    """Whether the classes of the viewer's model have to be typed in."""
+    return compares_text(unwrapped(viewer.loaded))
+
+
+def prompt_lines(text: Any) -> list[str]:
+    """The prompts in the box, one in each line."""
+    lines = [line.strip() for line in text.splitlines()] if isinstance(text, str) else []
+    prompts = list(dict.fromkeys(line for line in lines if line))
+    if not 2 <= len(prompts) <= MAX_PROMPTS or any(len(prompt) > MAX_LETTERS for prompt in prompts):
+        raise BadInput(
+            f"prompts: expected 2 to {MAX_PROMPTS} different texts of at most {MAX_LETTERS} letters, one in "
+            f"each line, got {len(prompts)}"
+        )
+    return prompts
+
+
+def with_prompts(viewer: Viewer, text: Any) -> Viewer:
+    """The viewer of the classifier made of the prompts in the box."""
+    return _with_prompts(viewer, tuple(prompt_lines(text)))
+
+
+@lru_cache(maxsize=8)
+def _with_prompts(viewer: Viewer, prompts: tuple[str, ...]) -> Viewer:
+    return replace(viewer, loaded=zero_shot(viewer.loaded, prompts, "none"))
+
+
+def with_box(viewer: Viewer, name: str, change: Callable[[Viewer, Any], Viewer]) -> Callable[..., Any]:
+    """An event of the page as a function of the image, the text in a box and its other inputs.
+
+    change: gives the viewer that answers, from this one and the text
+    """
+    event = getattr(Events(viewer), name)
+
+    def handler(image: Any, text: Any, *inputs: Any) -> Any:
+        return getattr(Events(change(viewer, text)), name)(image, *inputs)
+
+    own = signature(event)
+    image, *rest = own.parameters.values()
+    box = Parameter("text", Parameter.POSITIONAL_OR_KEYWORD)
+    handler.__name__, handler.__annotations__ = name, get_type_hints(event)
+    # gradio finds by the signature where it has to pass its progress bar and the place of a click
+    handler.__signature__ = own.replace(parameters=[image, box, *rest])  # type: ignore[attr-defined]
+    return handler
+
+
+PREDICTED, MOST_PROBABLE, DEFAULT_SCORE = "predicted class", "most probable label", "default of the method"
+CURVE_COLUMNS = ("share", "probability", "method")
+MESSAGE_SECONDS = 30  # how long a message is shown, unless it is closed
+BAR = gr.Progress()  # gradio passes a progress bar to functions that have it as a default
+
+
+class Events:
+    """What happens on the page, as functions of its inputs. image: a file; removed: patches left out."""
+
+    def __init__(self, viewer: Viewer) -> None:
+        self.viewer = viewer
+
+    def load(self, image: Path | None) -> Any:
+        if image is None:
+            return cleared()
+        _, maps, board, *_, deletion, insertion, table = cleared()
+        predictions = self.viewer.prediction_label(image)
+        board = gr.HTML([], panes=panes(self.viewer.vit.grid, self.viewer.shown(image)))
+        return predictions, maps, board, *self.what_if(image, []), deletion, insertion, table
+
+    def explain(
+        self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
+    ) -> Any:
+        maps = self._maps(image, methods, target, score, bar)
+        return self.viewer.prediction_label(image), self.viewer.overlays(image, maps, bool(signed))
+
+    def verify(self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress = BAR) -> Any:
+        curves = self.viewer.removal_curves(image, self._maps(image, methods, target, score, bar))
+        deletion = [(*point, curve.method) for curve in curves for point in curve.deletion]
+        insertion = [(*point, curve.method) for curve in curves for point in curve.insertion]
+        viewer, form = self.viewer, ".4g" if self.viewer.outputs == "values" else ".1f"
+        rows = [[one.method, *(f"{one.scores[name]:{form}}" for name in viewer.metrics)] for one in curves]
+        frames = (pd.DataFrame(points, columns=CURVE_COLUMNS) for points in (deletion, insertion))
+        return *frames, rows
+
+    def what_if(self, image: Any, removed: Any) -> Any:
+        """The prediction without these patches, and a sentence about it."""
+        rows, columns = self.viewer.vit.grid
+        without = removed_patches(removed, rows * columns)
+        return self.viewer.prediction_label(image, without), text(self.viewer.summary(image, without))
+
+    def show_map(
+        self, image: Any, methods: Any, target: str, score: str, signed: bool, bar: gr.Progress = BAR
+    ) -> Any:
+        """The map beside the patches."""
+        if image is None:
+            return gr.skip()
+        return gr.HTML(panes=self._panes(image, self._first_map(image, methods, target, score, bar), signed))
+
+    def remove_top(
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        share: Any,
+        signed: bool,
+        bar: gr.Progress = BAR,
+    ) -> Any:
+        first = self._first_map(image, methods, target, score, bar)
+        return self._without(image, first, signed, self._split(first, share)[0])
+
+    def keep_top(
+        self,
+        image: Any,
+        methods: Any,
+        target: str,
+        score: str,
+        share: Any,
+        signed: bool,
+        bar: gr.Progress = BAR,
+    ) -> Any:
+        first = self._first_map(image, methods, target, score, bar)
+        return self._without(image, first, signed, self._split(first, share)[1])
+
+    def restore_all(self, image: Any) -> Any:
+        return gr.HTML([]), *self.what_if(image, [])
+
+    def _without(self, image: Any, first: dict[str, Attribution], signed: bool, removed: list[int]) -> Any:
+        board = gr.HTML(removed, panes=self._panes(image, first, signed))
+        return board, *self.what_if(image, removed)
+
+    def _panes(self, image: Any, first: dict[str, Attribution], signed: bool) -> dict[str, Any]:
+        ((overlay, caption),) = self.viewer.overlays(image, first, bool(signed), mode="nearest")
+        return panes(self.viewer.vit.grid, self.viewer.shown(image), overlay, caption)
+
+    def _split(self, first: dict[str, Attribution], share: Any) -> tuple[list[int], list[int]]:
+        if not isinstance(share, (int, float)) or not 0 <= share <= 100:
+            raise BadInput(f"share of the patches: expected a number in 0..100, got {share!r}")
+        (attribution,) = first.values()
+        return self.viewer.split(attribution, share / 100)
+
+    def _first_map(
+        self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
+    ) -> dict[str, Attribution]:
+        """The map of the first method that has one, by its name."""
+        names = method_names(methods)
+        for name in names[:-1]:
+            try:
+                return self._maps(image, [name], target, score, bar)
+            except CallStopped:
+                raise
+            except SteadygazeError as problem:
+                warn(problem)
+        return self._maps(image, names[-1:], target, score, bar)
+
+    def _maps(
+        self, image: Any, methods: Any, target: str, score: str, bar: gr.Progress
+    ) -> dict[str, Attribution]:
+        chosen_target = None if target == predicted(self.viewer) else str(target)
+        chosen_score = None if score == DEFAULT_SCORE else str(score)
+
+        def show(progress: Progress) -> None:
+            bar((progress.done, progress.total), desc=progress.task, unit="runs")
+
+        return self.viewer.maps(
+            image,
+            method_names(methods),
+            chosen_target,
+            chosen_score,
+            on_progress=show,
+            on_problem=warn,
+        )
+
+
+def warn(problem: SteadygazeError) -> None:
+    """Show what is wrong with one of several methods."""
+    gr.Warning(text(str(problem)), MESSAGE_SECONDS)
+
+
+def cleared() -> Any:
+    """A page without an image: predictions, maps, the three parts of "What if?", curves, table."""
+    return {}, [], gr.HTML([], panes=NOTHING), {}, "", None, None, []
+
+
+def predicted(viewer: Viewer) -> str:
+    """The entry of the list of targets that stands for the predicted one."""
+    return MOST_PROBABLE if viewer.outputs == "labels" else PREDICTED
+
+
+def method_names(value: Any) -> list[str]:
+    """The names in a value of the page's list of methods."""
+    names = value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"methods: expected a list of names, got {value!r}")
+    return names
+
+
+def uploaded_file(value: Any) -> Path | None:
+    """The file in a value of the page's image; None if there is no image."""
+    if value is None:
+        return None
+    path = value.get("path") if isinstance(value, dict) else None
+    if not isinstance(path, str):
+        raise BadInput("expected an uploaded image file, got none: upload one or choose an example")
+    return Path(path)
+
+
+def answered(calls: Calls, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`handler`, run within the page's limits; its first input is the image, and our errors are messages."""
+
+    @wraps(handler)
+    async def answer(value: Any, *inputs: Any) -> Any:
+        request = LocalContext.request.get(None)
+        client = request.client.host if request is not None and request.client is not None else ""
+        session = None if request is None else request.session_hash
+        image: Path | None = None
+        try:
+            image = uploaded_file(value)
+            return await calls.run(partial(handler, image, *inputs), client, session)
+        except SteadygazeError as error:
+            message = str(error)
+            if image is not None:  # visitors need not know where their file is stored
+                message = message.replace(str(image), image.name)
+            raise gr.Error(text(message), MESSAGE_SECONDS, print_exception=False) from error
+
+    return answer
+
+
+FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
+TEXTS = {
+    "explain": "Warm patches are evidence for the {noun}. If methods disagree, verify them.",
+    "verify": "Patches are removed, most relevant first (deletion: the {quantity} should fall early), or "
+    "inserted (insertion: it should rise early). One image is not a measurement: `steadygaze verify` "
+    "evaluates many, with confidence intervals.",
+    "remove": "Click a patch, or drag over several, to remove them; click again to restore them.",
+}
+
+
+def build_page(viewer: Viewer) -> gr.Blocks:
+    """The page of this viewer."""
+    calls, asks, points = Calls(viewer.limits), needs_prompts(viewer), needs_point(viewer)
+    model = viewer
+    if asks or points:
+        viewer = with_prompts(model, FIRST_PROMPTS) if asks else with_point(model, FIRST_POINT)
+    events = Events(viewer)
+    noun, values = NOUNS[viewer.outputs], viewer.outputs == "values"
+    unit = "" if values else "Percent, "
+    texts = {"noun": noun, "quantity": "value" if values else "probability"}
+    targets = viewer.classes if values else [predicted(viewer), *viewer.classes]
+    with gr.Blocks(
+        title="steadygaze", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP_FILES)
+    ) as blocks:
+        gr.HTML(heading(viewer.loaded.name), elem_classes="sg-plain")
+        with gr.Row(elem_id="sg-main"):
+            with gr.Column(elem_id="sg-image"):
+                image = gr.Image(
+                    type="filepath",
+                    image_mode=None,  # the file as it is
+                    label="Image",
+                    sources=["upload", "clipboard"],
+                    height=220,
+                    elem_id="sg-upload",
+                )
+                gr.Examples([str(path) for path in _examples()], image, label="Examples")
+                prompts = gr.Textbox(
+                    FIRST_PROMPTS, lines=3, label="Prompts", info="One class in each line", visible=asks
+                )
+                seen = gr.Image(
+                    type="pil",
+                    label="Click a pixel to ask about it",
+                    format="png",
+                    interactive=False,
+                    visible=points,
+                )
+                pixel = gr.Textbox(FIRST_POINT, label="Pixel x, y", info="Of the image above", visible=points)
+                predictions = gr.Label(num_top_classes=5, label="Prediction", elem_id="sg-prediction")
+            with gr.Column(elem_id="sg-questions"), gr.Tabs():
+                with gr.Tab("Why?"):
+                    gr.Markdown(TEXTS["explain"].format(**texts))
+                    explain = gr.Button("Explain", variant="primary")
+                    legends = [gr.HTML(legend(False, noun), elem_classes="sg-plain")]
+                    gallery = gr.Gallery(
+                        label="Attribution maps",
+                        columns=2,
+                        object_fit="contain",
+                        format="png",  # sharp: the default is lossy
+                        height="auto",
+                        elem_id="sg-maps",
+                    )
+                with gr.Tab("Is it true?"):
+                    gr.Markdown(TEXTS["verify"].format(**texts))
+                    verify = gr.Button("Verify", variant="primary")
+                    with gr.Row():
+                        plots = [
+                            _curve_plot("Deletion", "removed", values),
+                            _curve_plot("Insertion", "inserted", values),
+                        ]
+                    table = gr.Dataframe(
+                        headers=["method", *(name.replace("_", " ") for name in viewer.metrics)],
+                        interactive=False,
+                        label=f"{unit}higher is better; {RANDOM} is the chance level",
+                    )
+                with gr.Tab("What if?") as what_if:
+                    gr.Markdown(TEXTS["remove"])
+                    summary = gr.HTML(elem_id="sg-summary", elem_classes="sg-plain")
+                    board = patch_board()
+                    legends.append(gr.HTML(legend(False, noun), elem_classes="sg-plain"))
+                    with gr.Row():
+                        changed = gr.Label(num_top_classes=5, label="Prediction without these patches")
+                        with gr.Column():
+                            share = gr.Slider(
+                                0,
+                                100,
+                                20,
+                                step=1,
+                                label="Share of the patches, %",
+                                info="Ranked by the first method in the settings",
+                            )
+                            remove_top = gr.Button("Remove the most relevant patches")
+                            keep_top = gr.Button("Keep only the most relevant patches")
+                            restore_all = gr.Button("Restore all patches")
+            with gr.Column(elem_id="sg-settings"), gr.Accordion("Settings"):
+                methods = gr.Dropdown(
+                    viewer.methods,
+                    value=[name for name in FIRST_METHODS if name in viewer.methods],
+                    multiselect=True,
+                    allow_custom_value=True,
+                    label="Methods",
+                    info="Or type one: decompx+skipplus, attixg+plus:pairing=next",
+                )
+                target = gr.Dropdown(
+                    targets,
+                    value=targets[0],
+                    label=f"{noun.capitalize()} to explain",
+                    allow_custom_value=asks,  # the prompts change
+                )
+                scores = [DEFAULT_SCORE, *SCORES_OF[viewer.outputs]]
+                score = gr.Dropdown(scores, value=DEFAULT_SCORE, label="Score")
+                signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
+        request, board_parts = [image, methods, target, score], [board, changed, summary]
+        everything = [predictions, gallery, *board_parts, *plots, table]
+        # `Calls` has the queue; "always_last": what is clicked while a call runs is answered after it
+        settings: dict[str, Any] = {
+            "preprocess": False,
+            "concurrency_limit": None,
+            "trigger_mode": "always_last",
+        }
+
+        def on(trigger: Any, handler: Any, inputs: Any, outputs: Any, **names: Any) -> Any:
+            if asks or points:
+                change, box = (with_prompts, prompts) if asks else (with_point, pixel)
+                handler, inputs = with_box(model, handler.__name__, change), [inputs[0], box, *inputs[1:]]
+            return gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
+
+        if asks:
+            prompts.change(_targets, prompts, target, api_name=False)
+        if points:
+            _listen_for_points(model, calls, image, pixel, seen, settings)
+        loads = [image.change, pixel.change] if points else image.change
+        loading = on(loads, events.load, [image], everything, api_name="load")
+        loading.failure(cleared, None, everything, api_name=False)
+        on(
+            [explain.click, signed.change],
+            events.explain,
+            [*request, signed],
+            [predictions, gallery],
+            api_name="explain",
+        )
+        on(verify.click, events.verify, request, [*plots, table], api_name="verify")
+        on(
+            board.input,
+            events.what_if,
+            [image, board],
+            [changed, summary],
+            api_name="what_if",
+            show_progress="minimal",
+        )
+        on(
+            [what_if.select, signed.change],
+            events.show_map,
+            [*request, signed],
+            board,
+            api_name="show_map",
+            show_progress="hidden",  # a progress bar would cover the board
+        )
+        ranked = [*request, share, signed]
+        on(remove_top.click, events.remove_top, ranked, board_parts, api_name="remove_top")
+        on(keep_top.click, events.keep_top, ranked, board_parts, api_name="keep_top")
+        on(restore_all.click, events.restore_all, [image], board_parts, api_name="restore_all")
+        signed.change(
+            lambda shown: [legend(bool(shown), noun)] * len(legends), signed, legends, api_name=False
+        )
+    guard(blocks, calls)
+    return blocks
+
+
+def _listen_for_points(
+    model: Viewer, calls: Calls, image: Any, pixel: Any, seen: Any, settings: dict[str, Any]
+) -> None:
+    """Mark the pixel on the image that the model sees, and let a click there choose another."""
+
+    def mark(file: Any, text: Any) -> Any:
+        return marked(model, file, text)
+
+    def choose(file: Any, event: gr.SelectData) -> str:
+        return clicked(model, file, event.index)
+
+    gr.on(
+        [image.change, pixel.change], answered(calls, mark), [image, pixel], seen, api_name=False, **settings
+    )
+    gr.on(seen.select, answered(calls, choose), [image], pixel, api_name=False, **settings)
+
+
+def _targets(prompts: str) -> Any:
+    """The list of targets for other prompts."""
+    try:
+        return gr.Dropdown([PREDICTED, *prompt_lines(prompts)], value=PREDICTED)
+    except BadInput:  # still being typed
+        return gr.Dropdown([PREDICTED], value=PREDICTED)
+
+
+def _curve_plot(title: str, action: str, values: bool) -> gr.LinePlot:
+    x, y, color = CURVE_COLUMNS
+    return gr.LinePlot(
+        x=x,
+        x_title=f"share of the patches {action}",
+        y=y,
+        y_title="value" if values else y,
+        color=color,
+        title=title,
+        y_lim=None if values else [0, 1],
+        height=300,
+    )
+
+
+def _examples() -> list[Path]:
+    folder = files("steadygaze") / "assets" / "demo"
+    return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".png"))

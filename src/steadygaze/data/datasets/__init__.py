@@ -1,0 +1,1 @@
+"""Published data sets, each read from the files that its authors distribute."""

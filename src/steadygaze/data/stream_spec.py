@@ -1,0 +1,217 @@
+"""How streamed data is named: `wds:SHARDS?OPTIONS` and `hf:DATASET?OPTIONS`.
+
+| data | what it is |
+| --- | --- |
+| `wds:val-{0000..0015}.tar` | WebDataset shards: local files, `pipe:COMMAND`, or URLs of fsspec |
+| `hf:owner/name` | a dataset of the Hugging Face hub |
+| `hf:./folder` | a folder of Parquet, Arrow or image files |
+
+OPTIONS are `name=value`, separated by commas: `wds:val-{0000..0015}.tar?image=png,label_names=synsets.txt`.
+
+What readers of streams give, before labels are looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from steadygaze.data.images import EncodedImage
+from steadygaze.errors import BadImage, BadInput, UnknownName
+
+SHARED = ("image", "label", "mask", "label_names")
+
+OPTIONS = {"wds": SHARED, "hf": (*SHARED, "key", "split", "config", "revision")}
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Data that is read as a stream.
+
+    kind: "wds" or "hf"
+    location: pattern of shards, name of a dataset, or folder
+    image, label, mask: extensions in a tar archive, columns of a table
+    label_names: a text file: integer labels are lines of it, from 0
+    """
+
+    kind: str
+    location: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> StreamSpec:
+        """Read a specification.
+
+        >>> StreamSpec.parse("wds:val-{0..3}.tar?label=cls").options
+        {'label': 'cls'}
+        """
+        kind, _, rest = text.partition(":")
+        location, mark, options = rest.rpartition("?")
+        if not mark or not re.match(r"[a-z_]+=", options):  # a URL may have a question mark of its own
+            location, options = rest, ""
+        if not location:
+            raise BadInput(f"data: expected {kind}: and a location after it, got {text!r}")
+        return cls(kind, location, _options(kind, options))
+
+    def __str__(self) -> str:
+        options = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.kind}:{self.location}{'?' if options else ''}{options}"
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of the integer labels, from the file that the options name."""
+        if "label_names" not in self.options:
+            return None
+        file = Path(self.options["label_names"])
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise BadInput(f"label_names: {file} cannot be read: {reason}") from error
+        return tuple(line.strip() for line in lines if line.strip())
+
+
+def _options(kind: str, text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if name not in OPTIONS[kind]:
+            raise UnknownName(f"option of {kind}: data", name, OPTIONS[kind])
+        if not equals or not value:
+            raise BadInput(f"data: expected {name}=VALUE after the question mark, got {part!r}")
+        options[name] = value
+    return options
+
+
+def is_stream(data: Any) -> bool:
+    """Whether this text names streamed data."""
+    return isinstance(data, str) and data.partition(":")[0] in OPTIONS and ":" in data
+
+
+def parse_data(data: Any) -> Any:
+    """`data` as it is processed: text becomes a `StreamSpec` or a path, everything else stays."""
+    if is_stream(data):
+        return StreamSpec.parse(data)
+    return Path(data) if isinstance(data, str) else data
+
+
+MAX_BYTES = 512 * 2**20  # of an encoded image; MAX_PIXELS of `read_image` take less, uncompressed too
+
+MAX_LABEL = 4096  # bytes of a label
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """An encoded image in memory."""
+
+    name: str
+    data: bytes = field(repr=False)
+
+    def read(self) -> bytes:
+        """Its bytes."""
+        return self.data
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """An encoded image inside a larger local file, which is read when the image is needed."""
+
+    name: str
+    file: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Its bytes."""
+        try:
+            with self.file.open("rb") as opened:
+                opened.seek(self.offset)
+                data = opened.read(self.size)
+        except OSError as error:
+            raise BadImage(f"{self.name}: {error.strerror}") from error
+        if len(data) < self.size:
+            raise BadImage(f"{self.name}: expected {self.size} bytes, got {len(data)}: the file is truncated")
+        return data
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """In place of an image that cannot be used; reading it states the reason."""
+
+    name: str
+    reason: str
+
+    def read(self) -> bytes:
+        """Raises `BadImage`."""
+        raise BadImage(self.reason)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of a stream.
+
+    key: identifies it in the data, wherever it is stored
+    holder: the shard or data set that holds it
+    label: as given in the data; None if there is none
+    problem: why it cannot be used, "" if it can
+    """
+
+    key: str
+    holder: str
+    image: EncodedImage | None = None
+    label: str | None = None
+    mask: EncodedImage | None = None
+    problem: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for errors."""
+        return f"{self.holder}: {self.key}"
+
+
+class SampleReader(Protocol):
+    """Reads the samples of some data, from the start for every call of `samples`.
+
+    damaged: what could not be read whole, by shard or data set; filled while samples are read
+    label_names: names of integer labels that the data itself declares
+    """
+
+    damaged: dict[str, str]
+    label_names: tuple[str, ...] | None
+
+    @property
+    def name(self) -> str:
+        """Of the data, for people."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """The kind of data, for people."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether reading it again costs little."""
+        ...
+
+    def samples(self) -> Iterator[Sample]: ...
+
+    def count(self, limit: int | None) -> int | None:
+        """The number of samples, at most `limit`; None if it is not known without reading everything."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What identifies the data, for the settings of a run."""
+        ...

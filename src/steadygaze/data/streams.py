@@ -1,0 +1,282 @@
+"""How streamed data is named: `wds:SHARDS?OPTIONS` and `hf:DATASET?OPTIONS`.
+
+| data | what it is |
+| --- | --- |
+| `wds:val-{0000..0015}.tar` | WebDataset shards: local files, `pipe:COMMAND`, or URLs of fsspec |
+| `hf:owner/name` | a dataset of the Hugging Face hub |
+| `hf:./folder` | a folder of Parquet, Arrow or image files |
+
+OPTIONS are `name=value`, separated by commas: `wds:val-{0000..0015}.tar?image=png,label_names=synsets.txt`.
+
+What readers of streams give, before labels are looked up.
+
+A stream of labelled images: read in its order, never listed whole in memory.
+
+Every image has a key that does not depend on how the data is divided into shards. An image that cannot be
+used (no label, a label that the model does not know, a key that came before) is part of the stream like one
+that cannot be decoded: its `Item` states the reason when it is read, and the other images are served.
+
+Data that is streamed: WebDataset shards, datasets of Hugging Face, Parquet files.
+
+| file | subject |
+| --- | --- |
+| `spec.py` | `wds:...` and `hf:...`, as users write them |
+| `tar_shards.py` | reads WebDataset shards |
+| `tables.py` | reads datasets of Hugging Face and folders of Parquet files |
+| `stream.py` | keys, labels and order of the images, whatever they are read from |
+| `sample.py` | what readers give |
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from steadygaze.data.folders import ClassLookup, Item, Unlabelled
+from steadygaze.data.images import find_images, names_hash
+from steadygaze.data.masks import Decode, decode_object_mask
+from steadygaze.data.stream_spec import Sample, SampleReader, StreamSpec, Unusable, is_stream
+from steadygaze.errors import BadInput, SteadygazeError
+
+T = TypeVar("T")
+
+LOOKED_AT = 16  # samples at the start: if none of them can be used, the options are wrong
+
+READ_AHEAD = 64  # samples that are read before they are needed
+
+
+class LabelLookup:
+    """From a label as given in the data to a class of the model.
+
+    names: of integer labels, from a file that the user gave
+    own_names: that the data itself declares
+
+    An integer is the model's own class where it can be: if there are no names, if the names are those of the
+    model, or if the data declares as many names as the model has classes.
+    """
+
+    def __init__(
+        self, classes: ClassLookup, names: Sequence[str] | None, own_names: Sequence[str] | None = None
+    ) -> None:
+        self.classes = classes
+        if names is None:
+            same = own_names is None or len(own_names) == classes.count
+        else:
+            same = len(names) == classes.count and classes.names in (None, names)
+        self.names = None if same else names or own_names
+        self._known: dict[str, int] = {}
+
+    def index(self, label: str) -> int:
+        """The class; `BadInput` if there is none."""
+        if label not in self._known:
+            self._known[label] = self.classes.index(self._name(label))
+        return self._known[label]
+
+    def _name(self, label: str) -> str:
+        if self.names is None or not label.isdecimal():
+            return label
+        if int(label) >= len(self.names):
+            raise BadInput(f"label {label} is out of range: label_names has {len(self.names)} names, from 0")
+        return self.names[int(label)]
+
+
+@dataclass
+class ImageStream:
+    """Labelled images as they come.
+
+    labels: None: labels are not used                    labels_needed: an image without label is unusable
+    limit: at most this many images
+    """
+
+    spec: StreamSpec
+    reader: SampleReader
+    labels: LabelLookup | None
+    labels_needed: bool = True
+    limit: int | None = None
+    _positions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the data, for people."""
+        return self.reader.name
+
+    @property
+    def layout(self) -> str:
+        return self.reader.layout
+
+    @property
+    def damaged(self) -> list[str]:
+        """What could not be read whole so far."""
+        return list(self.reader.damaged.values())
+
+    @property
+    def decode(self) -> Decode | None:
+        """How its masks are read; None without masks."""
+        return decode_object_mask if "mask" in self.spec.options else None
+
+    def count(self) -> int | None:
+        """The number of images; None if it is not known before they are read."""
+        return self.reader.count(self.limit)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Every image, from the start."""
+        seen: dict[str, int] = {}
+        self._positions = seen
+        for position, sample in enumerate(islice(self.reader.samples(), self.limit)):
+            item = self._item(sample)
+            if sample.key in seen:
+                reason = f"its key came before, at position {seen[sample.key]}: keys must be unique"
+                item = _unusable(sample, reason, name=f"{sample.key} (at {position})")
+            seen[item.name] = position
+            yield item
+
+    def _item(self, sample: Sample) -> Item:
+        if sample.problem or sample.image is None:
+            return _unusable(sample, sample.problem or "no image")
+        if self.decode is not None and sample.mask is None:
+            return _unusable(sample, f"no mask: expected {self.spec.options['mask']}")
+        label = None
+        if self.labels is not None and sample.label is not None:
+            try:
+                label = self.labels.index(sample.label)
+            except SteadygazeError as error:
+                if self.labels_needed:
+                    return _unusable(sample, f"label {sample.label[:40]!r}: {error}")
+        if self.labels_needed and label is None:
+            return _unusable(
+                sample, f"no label: expected {self.spec.options.get('label', 'one')}. Give label=NAME."
+            )
+        return Item(sample.key, Path(sample.holder), label, sample.mask, encoded=sample.image)
+
+    def first(self) -> list[Item]:
+        """Images at the start; an error if there are none, or none of them can be used."""
+        items = list(islice(self, LOOKED_AT))
+        if not items:
+            reason = next(iter(self.damaged), "it is empty")
+            raise BadInput(f"data: expected images in {self.spec}, found none: {reason}")
+        unusable = [item.encoded for item in items if isinstance(item.encoded, Unusable)]
+        if len(unusable) == len(items):
+            raise BadInput(f"data: none of the first {len(items)} images can be used. {unusable[0].reason}")
+        return items
+
+    def facts(self, first: Sequence[Item]) -> dict[str, Any]:
+        """What identifies the data and its labels, for the settings of a run. first: what `first` gave.
+
+        Of the images only the first one counts: those after it change when a damaged shard is repaired. Each
+        row has the content hash of its image besides.
+        """
+        options = {name: text for name, text in self.spec.options.items() if name != "label_names"}
+        names = None if self.labels is None else self.labels.names
+        return {
+            "data": self.name,
+            "limit": self.limit,
+            "pictures": None,
+            "pictures_hash": names_hash(f"{item.name}\t{item.label}" for item in first[:1]),
+            "layout": self.layout,
+            "stream": {
+                **self.reader.facts(),
+                **options,
+                **({} if names is None else {"label_names": names_hash(names)}),
+            },
+        }
+
+    def position(self, name: str) -> int:
+        """The position of an image that was read."""
+        return self._positions[name]
+
+    def find(self, names: Sequence[str]) -> Iterator[Item]:
+        """These images again; nothing if the data is not on this machine."""
+        if not self.reader.local:
+            return
+        wanted, found = set(names), {}
+        for item in self:
+            if item.name in wanted:
+                found[item.name] = item
+                if len(found) == len(wanted):
+                    break
+        yield from (found[name] for name in names if name in found)
+
+
+def _unusable(sample: Sample, reason: str, name: str = "") -> Item:
+    encoded = Unusable(sample.place, f"{sample.place}: {reason}")
+    return Item(name or sample.key, Path(sample.holder), None, encoded=encoded)
+
+
+def read_ahead(items: Iterable[T], size: int = READ_AHEAD) -> Iterator[T]:
+    """The items, read by a thread that is at most `size` of them ahead. It starts with the first `next`."""
+    waiting: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(size)
+    stopped = threading.Event()
+
+    def put(entry: tuple[T | None, BaseException | None] | None) -> bool:
+        while not stopped.is_set():
+            try:
+                waiting.put(entry, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((item, None)):
+                    return
+            put(None)
+        except BaseException as error:  # raised again where the items are used
+            put((None, error))
+
+    threading.Thread(target=work, name="steadygaze-read-ahead", daemon=True).start()
+    try:
+        while (entry := waiting.get()) is not None:
+            item, error = entry
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]  # without an error there is an item
+    finally:
+        stopped.set()
+
+
+def open_stream(
+    spec: StreamSpec, classes: ClassLookup, *, labels_needed: bool = True, limit: int | None = None
+) -> ImageStream:
+    """The images that a specification names."""
+    reader = open_reader(spec)
+    labels = None
+    if not isinstance(classes, Unlabelled):
+        labels = LabelLookup(classes, spec.label_names, reader.label_names)
+    return ImageStream(spec, reader, labels, labels_needed and labels is not None, limit)
+
+
+def open_reader(spec: StreamSpec) -> SampleReader:
+    """The reader for this kind of data."""
+    if spec.kind == "wds":
+        from steadygaze.data.tar_shards import TarShards
+
+        return TarShards.open(spec)
+    from steadygaze.data.tables import TableRows
+
+    return TableRows.open(spec)
+
+
+def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
+    """The files given, every image below the folders given, and the images of streams; labels are not read.
+    Then what of the streams could not be read whole, with reasons.
+
+    limit: at most this many images
+    """
+    found: dict[Path | Item, None] = {}
+    damaged: list[str] = []
+    for one in given:
+        if is_stream(one):
+            stream = open_stream(StreamSpec.parse(str(one)), Unlabelled(), limit=limit)
+            stream.first()  # wrong options are an error
+            found.update(dict.fromkeys(stream))
+            damaged += stream.damaged
+        else:
+            found.update(dict.fromkeys(find_images([one])))
+    return list(islice(found, limit)), damaged

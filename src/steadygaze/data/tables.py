@@ -1,0 +1,274 @@
+"""Rows of a table as images: datasets of the Hugging Face hub, and folders of Parquet, Arrow or image files.
+
+The library `datasets` opens all of them and streams their rows; nothing is downloaded as a whole. It executes
+no code of a dataset (version 4 and later). Images are bytes, decoded by `read_image`.
+
+The key of a row is its split and number, or the column that `key=` names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steadygaze.data.datasets.tree import abbreviated
+from steadygaze.data.images import EncodedImage, first_line
+from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
+from steadygaze.errors import BadImage, BadInput, UnknownName
+
+LABELS = ("label", "labels", "cls", "class")  # usual names of the column of labels
+IMAGES = ("image", "img", "jpg", "png", "jpeg", "webp", "image_bytes")
+NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*\.parquet)")  # how files of a split are numbered
+
+
+@dataclass
+class TableRows:
+    """The rows of one split."""
+
+    spec: StreamSpec
+    dataset: Any
+    split: str
+    folder: Path | None
+    columns: Mapping[str, str]
+    rows: int | None = None
+    label_names: tuple[str, ...] | None = None
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, spec: StreamSpec) -> TableRows:
+        """The split that the options name, or the only one; every column that is needed is checked."""
+        folder = _local_folder(spec)
+        if folder is not None:
+            _check_numbered_files(spec, folder)
+        loaded = _load(spec, folder)
+        dataset, split = _split(spec, loaded)
+        rows = _number_of_rows(dataset, split, folder if list(loaded) == [split] else None)
+        if hasattr(dataset, "to_iterable_dataset"):
+            dataset = dataset.to_iterable_dataset()
+        features = dataset.features or _features_of_first_row(spec, dataset)
+        columns = _columns(spec, features)
+        label: Any = features.get(columns.get("label", ""))
+        names = tuple(label.names) if _kind(label) == "ClassLabel" else None
+        dataset = dataset.select_columns(sorted(set(columns.values())))
+        for role in ("image", "mask"):
+            if role in columns:
+                dataset = _undecoded(spec, dataset, columns[role], features[columns[role]])
+        return cls(spec, dataset, split, folder, columns, rows, names)
+
+    @property
+    def layout(self) -> str:
+        return "Hugging Face dataset"
+
+    @property
+    def name(self) -> str:
+        return self.spec.location if self.folder is None else self.folder.resolve().name
+
+    @property
+    def local(self) -> bool:
+        return self.folder is not None
+
+    def facts(self) -> dict[str, Any]:
+        return {"split": self.split, "columns": dict(self.columns)}
+
+    def count(self, limit: int | None) -> int | None:
+        return self.rows if self.rows is None or limit is None else min(self.rows, limit)
+
+    def samples(self) -> Iterator[Sample]:
+        row = -1
+        try:
+            for row, values in enumerate(self.dataset):
+                yield self._sample(row, values)
+        except Exception as error:  # Arrow, the network and the file system raise many kinds
+            where = f"{self._holder}: reading stopped before row {row + 1}"
+            self.damaged[self._holder] = (
+                f"{where} ({first_line(error)}). The rows after it are left out: repair the data and repeat "
+                "the command to add them."
+            )
+
+    @property
+    def _holder(self) -> str:
+        return f"hf:{self.spec.location}, split {self.split}"
+
+    def _sample(self, row: int, values: Mapping[str, Any]) -> Sample:
+        given = values.get(self.columns.get("key", ""))
+        key = f"{self.split}/{row:08d}" if given is None else str(given)
+        label = values.get(self.columns.get("label", ""))
+        try:
+            image = self._encoded("image", key, values)
+            mask = self._encoded("mask", key, values) if "mask" in self.columns else None
+        except BadImage as error:
+            return Sample(key, self._holder, problem=str(error))
+        return Sample(key, self._holder, image, None if label is None else str(label), mask)
+
+    def _encoded(self, role: str, key: str, values: Mapping[str, Any]) -> EncodedImage:
+        column = self.columns[role]
+        name, value = f"{self._holder}: {key}, column {column}", values[column]
+        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if data is None and isinstance(path, str):
+            data = self._file(path)
+        if not isinstance(data, bytes):
+            raise BadImage(f"column {column}: expected the bytes of an image, got {type(data).__name__}")
+        if len(data) > MAX_BYTES:
+            raise BadImage(f"column {column}: expected at most {MAX_BYTES} bytes, got {len(data)}")
+        return ImageBytes(name, data)
+
+    def _file(self, path: str) -> bytes | None:
+        """An image file of the dataset; files outside of it are not read."""
+        if self.folder is not None:
+            file = Path(path)
+            inside = file.resolve().is_relative_to(self.folder.resolve())
+            return file.read_bytes() if inside and file.is_file() else None
+        if not path.startswith(f"hf://datasets/{self.spec.location}"):
+            return None
+        import fsspec
+
+        with fsspec.open(path, "rb") as opened:
+            return opened.read(MAX_BYTES + 1)
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def _local_folder(spec: StreamSpec) -> Path | None:
+    folder = Path(spec.location).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise BadInput(f"data: expected owner/name or a folder after hf:, got the file {folder}")
+    if spec.location.startswith((".", "/", "~")) or len(folder.parts) > 2:
+        raise BadInput(f"data: expected owner/name or a folder after hf:, got {folder}: no such folder")
+    return None
+
+
+def _check_numbered_files(spec: StreamSpec, folder: Path) -> None:
+    """NAME-00000-of-00004.parquet and so on: an error that lists what is missing."""
+    parts: dict[tuple[Path, str, str, str], set[int]] = {}
+    for file in folder.rglob("*.parquet"):
+        if match := NUMBERED.fullmatch(file.name):
+            stem, number, total, rest = match.groups()
+            parts.setdefault((file.parent, stem, total, rest), set()).add(int(number))
+    missing = [
+        str(parent / f"{stem}-{number:05d}-of-{total}{rest}")
+        for (parent, stem, total, rest), numbers in sorted(parts.items())
+        for number in range(int(total))
+        if number not in numbers
+    ]
+    if missing:
+        raise BadInput(
+            f"data: {len(missing)} files of {spec} do not exist: {abbreviated(missing)}. "
+            "Complete the download."
+        )
+
+
+def _load(spec: StreamSpec, folder: Path | None) -> Any:
+    """The dataset, streamed: one split, or a dict of all."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise BadInput("hf: data needs datasets: pip install 'steadygaze[data]'") from error
+    options = spec.options
+    try:
+        if folder is not None and any(
+            (folder / name).is_file() for name in ("state.json", "dataset_dict.json")
+        ):
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(
+            spec.location if folder is None else str(folder),
+            name=options.get("config"),
+            revision=options.get("revision") if folder is None else None,
+            streaming=True,
+        )
+    except Exception as error:  # the network, the hub and every file format raise kinds of their own
+        raise BadInput(f"data: {spec} cannot be opened ({first_line(error)})") from error
+
+
+def _split(spec: StreamSpec, dataset: Any) -> tuple[Any, str]:
+    wanted = spec.options.get("split")
+    if hasattr(dataset, "features"):  # one split, saved by save_to_disk
+        split = str(dataset.split or "data")
+        if wanted not in (None, split):
+            raise UnknownName("split", str(wanted), [split])
+        return dataset, split
+    splits = list(dataset)
+    if wanted is None and len(splits) > 1:
+        raise BadInput(
+            f"data: {spec} has the splits {', '.join(splits)}: choose one, as in ?split={splits[-1]}"
+        )
+    split = wanted or splits[0]
+    if split not in splits:
+        raise UnknownName("split", split, splits)
+    return dataset[split], split
+
+
+def _number_of_rows(dataset: Any, split: str, folder: Path | None) -> int | None:
+    """The number of rows of a split, if it is known without reading them. folder: holds this split alone."""
+    if hasattr(dataset, "__len__"):
+        return len(dataset)
+    declared = (dataset.info.splits or {}).get(split)
+    if declared is not None and declared.num_examples:
+        return int(declared.num_examples)
+    files = [] if folder is None else list(folder.rglob("*.parquet"))
+    try:
+        from pyarrow.parquet import read_metadata
+
+        return sum(read_metadata(file).num_rows for file in files) or None
+    except Exception:  # a damaged file is named when its rows are read
+        return None
+
+
+def _features_of_first_row(spec: StreamSpec, dataset: Any) -> Mapping[str, Any]:
+    """Columns of a format that declares no types."""
+    try:
+        return dict.fromkeys(next(iter(dataset)))
+    except StopIteration as error:
+        raise BadInput(f"data: {spec} has no rows") from error
+    except Exception as error:
+        raise BadInput(f"data: {spec} cannot be read ({first_line(error)})") from error
+
+
+def _columns(spec: StreamSpec, features: Mapping[str, Any]) -> dict[str, str]:
+    """The column for each of image, label, mask and key."""
+    columns = {}
+    for role in ("image", "label", "mask", "key"):
+        if role in spec.options:
+            columns[role] = spec.options[role]
+            if columns[role] not in features:
+                raise UnknownName("column", columns[role], features)
+    if "image" not in columns:
+        typed = [name for name, feature in features.items() if _kind(feature) == "Image"]
+        found = next(iter([*typed, *(name for name in IMAGES if name in features)]), None)
+        if found is None:
+            raise BadInput(
+                f"data: {spec} has the columns {', '.join(features)}, and none that is declared as images. "
+                "Name it, as in ?image=COLUMN"
+            )
+        columns["image"] = found
+    if "label" not in columns:
+        typed = [name for name, feature in features.items() if _kind(feature) == "ClassLabel"]
+        usual = [name for name in LABELS if name in features]
+        found = next(iter(usual or (typed if len(typed) == 1 else [])), None)
+        if found is not None:
+            columns["label"] = found
+    return columns
+
+
+def _undecoded(spec: StreamSpec, dataset: Any, column: str, feature: Any) -> Any:
+    """The dataset with this column as encoded images; an error if it holds something else."""
+    from datasets import Image
+
+    if _kind(feature) == "Image":
+        return dataset.cast_column(column, Image(decode=False))
+    keys = set(feature) if isinstance(feature, dict) else set()
+    if feature is None or "bytes" in keys or getattr(feature, "dtype", "") in ("binary", "large_binary"):
+        return dataset
+    raise BadInput(
+        f"data: expected images in the column {column} of {spec}, got "
+        f"{getattr(feature, 'dtype', None) or _kind(feature)}. Name another, as in ?image=COLUMN"
+    )
+
+
+def _kind(feature: Any) -> str:
+    return type(feature).__name__

@@ -1,0 +1,332 @@
+"""WebDataset shards: tar archives; consecutive members of one name and several extensions are a sample.
+
+Local, uncompressed archives are read by seeking: a sample holds the place of its image, which is read when it
+is needed, by any process, in any order. Pipes, URLs and compressed archives are read from front to back.
+
+Archives may be untrusted: nothing in them is unpickled or executed. Images are decoded by
+`read_image`, labels are text. Only regular members are read, of at most 512 MiB. An archive that is truncated
+or damaged is reported in `damaged`, with the last key that was read; Python's tarfile alone would end without
+an error at a damaged header.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from steadygaze.data.datasets.tree import abbreviated
+from steadygaze.data.images import SUFFIXES, first_line, names_hash
+from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
+from steadygaze.errors import BadInput
+
+LABEL = "cls"  # the usual extension of class indices
+IMAGES = tuple(suffix.removeprefix(".") for suffix in sorted(SUFFIXES))
+COUNTED_BYTES = 16 * 2**30  # archives of more bytes in total are not counted before a run
+DRAINED = 2**20  # bytes that are read at a time after the end of an archive
+
+
+class DamagedShard(Exception):
+    """An archive that cannot be read further."""
+
+
+UNREADABLE = (DamagedShard, OSError, EOFError, tarfile.TarError, ImportError, ValueError)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One archive. path: of a local file, None for pipes and URLs."""
+
+    url: str
+    path: Path | None
+
+    @classmethod
+    def at(cls, url: str) -> Shard:
+        parts = urlparse(url)
+        if parts.scheme == "file":
+            return cls(url, Path(url2pathname(parts.path)))
+        return cls(url, None if url.startswith("pipe:") or "://" in url else Path(url).expanduser())
+
+    @property
+    def name(self) -> str:
+        """The file's name, without the folder or bucket that holds it."""
+        return self.url if self.url.startswith("pipe:") else self.url.rstrip("/").rpartition("/")[2]
+
+    def open(self) -> IO[bytes]:
+        if self.path is not None:
+            return self.path.open("rb")
+        if self.url.startswith("pipe:"):
+            from webdataset.gopen import gopen_pipe
+
+            return gopen_pipe(self.url, "rb", 2**16)
+        import fsspec
+
+        return fsspec.open(self.url, "rb").open()
+
+
+@dataclass
+class TarShards:
+    """The samples of WebDataset shards."""
+
+    spec: StreamSpec
+    shards: tuple[Shard, ...]
+    damaged: dict[str, str] = field(default_factory=dict)
+    label_names: tuple[str, ...] | None = None
+
+    @classmethod
+    def open(cls, spec: StreamSpec) -> TarShards:
+        """The shards that the pattern names; local ones that do not exist are an error."""
+        shards = tuple(map(Shard.at, _expand(spec.location)))
+        missing = [shard.url for shard in shards if shard.path is not None and not shard.path.is_file()]
+        if missing:
+            raise BadInput(
+                f"data: {len(missing)} of {len(shards)} shards of {spec} do not exist: "
+                f"{abbreviated(missing)}. Correct the pattern, or complete the download."
+            )
+        if not shards:
+            raise BadInput(f"data: expected tar archives, found none that match {spec.location}")
+        return cls(spec, shards)
+
+    @property
+    def layout(self) -> str:
+        return "WebDataset"
+
+    @property
+    def name(self) -> str:
+        """The patterns, without the folders or buckets that hold them."""
+        return "::".join(part.rpartition("/")[2] or part for part in self.spec.location.split("::"))
+
+    @property
+    def local(self) -> bool:
+        return all(shard.path is not None for shard in self.shards)
+
+    def facts(self) -> dict[str, Any]:
+        return {"shards": len(self.shards), "shards_hash": names_hash(shard.name for shard in self.shards)}
+
+    def count(self, limit: int | None) -> int | None:
+        sizes = [shard.path.stat().st_size for shard in self.shards if shard.path is not None]
+        if len(sizes) < len(self.shards) or (limit is None and sum(sizes) > COUNTED_BYTES):
+            return None
+        groups = (group for shard in self.shards for group in self._groups(shard))
+        return sum(1 for _ in islice(groups, limit))
+
+    def samples(self) -> Iterator[Sample]:
+        for shard in self.shards:
+            for group in self._groups(shard):
+                yield self._sample(shard, group)
+
+    def _groups(self, shard: Shard) -> Iterator[list[Member]]:
+        """Consecutive members with one key. What follows a damaged place is left out, and noted."""
+        self.damaged.pop(shard.url, None)
+        try:
+            archive = _open(shard)
+        except UNREADABLE as error:
+            self._note(shard, error, "")
+            return
+        group: list[Member] = []
+        with closing(archive):
+            for member in self._members(shard, archive):
+                if group and group[0].key != member.key:
+                    yield group
+                    group = []
+                group.append(member)
+            if group and (shard.url not in self.damaged or self._complete(group)):
+                yield group
+
+    def _members(self, shard: Shard, archive: Archive) -> Iterator[Member]:
+        """The members that belong to samples, as far as they can be read."""
+        from webdataset.tariterators import base_plus_ext
+
+        last = ""
+        try:
+            for member in archive.members():
+                key, extension = base_plus_ext(member.info.name)
+                if key is None or key.startswith("__"):
+                    continue
+                member.key, member.extension = key, extension.lower()
+                member.keep(self._wanted(member.extension))
+                yield member
+                last = key
+            archive.finish()
+        except UNREADABLE as error:
+            self._note(shard, error, last)
+
+    def _note(self, shard: Shard, error: Exception, last: str) -> None:
+        after = f" after the key {_printable(last)}" if last else ""
+        self.damaged[shard.url] = (
+            f"{shard.url}: cannot be read further{after} ({first_line(error)}). "
+            "Its other images are left out: repair it and repeat the command to add them."
+        )
+
+    def _complete(self, group: list[Member]) -> bool:
+        """Whether the members before a damaged place are an image and its label."""
+        extensions = {member.extension for member in group}
+        return self.spec.options.get("label", LABEL) in extensions and not extensions.isdisjoint(self._images)
+
+    def _wanted(self, extension: str) -> bool:
+        options = self.spec.options
+        named = (options.get("label", LABEL), options.get("mask"))
+        return extension in named or extension in self._images
+
+    @property
+    def _images(self) -> tuple[str, ...]:
+        given = self.spec.options.get("image")
+        return IMAGES if given is None else tuple(given.split("|"))
+
+    def _sample(self, shard: Shard, group: list[Member]) -> Sample:
+        members: dict[str, Member] = {}
+        key = _printable(group[0].key)
+        for member in group:
+            if member.extension in members:
+                return Sample(key, shard.url, problem=f"has two members .{member.extension}")
+            members[member.extension] = member
+        options = self.spec.options
+        mask_extension = options.get("mask")
+        image = next((members[e] for e in members if e in self._images and e != mask_extension), None)
+        if image is None:
+            expected = f".{options['image']}" if "image" in options else "an image such as .jpg"
+            found = abbreviated(f".{extension}" for extension in members)
+            return Sample(key, shard.url, problem=f"expected {expected}, found {found}")
+        label = members.get(options.get("label", LABEL))
+        mask = members.get(mask_extension) if mask_extension else None
+        large = next((m for m in (image, mask) if m is not None and m.info.size > MAX_BYTES), None)
+        if large is not None or (label is not None and label.info.size > MAX_LABEL):
+            return Sample(key, shard.url, problem=f"{(large or label).info.name} is too large")  # type: ignore[union-attr]
+        return Sample(
+            key,
+            shard.url,
+            image.encoded(shard),
+            None if label is None else label.text(),
+            None if mask is None else mask.encoded(shard),
+        )
+
+
+def _expand(pattern: str) -> list[str]:
+    """Braces, `::` between several patterns, and * in local paths."""
+    try:
+        from webdataset.shardlists import expand_urls
+    except ImportError as error:
+        raise BadInput("wds: data needs webdataset: pip install 'steadygaze[data]'") from error
+    try:
+        expanded = expand_urls(pattern)
+    except (ValueError, AssertionError) as error:  # braces that do not match, ${NAME} that is not set
+        raise BadInput(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
+    urls: list[str] = []
+    for url in expanded:
+        is_glob = "*" in url and not url.startswith("pipe:") and "://" not in url
+        path = Path(url).expanduser()
+        urls += sorted(map(str, path.parent.glob(path.name))) if is_glob else [url]
+    return urls
+
+
+def _printable(key: str) -> str:
+    """The key as text that can be written: bytes of a name that are not UTF-8 are escaped."""
+    return key.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+# -- archives --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Member:
+    """A regular member of an archive. data: its bytes, if the archive cannot be read again."""
+
+    info: tarfile.TarInfo
+    archive: Archive
+    data: bytes | None = None
+    key: str = ""
+    extension: str = ""
+
+    def keep(self, wanted: bool) -> None:
+        """Read it now if it cannot be read later."""
+        if wanted and not self.archive.seekable and self.info.size <= MAX_BYTES:
+            self.data = self.archive.read(self.info)
+
+    def text(self) -> str:
+        data = self.archive.read(self.info) if self.data is None else self.data
+        return data.decode("utf-8", "replace").strip()
+
+    def encoded(self, shard: Shard) -> FilePart | ImageBytes:
+        name = f"{shard.url}: {_printable(self.info.name)}"
+        if self.data is not None:
+            return ImageBytes(name, self.data)
+        assert shard.path is not None
+        return FilePart(name, shard.path, self.info.offset_data, self.info.size)
+
+
+class Archive:
+    """A tar archive, read from front to back. seekable: members can be read again later."""
+
+    def __init__(self, file: IO[bytes], size: int | None) -> None:
+        self.file, self.size = file, size
+        self.seekable = size is not None
+        mode: Literal["r:", "r|*"] = "r:" if self.seekable else "r|*"
+        self.tar = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115  # closed by `close`
+
+    def finish(self) -> None:
+        """After the last member: a command whose exit code is not 0 is an error."""
+        if not self.seekable:
+            while self.file.read(DRAINED):
+                pass
+            self.file.close()
+
+    def close(self) -> None:
+        """Stop reading, at any member."""
+        self.tar.close()
+        with suppress(OSError):  # a command that is stopped early fails
+            self.file.close()
+
+    def members(self) -> Iterator[Member]:
+        info = self.tar.firstmember  # type: ignore[attr-defined]
+        while info is not None:
+            end = info.offset_data + info.size
+            if self.size is not None and end > self.size:
+                raise DamagedShard(f"{info.name} ends after the end of the archive: truncated")
+            if info.isreg() and not info.issparse():
+                yield Member(info, self)
+            self.tar.members = []  # type: ignore[attr-defined]  # it would remember all of them
+            info = self._next()
+
+    def _next(self) -> tarfile.TarInfo | None:
+        """The next header; None at the end of the archive, and only there."""
+        fileobj = self.tar.fileobj
+        assert fileobj is not None
+        try:
+            fileobj.seek(self.tar.offset)
+            return tarfile.TarInfo.fromtarfile(self.tar)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            return None
+        except tarfile.HeaderError as error:
+            raise DamagedShard(f"damaged or truncated: {error}") from error
+
+    def read(self, info: tarfile.TarInfo) -> bytes:
+        fileobj = self.tar.fileobj
+        assert fileobj is not None
+        fileobj.seek(info.offset_data)
+        data = fileobj.read(info.size)
+        if len(data) < info.size:
+            raise DamagedShard(f"{info.name} is truncated")
+        return data
+
+
+def _open(shard: Shard) -> Archive:
+    file = shard.open()
+    try:
+        compressed = shard.path is None or not _plain(file)
+        return Archive(file, None if compressed or shard.path is None else shard.path.stat().st_size)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _plain(file: IO[bytes]) -> bool:
+    """Whether a file is not compressed."""
+    start = file.read(6)
+    file.seek(0)
+    return not start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"))

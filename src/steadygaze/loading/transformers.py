@@ -1,0 +1,277 @@
+"""Models of transformers, from classifiers to detectors: a folder with config.json, or `owner/name`.
+
+Code that a folder or repository contains is executed only with `trust_remote_code=True`. Every call of
+transformers gets this setting explicitly: by default it would prompt on standard input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
+from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.timm import SPARE_ELEMENTS
+from steadygaze.modules import restore
+from steadygaze.questions.text import is_empty
+
+SHOWN = 5  # names of tensors that an error lists
+MAX_SIZE = 1_000_000  # of any integer in a config.json
+MAX_REPEATS = 1_000  # of a number of layers there
+TEXT_IMAGE_MODELS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
+TEXT_IMAGE, ANSWERS, GENERATES = (
+    "model of images and text",
+    "model that answers questions",
+    "model that writes",
+)
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def build_transformers_model(
+    name: str,
+    weights: Weights | None = None,
+    origin: str = "",
+    num_classes: int | None = None,
+    *,
+    trust_remote_code: bool = False,
+    fallback: Preprocess | None = None,
+) -> BuiltModel:
+    """See `build_model`."""
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
+    trust = {"trust_remote_code": trust_remote_code}
+    with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
+        preprocess = read_preprocess(name, trust_remote_code=trust_remote_code, fallback=fallback)
+        config = AutoConfig.from_pretrained(name, **trust)
+        _check_kernel(config, name, trust_remote_code)
+        auto, kind = _auto_class(config)
+        _check_sizes(config, auto, name, trust)
+        if weights is None:
+            model, missing = _pretrained(auto, name, trust)
+        else:
+            num_classes = num_classes or head_width(weights, ["classifier"])
+            options = {} if num_classes is None else {"num_labels": num_classes}
+            config = AutoConfig.from_pretrained(name, **options, **trust)
+            model = auto.from_config(config, **trust)
+            model, missing = _fit(restore(model, weights), weights, origin), []
+    if missing:
+        raise BadCheckpoint(
+            f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
+        )
+    if kind == TEXT_IMAGE:
+        return BuiltModel(model, preprocess, None, "transformers", _read_tokenizer(name, trust))
+    if kind == ANSWERS:
+        names = config_class_names(model)
+        return BuiltModel(model, preprocess, names, "transformers", _read_tokenizer(name, trust))
+    if kind == GENERATES:
+        return BuiltModel(model, preprocess, None, "transformers", _read_processor(name, trust))
+    return BuiltModel(model, preprocess, config_class_names(model), "transformers")
+
+
+def _auto_class(config: Any) -> tuple[Any, str]:
+    """The class of transformers that builds a model of this config, and what kind of model it is."""
+    from transformers import (
+        AutoModel,
+        AutoModelForImageClassification,
+        AutoModelForImageTextToText,
+        AutoModelForObjectDetection,
+        AutoModelForSemanticSegmentation,
+        AutoModelForVisualQuestionAnswering,
+    )
+
+    kinds = config.architectures or ()
+    if any(kind in TEXT_IMAGE_MODELS for kind in kinds):
+        return AutoModel, TEXT_IMAGE
+    if "ViltForQuestionAnswering" in kinds:
+        return AutoModelForVisualQuestionAnswering, ANSWERS
+    if any(kind.endswith("ForConditionalGeneration") for kind in kinds):
+        return AutoModelForImageTextToText, GENERATES
+    if any(kind.endswith("ForSemanticSegmentation") for kind in kinds):
+        return AutoModelForSemanticSegmentation, "image segmenter"
+    if "YolosForObjectDetection" in kinds:
+        return AutoModelForObjectDetection, "object detector"
+    return AutoModelForImageClassification, "image classifier"
+
+
+def _read_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a folder or repository; None if there is none, which matters once a text is given."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+    return None if is_empty(tokenizer) else tokenizer
+
+
+def _read_processor(name: str, options: dict[str, Any]) -> Any:
+    """The processor of images and text of a folder or repository; None if there is none."""
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+    return processor if hasattr(processor, "image_processor") else None
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Without transformers' bar while it reads weights; downloads from the hub keep theirs."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+    from transformers.utils import logging
+
+    bar, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+
+    def set_hub_bars() -> None:  # transformers' two functions change them too
+        if hub_bars == are_progress_bars_disabled():
+            enable_progress_bars() if hub_bars else disable_progress_bars()
+
+    logging.disable_progress_bar()
+    set_hub_bars()
+    try:
+        yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+            set_hub_bars()
+
+
+@contextmanager
+def _custom_code(name: str) -> Iterator[None]:
+    """Transformers' refusal to execute code of a model, in words of ours."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, BadCheckpoint) or "trust_remote_code" not in str(error):
+            raise
+        raise _needs_code(name, "it brings its own Python code") from error
+
+
+def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
+    """A config may name an implementation of attention on the hub ("owner/kernel"): compiled code."""
+    implementation = getattr(config, "_attn_implementation", None)
+    if not trust_remote_code and isinstance(implementation, str) and "/" in implementation:
+        raise _needs_code(name, f"its config requires the compiled code of {implementation}")
+
+
+def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
+    """`BadCheckpoint` if the config of a folder describes a model much larger than the folder's weights."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    for key, value in _numbers(config.to_dict()):
+        limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
+        sizes = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(size, int) and size > limit for size in sizes):
+            raise BadCheckpoint(
+                f"{name}: config.json: expected {key} of at most {limit:,}, got {value!r:.80}"
+            )
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(config, **options)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" in str(error):
+            return  # its constructor computes with tensors
+        raise
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
+    files = [file for suffix in WEIGHT_SUFFIXES for file in folder.glob(f"*{suffix}") if file.is_file()]
+    available = sum(file.stat().st_size for file in files)
+    if needed > 2 * available + SPARE_ELEMENTS:
+        raise BadCheckpoint(
+            f"{name}: config.json describes a model of {needed:,} elements, "
+            f"the weights have {available:,} bytes"
+        )
+
+
+def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a config, with those of its towers."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from _numbers(value)
+        else:
+            yield key, value
+
+
+def _needs_code(name: str, reason: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{name} would execute code that is part of the model: {reason}. If you trust its author, load it "
+        "with trust_remote_code=True",
+        option="trust_remote_code",
+    )
+
+
+def read_preprocess(
+    name: str, *, trust_remote_code: bool = False, fallback: Preprocess | None = None
+) -> Preprocess:
+    """From the image processor of a folder or of a repository on the hub. fallback: for a folder without."""
+    from transformers import AutoImageProcessor
+
+    try:
+        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return Preprocess.from_transformers(processor)
+    except OSError as error:
+        if not (Path(name) / "config.json").is_file():
+            raise
+        if fallback is not None:
+            return fallback
+        raise BadCheckpoint(
+            f"{name} has no preprocessor_config.json: how its images are preprocessed is not known. "
+            "Give image_size, mean and std, or save the image processor into it too, for example "
+            "ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
+        ) from error
+
+
+def config_class_names(model: Any) -> tuple[str, ...] | None:
+    """The class names of a model's config; None for transformers' placeholders LABEL_0, LABEL_1, ..."""
+    names = model.config.id2label
+    return None if names.get(0) == "LABEL_0" else tuple(names[i] for i in range(len(names)))
+
+
+def _pretrained(auto: Any, name: str, options: dict[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The model with its own weights, and the names of tensors that they lack."""
+    model, report = auto.from_pretrained(name, output_loading_info=True, **options)
+    unexpected = report["unexpected_keys"]
+    if Path(name).is_dir() and any(key.endswith("_extra_state") for key in unexpected):
+        # modules that were inserted before the model was saved: transformers leaves their tensors out
+        stored = read_weights(Path(name) / "model.safetensors")
+        by_tail = {_tail(key): value for key, value in stored.items()}
+        inserted = {key: by_tail[_tail(key)] for key in unexpected}
+        model = restore(model, inserted)
+        model.load_state_dict(inserted, strict=False)
+    return model, sorted(report["missing_keys"])
+
+
+def _tail(key: str) -> str:
+    """The part of a name from the block's number on: files keep the names of older versions before it."""
+    return re.sub(r"^.*?(?=\d+\.)", "", key)
+
+
+def _fit(model: Any, weights: Weights, origin: str) -> Any:
+    """The model with these weights. Files keep older names, which `from_pretrained` translates."""
+    try:
+        fit(model, weights, origin)
+    except BadCheckpoint:
+        try:
+            model, report = type(model).from_pretrained(
+                None, config=model.config, state_dict=weights, output_loading_info=True
+            )
+        except (RuntimeError, ValueError, OSError):
+            report = {"error_msgs": ["of another shape"]}
+        if any(report.values()):
+            raise
+    return model

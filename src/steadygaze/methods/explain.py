@@ -1,0 +1,405 @@
+"""`explain`: from a model and images to attribution maps.
+
+Methods share passes: one forward pass for each setting of rules, one backward pass for each score and
+class; a method that only reads attention uses a forward pass that runs anyway.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, Unpack, overload
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
+from steadygaze.methods.aggregate import layers, shares
+from steadygaze.methods.registry import (
+    DEFAULT,
+    Method,
+    given_methods,
+    parse_method,
+    parse_methods,
+    rules_of,
+    unavailable,
+)
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.questions.ask import QuestionOptions, display_names, explain_each, needs_each, pose
+from steadygaze.questions.vqa import VisualQuestion
+from steadygaze.results.attribution import SHOWN_IN_NOTEBOOK, Attribution
+from steadygaze.results.comparison import Attributions
+from steadygaze.target import (
+    CallableTarget,
+    Outputs,
+    Target,
+    check_score,
+    default_score,
+    resolve_target,
+    target_value,
+)
+from steadygaze.trace import PLAIN, Forward, Query, Rules, Trace, Want, forward
+from steadygaze.trace.completeness import Shares, position_tokens
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.clean_forward import CleanForward
+from steadygaze.vit.contexts import constant_weights, evaluation_mode, without_autocast
+from steadygaze.vit.image_range import display_pixels, range_note
+from steadygaze.vit.view import ViT
+
+
+class HoldsModel(Protocol):
+    """Anything with a `model`, such as the result of `load_model`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+
+Model = nn.Module | ViT | HoldsModel
+MethodName = str | Method
+Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
+
+
+@overload
+def explain(
+    model: Model,
+    images: Tensor,
+    target: Target = None,
+    method: MethodName = DEFAULT,
+    score: str | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
+) -> Attribution: ...
+@overload
+def explain(
+    model: Model,
+    images: Tensor,
+    target: Target = None,
+    *,
+    method: Methods,
+    score: str | None = None,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
+) -> Attributions: ...
+@overload
+def explain(
+    model: Model,
+    images: Tensor,
+    target: Target = None,
+    *,
+    methods: Methods,
+    score: str | None = None,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
+) -> Attributions: ...
+def explain(
+    model: Any,
+    images: Any,
+    target: Any = None,
+    method: Any = DEFAULT,
+    score: str | None = None,
+    *,
+    methods: Any = None,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    **question: Unpack[QuestionOptions],
+) -> Attribution | Attributions:
+    """Attribution maps: how much evidence each patch of an image is for a class.
+
+    model: a vision transformer of timm, transformers or torchvision, the result of `load_model`, or a `ViT`
+    images: (B, 3, H, W), floating point, preprocessed for the model
+    target: the class to explain: None (the predicted one), an index, one index per image, (B, K) for several
+        per image, or a callable logits -> (B,) that returns the quantity itself. For a multi-label model a
+        label (None: the most probable), for a regression model the index of a value, for a segmenter a
+        `steadygaze.Region`, for YOLOS a `steadygaze.Detection`: one for all images, or one for each
+    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them
+    methods: the same; give one of the two
+    score: the quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob"; None
+        is the method's own. A label has no contrast; of a value, the value itself is explained
+    on_progress: called with a `Progress` during long searches
+    allow_partial: whether an interrupted search returns a map of the runs that were done, with a warning
+    question: what is asked of a model that compares images with text (CLIP, SigLIP, open_clip). There, a text
+        as target is a prompt for all images, and a list of K texts are K targets of each image; explained is
+        the similarity of image and text, the model's own logit.
+        prompts: other texts; then the classes are all texts, which allows score="log_odds" and the like
+        text_embeddings: (K, D), instead of texts, for an image tower; target is the index of one
+        logit_scale: factor of the cosine with text_embeddings; by default the model's own, or 1
+        tokenizer: by default the model's own
+        question: of ViLT, about the images; target is an answer, by its text or index. The result has scores
+            of the question's words too (`words`, `word_scores`)
+        prompt, answer: of a model that generates text, about one image (a PIL image, or a tensor as its
+            processor prepares it): explained is the log-probability of the answer, by default what the model
+            says. target k is the answer's token k, from 1
+        processor: of a model that generates text; by default the model's own
+
+    Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
+    class. For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook;
+    for that, they keep the first 12 images in 8 bits.
+
+    >>> import torch
+    >>> from steadygaze import load_model
+    >>> loaded = load_model("embedded")
+    >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
+    torch.Size([1, 8, 8])
+    """
+    if needs_each(target, images):
+        options = {"score": score, "methods": methods, "on_progress": on_progress, **question}
+        one = partial(explain, model, method=method, allow_partial=allow_partial, **options)
+        return explain_each(one, images, target)
+    given_model = model
+    model, images, target = pose(model, images, target, **question)
+    vit = adapt(model)
+    target = vit.plan.main_value if target is None else target
+    given = given_methods(method, methods)
+    requested = parse_methods(given)
+    chosen = list({m.name: m for m in requested.values()}.values())
+    clean = CleanForward.of(vit, images)
+    if note := range_note(model, clean.images):
+        warn(note, ImagesOutOfRange, stacklevel=2)
+    results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, details=True)
+    results = _with_display(results, given_model, model, clean.images)
+    if isinstance(given, (str, Method)):
+        return results[chosen[0].name]
+    return Attributions({name: results[m.name] for name, m in requested.items()})
+
+
+def _with_display(
+    results: dict[str, Attribution], given: Any, model: Any, images: Tensor
+) -> dict[str, Attribution]:
+    """With what a notebook shows: the first images as the given model saw them, and the classes' names."""
+    classes = display_names(model, next(iter(results.values())).logits.shape[1])
+    pixels = display_pixels(given, images[:SHOWN_IN_NOTEBOOK])
+    return {name: replace(result, classes=classes, pixels=pixels) for name, result in results.items()}
+
+
+def explain_batch(
+    clean: CleanForward,
+    target: Any,
+    methods: list[Method],
+    score: str | None,
+    on_progress: OnProgress = ignore_progress,
+    allow_partial: bool = True,
+    details: bool = False,
+) -> dict[str, Attribution]:
+    """`explain` for images that others embed too; attributions by name of the method.
+
+    clean: the images; its tokens and logits are used, so that they are computed once
+    details: whether attributions have `parts`, and those of a question the scores of its words
+    """
+    vit = clean.vit
+    if score is not None:
+        check_score(score, vit.plan.outputs)
+    if score is not None and callable(target):
+        raise BadInput(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
+    if vit.plan.outputs == "features" and not callable(target):
+        raise BadInput(
+            f"target: this {vit.plan.kind} has no classifier, so no class to explain. Use a model with "
+            "one, or a callable target: features (B, D) -> (B,), such as the similarity to a text embedding."
+        )
+    for m in methods:
+        if reason := unavailable(m, vit):
+            raise MethodUnavailable(f"{m.name}: {reason}")
+    with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
+        batch = _Batch(clean, target, score, on_progress, allow_partial, details)
+        results = batch.explain(methods)
+        if details and isinstance(vit.model, VisualQuestion):
+            results = {name: batch.with_words(result) for name, result in results.items()}
+    return results
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One call of `explain`: images and the quantity to explain."""
+
+    clean: CleanForward
+    target: Any
+    score: str | None
+    on_progress: OnProgress
+    allow_partial: bool
+    details: bool
+
+    @property
+    def vit(self) -> ViT:
+        return self.clean.vit
+
+    def explain(self, methods: list[Method]) -> dict[str, Attribution]:
+        """Attributions of all methods by name, from as few passes as possible."""
+        tokens = self.clean.tokens
+        logits: Tensor | None = None
+        hidden: tuple[Tensor, ...] = ()
+        reads_hidden = any(m.base.reads_hidden for m in methods)
+        maps: dict[str, list[Shares]] = {}
+        position = self.position(methods)
+        for rules, one_pass in plan_passes(methods, len(self.vit.blocks)).items():
+            run = one_pass.run(self.vit, tokens, rules)
+            if logits is None:
+                logits = run.logits.detach()
+                hidden = (tokens, *(h.detach() for h in run.hidden[1:])) if reads_hidden else ()
+            for column in self.columns(logits):
+                self.add_maps(maps, run, one_pass.methods, column, position)
+            del run  # one graph in memory at a time
+        if logits is None and reads_hidden:
+            run = forward(self.vit, tokens, grad=False)
+            logits, hidden = run.logits, run.hidden
+        logits = self.clean.logits if logits is None else logits
+        for m in methods:
+            if m.base.kind == "model":
+                queries = [self.query(m, column, hidden, logits) for column in self.columns(logits)]
+                made = [m.base.function(query, **m.function_options) for query in queries]
+                maps[m.name] = [one if isinstance(one, Shares) else Shares(one) for one in made]
+        results = {}
+        for m in methods:  # a loop: a comprehension has a frame of its own, which `stacklevel` would count
+            results[m.name] = self.attribution(m, maps[m.name], logits)
+        return results
+
+    def with_words(self, result: Attribution) -> Attribution:
+        """The result for a question, with the scores of its words by the same method."""
+        words = self.vit.model.words(self.clean.images.shape[-2:])  # type: ignore[operator]
+        view, m = adapt(words), parse_method(result.method)
+        if unavailable(m, view):
+            return result
+        target = self.target if result.target is None else result.target
+        clean = CleanForward(view, self.clean.images)
+        scores = replace(self, clean=clean, target=target).explain([m])[m.name].scores
+        names, merged = words.merged(scores[..., 0, :])
+        return replace(result, words=names, word_scores=merged)
+
+    def query(
+        self, m: Method, target: Tensor | CallableTarget, hidden: tuple[Tensor, ...], logits: Tensor
+    ) -> Query:
+        return Query(
+            self.vit,
+            self.clean.images,
+            self.clean.tokens,
+            target,
+            score=self.score_of(m),
+            rules=rules_of(m),
+            hidden=hidden,
+            logits=logits,
+            on_progress=self.on_progress,
+            allow_partial=self.allow_partial,
+        )
+
+    def position(self, methods: list[Method]) -> Tensor | None:
+        """Position embeddings, if a map is input x gradient at the input of block 0 and has to be split."""
+        split = self.details and any(
+            m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods
+        )
+        return position_tokens(self.vit, self.clean.images) if split else None
+
+    def attribution(self, m: Method, maps: list[Shares], logits: Tensor) -> Attribution:
+        classes = resolve_target(self.target, logits, self.outputs)
+        several = classes is not None and classes.dim() == 2
+
+        def joined(tensors: list[Tensor]) -> Tensor:
+            return (torch.stack(tensors, 1) if several else tensors[0]).detach()
+
+        scores = joined([one.scores for one in maps])
+        _check_map(m, scores)
+        rest = [one.unattributed for one in maps if one.unattributed is not None]
+        parts = [one.parts for one in maps if one.parts is not None]
+        score = "callable" if classes is None else self.score_of(m)
+        return Attribution(
+            scores=scores,
+            target=classes,
+            logits=logits,
+            method=m.name,
+            score=score,
+            outputs=self.outputs,
+            unattributed=joined(rest) if rest else None,
+            parts={name: joined([one[name] for one in parts]) for name in parts[0]} if parts else None,
+        )
+
+    @property
+    def outputs(self) -> Outputs:
+        return self.vit.plan.outputs
+
+    def score_of(self, m: Method) -> str:
+        """The requested score, or the method's own."""
+        return self.score or default_score(m.score, self.outputs)
+
+    def columns(self, logits: Tensor) -> list[Any]:
+        """What is explained, one after the other: a callable, or (B,) classes for each of K targets."""
+        classes = resolve_target(self.target, logits, self.outputs)
+        if classes is None:
+            return [self.target]
+        return list(classes.unbind(1)) if classes.dim() == 2 else [classes]
+
+    def add_maps(
+        self,
+        maps: dict[str, list[Shares]],
+        run: Forward,
+        methods: tuple[Method, ...],
+        target: Any,
+        position: Tensor | None,
+    ) -> None:
+        """The maps of all methods that use one forward pass; one backward pass for each score."""
+        classes = None if callable(target) else target
+        traces: dict[str | None, Trace] = {}
+        for m in methods:
+            key = self.score_of(m) if m.base.gradient else None
+            if key not in traces:
+                value = None if key is None else target_value(target, key, run.logits, self.outputs)
+                traces[key] = run.trace(value, classes, retain=True)
+            maps.setdefault(m.name, []).append(shares(traces[key], m, position))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass that several methods share: what it records, and from which layers on."""
+
+    methods: tuple[Method, ...] = ()
+    want: Want = field(default_factory=lambda: Want(hidden=False))
+    start: int | None = None  # the first layer with gradients; None: no gradients
+    watch: int | None = None  # the first layer whose attention and so on are recorded
+
+    def including(self, m: Method, depth: int) -> "Pass":
+        """This pass, extended to what `m` needs."""
+        first = min(layers(m, depth))
+        needs = m.base.needs(dict(m.options))
+        want = self.want | Want(hidden=m.base.kind == "map", **needs)
+        start = _minimum(self.start, first) if m.base.gradient else self.start
+        watch = _minimum(self.watch, first) if any(needs.values()) else self.watch
+        return Pass((*self.methods, m), want, start, watch)
+
+    def run(self, vit: ViT, tokens: Tensor, rules: Rules) -> Forward:
+        """Run it."""
+        depth = len(vit.blocks)
+        start = depth if self.start is None else self.start
+        watch = depth if self.watch is None else self.watch
+        grad = self.start is not None
+        return forward(vit, tokens, rules=rules, want=self.want, start=start, watch=watch, grad=grad)
+
+
+def _minimum(a: int | None, b: int) -> int:
+    return b if a is None else min(a, b)
+
+
+def plan_passes(methods: list[Method], depth: int) -> dict[Rules, Pass]:
+    """The forward passes that serve all methods, one for each setting of rules.
+
+    Methods that only read attention join the first pass.
+    """
+    passes: dict[Rules, Pass] = {}
+    layered = [m for m in methods if m.base.kind != "model"]
+    for m in sorted(layered, key=lambda m: not m.base.gradient):
+        shared = PLAIN if PLAIN in passes else next(iter(passes), PLAIN)
+        rules = rules_of(m) if m.base.gradient else shared
+        passes[rules] = passes.get(rules, Pass()).including(m, depth)
+    return passes
+
+
+def _check_map(m: Method, scores: Tensor) -> None:
+    """Raise an error for a map with NaN, and warn of a map that is zero everywhere."""
+    if not torch.isfinite(scores).all():
+        raise BrokenMap(
+            f"{m.name}: the map has NaN or infinite values. Use the model in float32, "
+            f"or check its weights for NaN."
+        )
+    empty = (scores.flatten(-2) == 0).all(-1)
+    if empty.any():
+        which = empty.nonzero()[:, 0].unique().tolist()
+        message = f"{m.name}: the map is zero everywhere for image(s) {which}: there is no evidence in it."
+        warn(message, DegenerateMap, stacklevel=6)

@@ -1,0 +1,380 @@
+"""Attribution: the result of an explanation, which draws, saves, and shows itself in a notebook."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from steadygaze.errors import BadInput, UnknownName
+from steadygaze.files import write_npz, write_png
+from steadygaze.notebook import figure, to_png
+from steadygaze.results.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
+from steadygaze.results.manifest import image_entry, write_manifest
+from steadygaze.results.map_files import MapName, MapWriter
+from steadygaze.target import NOUNS, Outputs, describe, predictions, task_of_outputs
+
+Index = int | tuple[int, int]
+BARE_PIXELS = 224  # longer side of a map that is drawn without its image
+SHOWN_IN_NOTEBOOK = 12  # maps
+SHOWN_IN_PNG = 4  # maps
+TITLES = 3  # of maps in the text of an attribution
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """One signed score per patch, not normalised: positive is evidence for the class, negative against it.
+
+    In a notebook it shows the images with their overlays and the explained classes.
+
+    scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
+    target: (B,) or (B, K), the class explained; None where the target was a callable
+    logits: (B, C), the model's output           method, score: the names this was made with
+    outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
+    images, classes: images and class names for display; `with_images` sets them
+    pixels: (n, 3, H, W), the first n <= 12 images in 0..255, set by `explain` for display in notebooks
+    unattributed: (B,) or (B, K), the part of the explained quantity that the method gives to no patch (prefix
+        tokens, biases, a baseline); None if the method accounts for no quantity
+    parts: for input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of the
+        embedded patches and of the position embeddings, whose sum is `scores`; None for other methods, and
+        for models whose tokens are not the sum of the two
+    words, word_scores: of a question about the image, its words and their scores, (B, W) or (B, K, W)
+    """
+
+    scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]
+    target: Int[Tensor, "b"] | Int[Tensor, "b k"] | None
+    logits: Float[Tensor, "b c"]
+    method: str
+    score: str
+    images: tuple[Image.Image, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    outputs: Outputs = "classes"
+    words: tuple[str, ...] = ()
+    word_scores: Float[Tensor, "b w"] | Float[Tensor, "b k w"] | None = None
+    unattributed: Float[Tensor, "b"] | Float[Tensor, "b k"] | None = None
+    parts: dict[str, Tensor] | None = None
+    pixels: UInt8[Tensor, "n 3 height width"] | None = None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(grid_h, grid_w): patches down and across."""
+        return self.scores.shape[-2], self.scores.shape[-1]
+
+    def __len__(self) -> int:
+        """Number of images B."""
+        return self.scores.shape[0]
+
+    def __getitem__(self, which: SupportsIndex | slice) -> Attribution:
+        """The attribution of one image, or of a slice of them; the batch axis stays."""
+        if not isinstance(which, slice):
+            at = operator.index(which)
+            if not -len(self) <= at < len(self):
+                raise IndexError(f"expected an index into {len(self)} images, got {at}")
+            which = slice(at, at + 1 or None)
+        images = None if self.images is None else self.images[which]
+        chosen = self._each(lambda tensor: tensor[which])
+        return replace(chosen, images=images, pixels=self._chosen_pixels(which))
+
+    def _chosen_pixels(self, which: slice) -> Tensor | None:
+        """The images for display after indexing: the first ones, as far as they are there."""
+        if self.pixels is None:
+            return None
+        count = len(self.pixels)
+        return self.pixels[list(takewhile(lambda image: image < count, range(len(self))[which]))]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Attribution:
+        """The same attribution with every tensor changed."""
+        names = ("scores", "target", "logits", "word_scores", "unattributed")
+        tensors = {name: getattr(self, name) for name in names}
+        parts = None if self.parts is None else {name: change(part) for name, part in self.parts.items()}
+        changed: dict[str, Any] = {k: None if t is None else change(t) for k, t in tensors.items()}
+        return replace(self, **changed, parts=parts)
+
+    def __repr__(self) -> str:
+        titles = [title for index in self.indices()[:TITLES] if (title := self.title(index))]
+        rest = ["..."] if titles and len(self.indices()) > TITLES else []
+        explained = f", explains {', '.join([*titles, *rest])}" if titles else ""
+        shape = tuple(self.scores.shape)
+        return f"Attribution({self.method} of the {self.score}, scores {shape}{explained})"
+
+    def to(self, device: torch.device | str) -> Attribution:
+        """The same attribution on another device."""
+        pixels = None if self.pixels is None else self.pixels.to(device)
+        return replace(self._each(lambda tensor: tensor.to(device)), pixels=pixels)
+
+    def part(self, name: str) -> Attribution:
+        """One of the parts as an attribution of its own, to draw and save: "content" or "position"."""
+        if self.parts is None:
+            raise BadInput(
+                f"{self.method}: only input x gradient at the input of block 0 has parts, on a model whose "
+                f"tokens are patch + position. Use ixg, decompx, attnlrp or libra_ixg."
+            )
+        if name not in self.parts:
+            raise UnknownName("part", name, self.parts)
+        method = f"{self.method}.{name}"
+        return replace(self, scores=self.parts[name], method=method, unattributed=None, parts=None)
+
+    def with_images(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
+        """The same attribution with the images (and class names) that notebooks, `save` and titles show.
+
+        images: one for each map, of any kind `overlay` takes, or a float tensor (B, 3, H, W) in [0, 1].
+        """
+        originals = tuple(
+            to_pil_image(image) for image in ([images] if isinstance(images, Image.Image) else images)
+        )
+        if len(originals) != len(self):
+            raise BadInput(f"expected {len(self)} images, one per map, got {len(originals)}")
+        if classes is not None and len(classes) != self.logits.shape[1]:
+            raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
+        return replace(self, images=originals, classes=self.classes if classes is None else tuple(classes))
+
+    def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
+        """Deprecated name of `with_images`."""
+        warnings.warn("with_pictures is now with_images", DeprecationWarning, stacklevel=2)
+        return self.with_images(images, classes)
+
+    def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
+        """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
+        return resized(self.scores.detach(), (size, size) if isinstance(size, int) else size, mode)
+
+    def normalised(self) -> Tensor:
+        """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero."""
+        largest = self.scores.abs().amax(dim=(-2, -1), keepdim=True)
+        return self.scores / torch.where(largest > 0, largest, torch.ones_like(largest))
+
+    def overlay(
+        self,
+        image: Any,
+        index: Index | SupportsIndex = 0,
+        *,
+        signed: bool = False,
+        mode: str = "bicubic",
+        percentile: float = 99.0,
+        opacity: float = 0.78,
+    ) -> Image.Image:
+        """The map drawn over its image, as large as the image that was given.
+
+        image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing and
+            cropping, so that patches and pixels match
+        index: which image, or (image, target) where there are several targets
+        signed: whether negative scores are drawn too, in cool colours. A map whose scores are all positive is
+            drawn relative to its smallest score
+        percentile: percentile of the magnitudes that gets the strongest colour; 100 lets one outlier dim the
+            rest of the map
+        opacity: of the strongest colour, in [0, 1]
+        """
+        if not 0 <= percentile <= 100:
+            raise BadInput(f"percentile: expected a number in 0..100, got {percentile!r}")
+        original = to_pil_image(image)
+        values = self._display(index, (original.height, original.width), mode, signed, percentile)
+        return paint(values, original, signed=signed, opacity=opacity)
+
+    def bare(self, index: Index = 0, *, signed: bool = False, mode: str = "bicubic") -> Image.Image:
+        """The map alone, its longer side 224 pixels."""
+        scale = BARE_PIXELS / max(self.grid)
+        size = max(1, round(self.grid[0] * scale)), max(1, round(self.grid[1] * scale))
+        return paint(self._display(index, size, mode, signed, 99.0), None, signed=signed)
+
+    def _display(
+        self, index: Index | SupportsIndex, size: tuple[int, int], mode: str, signed: bool, percentile: float
+    ) -> Float[np.ndarray, "h w"]:
+        """Values for drawing, in [-1, 1]: scaled by a percentile over patches, then resized."""
+        place = self._place(index)
+        one = self.scores[place].detach().to("cpu", torch.float64)
+        if one.min() > 0:  # no zero to keep, as in attention rollout: what stands out is shown
+            one = one - one.min()
+        one = one if signed else one.clamp(min=0)
+        one = (one / (robust_scale(one.numpy(), percentile) or 1.0)).clamp(-1, 1)
+        return resized(one, size, mode).clamp(-1, 1).numpy()
+
+    def _place(self, index: Index | SupportsIndex) -> tuple[int, ...]:
+        lead = self.scores.shape[:-2]
+        try:  # whole numbers of numpy and torch too
+            place = tuple(operator.index(i) for i in (index if isinstance(index, tuple) else (index,)))
+        except TypeError:
+            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}") from None
+        if len(place) < len(lead):
+            place += (0,) * (len(lead) - len(place))
+        if len(place) != len(lead) or any(not -n <= i < n for i, n in zip(place, lead, strict=True)):
+            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}")
+        return place
+
+    def probability(self, index: Index = 0) -> float | None:
+        """The model's probability of the class or label that this map explains.
+
+        None for a value (regression) and for a callable target.
+        """
+        return self.prediction(index) if self.outputs in ("classes", "labels") else None
+
+    def prediction(self, index: Index = 0) -> float | None:
+        """The probability, or the value, of what this map explains; None for a callable target."""
+        if self.target is None:
+            return None
+        place = self._place(index)
+        return predictions(self.outputs, self.logits[place[0]].detach().double())[self.target[place]].item()
+
+    def title(self, index: Index = 0, classes: Sequence[str] | None = None) -> str:
+        """What is explained, in words: "tabby cat 62 %", "cat 0.93" (a label), "age 37.2" (a value).
+
+        "" for a callable target.
+        """
+        number = self.prediction(index)
+        if self.target is None or number is None:
+            return ""
+        which, names = int(self.target[self._place(index)]), classes or self.classes
+        return describe(self.outputs, which, number, names, alone=self.logits.shape[1] == 1)
+
+    def indices(self) -> list[Index]:
+        """Every index there is: i for one target an image, (i, k) for several."""
+        if self.scores.ndim == 3:
+            return list(range(len(self)))
+        return [(image, k) for image in range(len(self)) for k in range(self.scores.shape[1])]
+
+    def save(self, folder: str | Path, images: Any = None, names: Sequence[str] | None = None) -> list[Path]:
+        """Write one PNG per map, scores.npz and manifest.json; returns the paths.
+
+        images: as for `with_images`; without them, and without images of its own, bare maps are drawn.
+        """
+        shown = self if images is None else self.with_images(images, self.classes)
+        names = [str(number) for number in range(len(self))] if names is None else list(names)
+        if len(names) != len(self):
+            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+        if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
+            raise BadInput(
+                f"names: expected a different file name for each image, without folders, got {names}"
+            )
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise BadInput(f"expected a folder to save into, got a file, {folder}") from error
+        overlays: dict[int, list[str]] = {image: [] for image in range(len(self))}
+        for index in self.indices():
+            image = index if isinstance(index, int) else index[0]
+            drawn = shown.bare(index) if shown.images is None else shown.overlay(shown.images[image], index)
+            file = overlay_name(names[image], self.method, index)
+            write_png(folder / file, drawn)
+            overlays[image].append(file)
+        numbers: dict[str, Any] = {**arrays(self), "names": np.array(names)}
+        write_npz(folder / "scores.npz", numbers)
+        entries = [
+            image_entry(
+                name,
+                self.logits[image],
+                None if self.target is None else self.target[image],
+                {self.method: overlays[image]},
+                class_names=shown.classes,
+                outputs=self.outputs,
+            )
+            for image, name in enumerate(names)
+        ]
+        manifest = write_manifest(
+            folder,
+            methods={self.method: self.score},
+            grid=self.grid,
+            images=entries,
+            task=task_of_outputs(self.outputs),
+        )
+        written = [folder / file for files in overlays.values() for file in files]
+        return [*written, folder / "scores.npz", manifest]
+
+    def save_maps(self, folder: str | Path, names: Sequence[str] | None = None) -> Path:
+        """Store the maps in float16, as `verify(maps=folder)` reads them (docs/maps.md); returns the file.
+
+        names: the key of each image; "0", "1", ... by default
+        """
+        names = [str(number) for number in range(len(self))] if names is None else list(names)
+        if len(names) != len(self):
+            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+        return store_maps(folder, names, {self.method: self})
+
+    def display_image(self, index: Index = 0) -> Image.Image | None:
+        """The image of a map as a notebook shows it, small ones enlarged; None if it is not kept."""
+        image = self._place(index)[0] % len(self)
+        if self.images is not None:
+            original = self.images[image]
+        elif self.pixels is not None and image < len(self.pixels):
+            original = to_pil_image(self.pixels[image].cpu().numpy())
+        else:
+            return None
+        return enlarged(original, BARE_PIXELS)
+
+    def _shown(self, count: int) -> list[tuple[str, list[Image.Image]]]:
+        """Title, and image and overlay, of the first maps; the map alone where there is no image."""
+        shown = []
+        for index in self.indices()[:count]:
+            original = self.display_image(index)
+            drawn = [self.bare(index)] if original is None else [original, self.overlay(original, index)]
+            shown.append((self.title(index), drawn))
+        return shown
+
+    def _repr_png_(self) -> bytes:
+        shown = self._shown(SHOWN_IN_PNG)
+        rows = [Row(drawn, title) for title, drawn in shown]
+        if len(shown[0][1]) == 1:  # no images: the maps side by side, each below its title
+            headings = [title or self.method for title, _ in shown]
+            return to_png(tile([Row([drawn[0] for _, drawn in shown])], headings))
+        noun = NOUNS[self.outputs]
+        return to_png(tile(rows, ["image", self.method], legend="positive", noun=noun))
+
+    def _repr_html_(self) -> str:
+        figures = "".join(
+            figure(drawn, title, alt=title or self.method, width=BARE_PIXELS)
+            for title, drawn in self._shown(SHOWN_IN_NOTEBOOK)
+        )
+        rest = len(self.indices()) - SHOWN_IN_NOTEBOOK
+        more = f"<div>and {rest} more</div>" if rest > 0 else ""
+        rows, columns = self.grid
+        head = f"<b>{escape(self.method)}</b> of the {escape(self.score)}, {rows} x {columns} patches"
+        return f"<div>{head}</div><div>{figures}</div>{more}"
+
+
+def resized(
+    scores: Float[Tensor, "*lead gh gw"], size: tuple[int, int], mode: str
+) -> Float[Tensor, "*lead h w"]:
+    """Resized maps, in their own dtype; computed in at least float32."""
+    if mode not in ("bilinear", "bicubic", "nearest"):
+        raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
+    flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
+    # "nearest-exact" is the one that does not shift patches when sizes do not divide
+    how: dict[str, Any] = (
+        {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
+    )
+    return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
+
+
+def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[str, Attribution]) -> Path:
+    """Store maps of the same images and targets in one file of `folder`."""
+    first = next(iter(attributions.values()))
+    several = first.scores.shape[1] if first.scores.ndim == 4 else 1
+    return MapWriter(folder).write(
+        [name for name in names for _ in range(several)],
+        {MapName(one.method, one.score): one.scores.flatten(0, -3) for one in attributions.values()},
+        None if first.target is None else first.target.flatten().tolist(),
+    )
+
+
+def overlay_name(image: str, method: str, index: Index = 0) -> str:
+    """File name of an overlay: image, method, and the index of the target if there are several."""
+    slug = re.sub(r"[^A-Za-z0-9.+_=-]+", "-", method)
+    return f"{image}.{slug}.png" if isinstance(index, int) else f"{image}.{slug}.{index[1]}.png"
+
+
+def arrays(attribution: Attribution) -> dict[str, np.ndarray]:
+    """The numbers of an attribution as float32 and int64 arrays."""
+    numbers = {"scores": attribution.scores, "logits": attribution.logits, **(attribution.parts or {})}
+    out = {name: tensor.detach().float().cpu().numpy() for name, tensor in numbers.items()}
+    return out if attribution.target is None else {**out, "target": attribution.target.cpu().numpy()}

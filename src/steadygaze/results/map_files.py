@@ -1,0 +1,565 @@
+"""Names of the tensors in a map file, and how maps are rounded to float16.
+
+Reading a folder of maps, which may come from a stranger: nothing in it is executed, and every size is
+checked before memory is used.
+
+Writing maps: one file for each batch, written at once under a name that depends on its images only.
+
+So a killed run leaves whole files, a resumed one writes the same file again instead of a second one, and
+processes never write the same file.
+
+Where `verify` gets maps that it does not compute: a folder of map files, or arrays in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.files import write_atomic
+from steadygaze.target import SCORES_OF
+
+GIVEN = "given"  # the score of a map that states none
+SCALE = "#scale"  # ends the name of the factors of a tensor
+NAMED_SCORES = {"callable", *(score for scores in SCORES_OF.values() for score in scores)}
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, order=True)
+class MapName:
+    """The maps of one method: `NAME` or `NAME@SCORE` as the name of a tensor.
+
+    >>> MapName.parse("saliency"), MapName.parse("gae@logit").score
+    (MapName(method='saliency', score='given'), 'logit')
+    """
+
+    method: str
+    score: str = GIVEN
+
+    @classmethod
+    def parse(cls, text: str) -> MapName:
+        """From the name of a tensor."""
+        method, at, score = text.rpartition("@")
+        return cls(method, score) if at and method and score in NAMED_SCORES else cls(text)
+
+    def __str__(self) -> str:
+        return self.method if self.score == GIVEN else f"{self.method}@{self.score}"
+
+    @property
+    def in_rows(self) -> str:
+        """The method in rows: the prefix tells it from a built-in method of the same name."""
+        return f"maps:{self.method}"
+
+
+def rounded(maps: Float[Tensor, "n h w"]) -> tuple[Float[Tensor, "n h w"], Float[Tensor, " n"]]:
+    """Each map divided by its largest magnitude, in float16, and these magnitudes.
+
+    Nothing overflows. Two scores become equal if they differ by less than about 1/2048 of their size; scores
+    below 3e-8 of the largest one become zero.
+    """
+    wide = maps.detach().to("cpu", torch.promote_types(maps.dtype, torch.float32))
+    largest = wide.abs().amax(dim=(1, 2))
+    divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (wide / divisor[:, None, None]).half(), largest
+
+
+def restored(values: Float[Tensor, "n h w"], scale: Float[Tensor, " n"] | None) -> Float[Tensor, "n h w"]:
+    """Maps in float32 or wider, as they were before `rounded`."""
+    wide = values.to(torch.promote_types(values.dtype, torch.float32 if scale is None else scale.dtype))
+    return wide if scale is None else wide * scale[:, None, None].to(wide.dtype)
+
+
+MIB = 2**20
+MAX_OPEN = 16  # files that stay open
+MAX_HEADER = 64 * MIB  # names, shapes and keys of one file
+FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+HELP = "docs/maps.md describes the format."
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """What one file holds, without the maps themselves.
+
+    names: the methods; scaled: those whose values are multiplied by a factor for each map
+    targets: the explained class of each image; None if the file does not state it
+    broken: positions of maps that were not finite, by name
+    """
+
+    path: Path
+    images: tuple[str, ...]
+    names: frozenset[MapName]
+    scaled: frozenset[MapName]
+    targets: tuple[int, ...] | None
+    broken: dict[MapName, frozenset[int]]
+
+    @classmethod
+    def read(cls, path: Path) -> MapFile:
+        """Check a file and read its header."""
+        _check_header_size(path)
+        file = _open(path)
+        metadata: dict[str, str] = file.metadata() or {}
+        images = _images(path, metadata)
+        names: set[MapName] = set()
+        scaled: set[MapName] = set()
+        tensors = list(file.keys())
+        for text in tensors:
+            part = file.get_slice(text)
+            shape, dtype = tuple(part.get_shape()), part.get_dtype()
+            if text.endswith(SCALE):
+                _check_scale(path, text, shape, dtype, tensors, len(images))
+                scaled.add(MapName.parse(text.removesuffix(SCALE)))
+            else:
+                _check_tensor(path, text, shape, dtype, len(images))
+                names.add(MapName.parse(text))
+        if not names:
+            raise BadInput(f"{path}: expected at least one tensor of maps, got none. {HELP}")
+        targets = _optional_list(path, metadata, "targets", len(images))
+        broken = _broken(path, metadata, names, len(images))
+        return cls(path, images, frozenset(names), frozenset(scaled), targets, broken)
+
+    def digest(self) -> str:
+        """The SHA-256 of what the file holds; the order of its header is not fixed."""
+        broken = {str(name): sorted(positions) for name, positions in self.broken.items()}
+        hashed = hashlib.sha256(json.dumps([self.images, self.targets, broken], sort_keys=True).encode())
+        file = _open(self.path)
+        for name in sorted(file.keys()):
+            tensor = file.get_tensor(name)
+            hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            hashed.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return hashed.hexdigest()
+
+
+class MapFolder:
+    """The maps of a folder, or of the folder `maps` in a run folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            kind = "a file" if self.folder.exists() else "no such folder"
+            raise BadInput(f"maps: expected a folder of {SUFFIX} files, got {folder}: {kind}. {HELP}")
+        paths = sorted(self.folder.glob(f"*{SUFFIX}")) or sorted(self.folder.glob(f"maps/*{SUFFIX}"))
+        if not paths:
+            raise BadInput(f"maps: expected {SUFFIX} files in {folder}, got none. {HELP}")
+        self.files = [MapFile.read(path) for path in paths]
+        self._open: dict[Path, Any] = {}  # the files that were read last
+        self._places: dict[str, list[tuple[int, int]]] = {}  # image -> files and positions
+        for number, file in enumerate(self.files):
+            for position, image in enumerate(file.images):
+                self._places.setdefault(image, []).append((number, position))
+
+    @cached_property
+    def names(self) -> tuple[MapName, ...]:
+        """The methods, in order of their names."""
+        return tuple(sorted({name for file in self.files for name in file.names}))
+
+    @property
+    def images(self) -> set[str]:
+        """Every key."""
+        return set(self._places)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for folders whose files hold the same, whatever they are called."""
+        return hashlib.sha256("\n".join(sorted(f.digest() for f in self.files)).encode()).hexdigest()[:16]
+
+    def has(self, name: MapName, image: str) -> bool:
+        """Whether there is a map of this method for the image."""
+        return any(name in self.files[number].names for number, _ in self._places.get(image, ()))
+
+    def check(self, name: MapName, image: str, target: int) -> None:
+        """An error if there is no map of this class, or if there are different ones."""
+        self.find(name, image, target)
+
+    def find(self, name: MapName, image: str, target: int) -> tuple[MapFile, int]:
+        """The file and position of a map; an error if there is none, or if there are different ones."""
+        places = [
+            (self.files[number], position)
+            for number, position in self._places.get(image, ())
+            if name in self.files[number].names
+        ]
+        if not places:
+            raise BadInput(missing_message(name, [image], 1, set()))
+        fitting = [(file, at) for file, at in places if file.targets is None or file.targets[at] == target]
+        if not fitting:
+            explained = sorted({file.targets[at] for file, at in places if file.targets is not None})
+            raise BadInput(
+                f"maps: the map {name} of {image!r} explains class {', '.join(map(str, explained))}, but the "
+                f"run measures class {target}. Use target='predicted' for maps of the predicted class, or "
+                "make the maps for the label.",
+                option="target",
+            )
+        self._check_equal(name, image, fitting)
+        return fitting[0]
+
+    def _check_equal(self, name: MapName, image: str, places: list[tuple[MapFile, int]]) -> None:
+        """A map that is stored twice must have the same values."""
+        (first, at), *others = places
+        for file, position in others:
+            one, other = self._map_at(first, name, at), self._map_at(file, name, position)
+            if one.shape != other.shape or not torch.equal(one, other):
+                raise BadInput(
+                    f"maps: expected one map {name} of {image!r}, got two that differ, in {first.path} and "
+                    f"{file.path}. Delete one of the files."
+                )
+
+    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
+        """A map, whether it is broken, and where it is stored (for errors)."""
+        file, position = self.find(name, image, target)
+        return self._map_at(file, name, position), position in file.broken.get(name, ()), str(file.path)
+
+    def _map_at(self, file: MapFile, name: MapName, position: int) -> Float[Tensor, "h w"]:
+        """One map in float32 or wider."""
+        if file.path not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[file.path] = _open(file.path)
+        tensors, one = self._open[file.path], slice(position, position + 1)
+        scale = tensors.get_slice(f"{name}{SCALE}")[one] if name in file.scaled else None
+        if scale is not None and not torch.isfinite(scale).all():
+            raise BadInput(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
+        return restored(tensors.get_slice(str(name))[one], scale)[0]
+
+
+def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
+    """What to do if images have no map; unknown: keys of maps that are no image of the data."""
+    strange = f" {len(unknown)} keys are no image of the data: {_shown(sorted(unknown))}." if unknown else ""
+    return (
+        f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
+        f"{_shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
+        "its key in streamed data, or 0, 1, ... for images in memory. Add the missing maps, or use "
+        "fewer images."
+    )
+
+
+def _shown(keys: list[str]) -> str:
+    return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
+
+
+def _check_header_size(path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(f"{path}: expected a file, got a folder or a special file")
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER:
+        raise BadInput(
+            f"{path}: expected a {SUFFIX} file with a header of at most {MAX_HEADER // MIB} MiB, got {size} "
+            f"bytes. If it is a map file, split it. {HELP}"
+        )
+
+
+def _open(path: Path) -> Any:
+    """`safe_open`, with its errors as `BadInput`."""
+    from safetensors import safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:  # safetensors raises its own kinds
+        raise BadInput(
+            f"{path}: expected a {SUFFIX} file, got one that cannot be read ({str(error)[:200]}). It is "
+            "damaged or incomplete: write it again."
+        ) from error
+
+
+def _metadata(path: Path, metadata: dict[str, str], key: str, expected: str) -> Any:
+    try:
+        return json.loads(metadata[key])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{path}: metadata {key!r}: expected {expected} as JSON, got {metadata[key][:80]!r}. {HELP}"
+        ) from error
+
+
+def _images(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
+    expected = "a list of image keys"
+    if "images" not in metadata:
+        raise BadInput(
+            f"{path}: expected metadata 'images', {expected} as JSON, got none. Write it with "
+            f"save_file(tensors, path, metadata={{'images': json.dumps(keys)}}). {HELP}"
+        )
+    images = _metadata(path, metadata, "images", expected)
+    if not isinstance(images, list) or not images or not all(isinstance(key, str) for key in images):
+        raise BadInput(f"{path}: metadata 'images': expected {expected}, all texts, got {str(images)[:80]}")
+    return tuple(images)
+
+
+def _optional_list(path: Path, metadata: dict[str, str], key: str, count: int) -> tuple[int, ...] | None:
+    if key not in metadata:
+        return None
+    values = _metadata(path, metadata, key, "a list of classes")
+    good = isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
+    if not good:
+        raise BadInput(
+            f"{path}: metadata {key!r}: expected {count} class indices, one for each image, got "
+            f"{str(values)[:80]}"
+        )
+    return tuple(values)
+
+
+def _broken(
+    path: Path, metadata: dict[str, str], names: set[MapName], count: int
+) -> dict[MapName, frozenset[int]]:
+    if "broken" not in metadata:
+        return {}
+    values = _metadata(path, metadata, "broken", "lists of positions by tensor")
+
+    def positions(entries: Iterator[tuple[str, Any]]) -> Iterator[tuple[MapName, frozenset[int]]]:
+        for text, places in entries:
+            name = MapName.parse(text)
+            if name not in names or not isinstance(places, list):
+                raise ValueError
+            if not all(type(place) is int and 0 <= place < count for place in places):
+                raise ValueError
+            yield name, frozenset(places)
+
+    try:
+        return dict(positions(iter(values.items())))
+    except (ValueError, AttributeError) as error:
+        raise BadInput(
+            f"{path}: metadata 'broken': expected positions below {count} by tensor, got {str(values)[:80]}"
+        ) from error
+
+
+def _check_tensor(path: Path, name: str, shape: tuple[int, ...], dtype: str, count: int) -> None:
+    if len(shape) != 3 or shape[0] != count or 0 in shape:
+        hint = " Sum over the channels first." if len(shape) == 4 else ""
+        raise BadInput(
+            f"{path}: {name}: expected shape ({count}, rows, columns), one map for each of {count} keys in "
+            f"metadata 'images', got {shape}.{hint} {HELP}"
+        )
+    if dtype not in FLOATS:
+        raise BadInput(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
+
+
+def _check_scale(
+    path: Path, name: str, shape: tuple[int, ...], dtype: str, names: list[str], count: int
+) -> None:
+    if name.removesuffix(SCALE) not in names or shape != (count,) or dtype not in ("F32", "F64"):
+        raise BadInput(
+            f"{path}: {name}: expected {count} factors in float32, of a tensor "
+            f"{name.removesuffix(SCALE)!r} in the same file, got {dtype} {shape}"
+        )
+
+
+class MapWriter:
+    """Writes maps in float16 into a folder, which is made if there is none.
+
+    about: further metadata of every file, as texts
+    """
+
+    def __init__(self, folder: str | Path, about: Mapping[str, str] | None = None) -> None:
+        self.folder, self.about = Path(folder), dict(about or {})
+
+    def write(
+        self,
+        images: Sequence[str],
+        maps: Mapping[MapName, Float[Tensor, "n h w"]],
+        targets: Sequence[int] | None = None,
+        broken: Mapping[MapName, Sequence[int]] | None = None,
+    ) -> Path:
+        """Write one file; returns its path.
+
+        images: the key of each of the N images
+        targets: the class that each map explains
+        broken: positions of maps that are not finite; their values count as zero
+        """
+        from safetensors.torch import save
+
+        tensors: dict[str, Tensor] = {}
+        for name, scores in maps.items():
+            tensors[str(name)], tensors[f"{name}{SCALE}"] = rounded(scores)
+        metadata: dict[str, Any] = {"images": list(images)}
+        if targets is not None:
+            metadata["targets"] = [int(target) for target in targets]
+        if broken:
+            metadata["broken"] = {str(name): list(positions) for name, positions in broken.items()}
+        path = self.folder / f"maps-{self._digest(maps, images, targets)}{SUFFIX}"
+        content = save(tensors, {**self.about, **{key: json.dumps(v) for key, v in metadata.items()}})
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content)
+        except FileExistsError as error:
+            raise BadInput(f"maps: expected a folder to write to, got a file, {self.folder}") from error
+        except OSError as error:
+            raise RowsNotWritten(
+                f"{path} could not be written: {error.strerror}. The maps before are intact; free some space "
+                "and run the same command again to resume."
+            ) from error
+        return path
+
+    @staticmethod
+    def _digest(maps: Mapping[MapName, Tensor], images: Sequence[str], targets: Sequence[int] | None) -> str:
+        identity = [[str(name) for name in maps], list(images), None if targets is None else list(targets)]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+Given = str | Path | Mapping[str, Any]  # a folder, or arrays by method: (N, h, w), or by image key
+
+
+class MapSource(Protocol):
+    """Maps by method and image key."""
+
+    @property
+    def names(self) -> tuple[MapName, ...]:
+        """The methods."""
+        ...
+
+    @property
+    def images(self) -> set[str]:
+        """Every key."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies the maps in the settings of a run."""
+        ...
+
+    def has(self, name: MapName, image: str) -> bool: ...
+
+    def check(self, name: MapName, image: str, target: int) -> None:
+        """An error if there is no map of this class, or if there are different ones."""
+        ...
+
+    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
+        """A map in float32 or wider, whether it is broken, and where it comes from."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredMethod:
+    """A method whose maps are read, not computed."""
+
+    maps: MapName
+    source: MapSource = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """As written to rows."""
+        return self.maps.in_rows
+
+    def batch(
+        self, images: Sequence[str], target: Sequence[int], grid: tuple[int, int], size: tuple[int, int]
+    ) -> tuple[Float[Tensor, "b gh gw"], list[int]]:
+        """The maps of these images on the patch grid, and positions of broken ones, which are zero.
+
+        size: height and width of the images as the model takes them
+        """
+        maps, broken = [], []
+        for position, (image, explained) in enumerate(zip(images, target, strict=True)):
+            scores, is_broken, where = self.source.read(self.maps, image, explained)
+            context = f"{where}: {self.maps} of {image!r}"
+            maps.append(on_grid(scores, grid, size, context))
+            if is_broken:
+                broken.append(position)
+                maps[-1] = torch.zeros_like(maps[-1])
+            elif not torch.isfinite(scores).all():
+                raise BadInput(
+                    f"{context}: expected finite scores, got NaN or infinite ones. Check the method that "
+                    "made the map, or leave the image out."
+                )
+        widest = max((m.dtype for m in maps), key=lambda dtype: torch.finfo(dtype).bits)
+        return torch.stack([m.to(widest) for m in maps]), broken
+
+
+def on_grid(
+    scores: Float[Tensor, "h w"], grid: tuple[int, int], size: tuple[int, int], context: str
+) -> Float[Tensor, "gh gw"]:
+    """A map on the patch grid: as it is, or the mean over the pixels of each patch."""
+    shape = tuple(scores.shape)
+    if shape == grid:
+        return scores
+    if shape == size:
+        return F.adaptive_avg_pool2d(scores[None], grid)[0]
+    raise BadInput(
+        f"{context}: expected {grid}, the model's patch grid, or {size}, the pixels of its input, got "
+        f"{shape}. Make the map of the image as the model takes it, after resizing and cropping."
+    )
+
+
+def open_maps(given: Given) -> MapSource:
+    """The maps of a folder, or of arrays by method."""
+    if isinstance(given, (str, Path)):
+        return MapFolder(given)
+    if not isinstance(given, Mapping) or not given:
+        raise BadInput(
+            "maps: expected a folder, or a dict from the name of a method to its maps: (N, rows, columns), "
+            f"or a dict by image key; got {str(given)[:80]}",
+            option="maps",
+        )
+    return MapArrays(given)
+
+
+class MapArrays:
+    """Arrays in memory. An array (N, rows, columns) is for the images "0", "1", ... in order."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in given.items()}
+
+    @property
+    def names(self) -> tuple[MapName, ...]:
+        return tuple(self._maps)
+
+    @property
+    def images(self) -> set[str]:
+        return {image for maps in self._maps.values() for image in maps}
+
+    @cached_property
+    def digest(self) -> str:
+        hashed = hashlib.sha256()
+        for name, maps in self._maps.items():
+            for image, scores in maps.items():
+                hashed.update(f"{name}\n{image}\n{scores.dtype} {tuple(scores.shape)}\n".encode())
+                hashed.update(scores.contiguous().view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()[:16]
+
+    def has(self, name: MapName, image: str) -> bool:
+        return image in self._maps[name]
+
+    def check(self, name: MapName, image: str, target: int) -> None:
+        pass  # arrays do not state a class
+
+    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
+        if not self.has(name, image):
+            raise BadInput(missing_message(name, [image], 1, set()))
+        scores = self._maps[name][image]
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
+
+
+def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
+    if not isinstance(maps, Mapping):
+        stacked = _tensor(name, maps)
+        if stacked.dim() != 3:
+            raise BadInput(
+                f"maps: {name}: expected (N, rows, columns), one map for each image in order, or a dict by "
+                f"image key; got {tuple(stacked.shape)}",
+                option="maps",
+            )
+        return {str(number): scores for number, scores in enumerate(stacked)}
+    by_image = {str(image): _tensor(f"{name} of {image!r}", scores) for image, scores in maps.items()}
+    for image, scores in by_image.items():
+        if scores.dim() != 2:
+            raise BadInput(
+                f"maps: {name} of {image!r}: expected (rows, columns), got {tuple(scores.shape)}",
+                option="maps",
+            )
+    return by_image
+
+
+def _tensor(what: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(f"maps: {what}: expected an array of floats, got {str(values)[:80]}") from error
+    if not tensor.is_floating_point():
+        raise BadInput(f"maps: {what}: expected an array of floats, got {tensor.dtype}", option="maps")
+    return tensor

@@ -1,0 +1,171 @@
+"""Before and after on one page: `stress` and `verify` of two models on the same images, and what differs in
+faithfulness.
+
+A side is a model (a name for `load_model`, NAME@FILE with weights, or a folder that `steadygaze train`
+wrote), which is measured into OUT/before or OUT/after; or the folder OUT/before of an earlier card, with
+stress/ and verify/ in it, which is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steadygaze.data.memory import Data
+from steadygaze.errors import BadInput
+from steadygaze.methods.registry import DEFAULT
+from steadygaze.progress import OnProgress, ignore_progress
+from steadygaze.quantity import Quantity, mean
+from steadygaze.runs.plan import DEFAULT_METRICS
+from steadygaze.runs.ranking import Line, Section, quantity
+from steadygaze.runs.rows import Rows
+from steadygaze.runs.shards import World
+from steadygaze.runs.statistics import difference
+from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
+from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
+from steadygaze.untrusted import damaged_files
+
+SUITES = ("corruptions", "attacks", "occlusion", "attention")
+
+
+@dataclass(frozen=True)
+class FaithfulnessChange:
+    """One faithfulness number of a method, before and after: after minus before with its paired 95 %
+    interval."""
+
+    method: str
+    metric: str
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+    images: int
+
+    @property
+    def quantity(self) -> Quantity:
+        return quantity(self.metric)
+
+    @property
+    def verdict(self) -> str:
+        """better or worse where the interval excludes zero; otherwise empty."""
+        if not (self.low > 0 or self.high < 0):
+            return ""
+        return "better" if self.difference * self.quantity.sign > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class CardRequest:
+    """What is measured of both sides. options: of the suites; model_options: of `load_model`, for both."""
+
+    data: Data | None
+    out: Path
+    suites: Sequence[str] = SUITES
+    methods: Sequence[str] = (DEFAULT,)
+    metrics: Sequence[str] = ()
+    masks: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 16
+    device: str = "auto"
+    command: str = ""
+
+
+def measure_side(
+    side: str, name: str, request: CardRequest, world: World, on_progress: OnProgress = ignore_progress
+) -> Path:
+    """The folder with stress/ and verify/ of a side, measured now unless it is such a folder. name: before or
+    after."""
+    folder = Path(side)
+    if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
+        return folder
+    if (folder / "run.json").is_file():
+        raise BadInput(
+            f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
+            "Compare stress runs with compare-models."
+        )
+    if request.data is None:
+        raise BadInput(
+            f"{side} is a model that has not been measured: expected a folder of data", option="data"
+        )
+    model, _, file = side.partition("@")
+    out = request.out / name
+    common: dict[str, Any] = {
+        "model": model,
+        "data": request.data,
+        "checkpoint": Path(file) if file else None,
+        "masks": request.masks,
+        "model_options": request.model_options,
+        "limit": request.limit,
+        "seed": request.seed,
+        "batch_size": request.batch_size,
+        "device": request.device,
+        "command": request.command,
+    }
+    stress = StressRequest(
+        **common,
+        out=out / "stress",
+        suites=list(request.suites),
+        options=request.options,
+        map_method=request.methods[0],
+    )
+    run_stress(stress, world, on_progress, prepare_stress(stress, world))
+    verify = VerifyRequest(
+        **common,
+        out=out / "verify",
+        methods=list(request.methods),
+        metrics=list(request.metrics) or DEFAULT_METRICS,
+        random=True,
+    )
+    run_verify(verify, world, on_progress, prepare_verify(verify, world))
+    return out
+
+
+def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
+    """Every metric of every method that both sides have, over the images that both have."""
+    with damaged_files(before, after):
+        one, two = _section(before), _section(after)
+        changes = [
+            _change(one, two, metric, line)
+            for metric in one.shown
+            for line in one.lines_of(metric)
+            if metric in two.shown and line in two.lines_of(metric)
+        ]
+    if not changes:
+        raise BadInput(
+            f"{before} and {after} have no method and metric in common: run verify on both with the "
+            "same methods and metrics"
+        )
+    return changes
+
+
+def _section(folder: Path) -> Section:
+    sections = Rows.read(folder).table().sections
+    if len(sections) != 1:
+        raise BadInput(f"{folder}: expected the rows of one model on one data set, got {len(sections)}")
+    return sections[0]
+
+
+def _change(one: Section, two: Section, metric: str, line: Line) -> FaithfulnessChange:
+    common = sorted(set(one.names) & set(two.names))
+    if not common:
+        raise BadInput("the two sides have no image in common: give the same data")
+    ranks = [[section.names.index(name) for name in common] for section in (two, one)]
+    pairs = list(zip((two, one), ranks, strict=True))
+    values = np.stack([section.array(metric, line)[rank] for section, rank in pairs])
+    combine = quantity(metric).combine
+    details = None
+    if combine is not mean:
+        known = [(section.detail(metric, line), rank) for section, rank in pairs]
+        if all(detail is not None for detail, _ in known):
+            details = np.stack([detail[rank] for detail, rank in known if detail is not None])
+    gap, low, high = difference(values, details, combine=combine, repeats=one.repeats, seed=one.seed)
+    was, now = (section.cells[metric, line].value for section in (one, two))
+    images = int((~np.isnan(values).any(0)).sum())
+    return FaithfulnessChange("/".join(line), metric, was, now, gap, low, high, images)

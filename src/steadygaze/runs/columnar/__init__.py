@@ -1,1 +1,0 @@
-"""The rows of a run as columns: how millions of them are held, read and exported."""

@@ -1,0 +1,347 @@
+"""The model of a stress run: from pixels to predictions, and from predictions to measurements.
+
+The clean images, which every run over data measures, and what all predictions have: calibration, and the
+table and chart of every setting that is part of no series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.errors import UnsupportedModel
+from steadygaze.quantity import Quantity
+from steadygaze.questions.regions import scores_of
+from steadygaze.robustness.calibration import BINS, confidences
+from steadygaze.robustness.shift import any_correct
+from steadygaze.runs.maps import BROKEN
+from steadygaze.runs.request import number_of_classes
+from steadygaze.runs.rows import Row, json_number
+from steadygaze.runs.source import RunImage
+from steadygaze.runs.statistics import draws
+from steadygaze.runs.suite import (
+    CLEAN,
+    CONFIDENCE,
+    ECE,
+    TOP1,
+    TOP5,
+    Bar,
+    BarChart,
+    Condition,
+    Figure,
+    Score,
+    Setting,
+    Suite,
+    Table,
+    restricted,
+)
+from steadygaze.seeding import image_seed
+from steadygaze.target import Outputs, outputs_of_task, own_task
+from steadygaze.vit.adapt import adapt
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.outputs import logits_of, run_model
+from steadygaze.vit.view import ViT
+
+if TYPE_CHECKING:
+    from steadygaze.runs.card import Card
+    from steadygaze.runs.suite import Condition, Number, Suite
+
+
+BROKEN_LOGITS = "broken logits"  # NaN or infinite: the image does not count there
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one setting for each image of a batch.
+
+    values: (B,)            details: (B, D), or B arrays of any length, behind the values
+    flags: index in the batch -> what is wrong with it; of broken ones the value is hidden
+    """
+
+    setting: Setting
+    metric: Quantity
+    values: np.ndarray
+    details: np.ndarray | Sequence[np.ndarray] | None = None
+    flags: dict[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images under one condition: views (B, V, 3, H, W), normalised. label_maps: (B, H, W), of a
+    segmenter."""
+
+    images: Sequence[RunImage]
+    views: Float[Tensor, "b v c h w"]
+    label_maps: Int[Tensor, "b h w"] | UInt8[Tensor, "b h w"] | None = None
+
+    @property
+    def first(self) -> Float[Tensor, "b c h w"]:
+        """The first view, which most conditions have alone."""
+        return self.views[:, 0]
+
+    @property
+    def correct(self) -> list[tuple[int, ...]]:
+        """Every correct class of each image."""
+        return [image.labels for image in self.images]
+
+    @property
+    def labels(self) -> Int[Tensor, " b"]:
+        """The label of each image, the first of the correct classes."""
+        return torch.tensor([image.labels[0] for image in self.images], device=self.views.device)
+
+
+class Evaluator:
+    """A model and how it is run.
+
+    preprocess: of the model; of images in memory their size, mean and std        classes: number of classes
+    batch_size: images in one forward pass                                        seed: random seed
+    task: what its outputs are; None: what the model itself states
+    tokenizer: of a model that answers questions
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocess: Preprocess,
+        *,
+        name: str = "",
+        classes: int = 0,
+        batch_size: int = 16,
+        seed: int = 0,
+        task: str | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.model, self.preprocess, self.name, self.classes = model, preprocess, name, classes
+        self.batch_size, self.seed, self.task, self.tokenizer = batch_size, seed, task, tokenizer
+        parameter = next(iter(model.parameters()), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.dtype = torch.float32 if parameter is None else parameter.dtype
+
+    @cached_property
+    def vit(self) -> ViT | None:
+        """The model as a vision transformer; None if it is none."""
+        try:
+            return adapt(self.model, self.task)
+        except UnsupportedModel:
+            return None
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """What the model gives: classes, labels or values."""
+        task = self.task or own_task(self.model)
+        if task is not None:
+            return outputs_of_task(task)
+        return "classes" if self.vit is None else self.vit.plan.outputs
+
+    @property
+    def predictions(self) -> tuple[Quantity, ...]:
+        """What `classify` measures: top1, top5 and confidence; without top5 if the model has few classes."""
+        return (TOP1, TOP5, CONFIDENCE) if self.classes > 5 else (TOP1, CONFIDENCE)
+
+    def normalise(self, images: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
+        """8-bit images as the model takes them, on its device."""
+        return self.preprocess.normalise(images.to(self.device)).to(self.dtype)
+
+    def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
+        with torch.no_grad(), evaluation_mode(self.model):
+            parts = [logits_of(run_model(self.model, part)) for part in images.split(self.batch_size)]
+        precise = torch.promote_types(parts[0].dtype, torch.float32)
+        return torch.cat(parts).to(precise)
+
+    def generators(self, purpose: str, images: Sequence[RunImage]) -> list[torch.Generator]:
+        """A generator for each image, by its name: the same numbers in any order, batch and process."""
+        seeds = [image_seed(self.seed, f"{purpose} {image.name}") for image in images]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def classify(
+        self,
+        setting: Setting,
+        logits: Float[Tensor, "b classes"],
+        correct: Sequence[tuple[int, ...]],
+        classes: Sequence[int] | None = None,
+    ) -> list[Measurement]:
+        """top1 with [label, predicted class], top5, confidence; restricted to `classes` if given (then
+        without confidence)."""
+        broken = broken_rows(logits)
+        logits = logits.nan_to_num(0.0, 0.0, 0.0) if broken else logits
+        measurements = []
+        for k, metric in ((1, TOP1), (5, TOP5)):
+            if metric not in self.predictions:
+                continue
+            hits = any_correct(logits, correct, k=k, classes=classes).double().cpu().numpy()
+            if classes is not None:
+                measurements.append(Measurement(setting, restricted(k, len(classes)), hits, None, broken))
+                continue
+            details = None
+            if k == 1:
+                labels = [one[0] for one in correct]
+                details = np.stack([labels, logits.argmax(1).cpu().numpy()], 1)
+            measurements.append(Measurement(setting, metric, hits, details, broken))
+        if classes is None:
+            confidence = confidences(logits).to(torch.float32).cpu().numpy()
+            measurements.append(Measurement(setting, CONFIDENCE, confidence, None, broken))
+        return measurements
+
+    def rows(
+        self, measurements: Sequence[Measurement], images: Sequence[RunImage], identity: dict[str, Any]
+    ) -> Iterator[Row]:
+        """The rows of a batch, by image."""
+        for b, image in enumerate(images):
+            for measurement in measurements:
+                flag = measurement.flags.get(b)
+                hidden = flag in (BROKEN, BROKEN_LOGITS)
+                row: Row = {
+                    **identity,
+                    "setting": measurement.setting.label,
+                    "metric": measurement.metric.name,
+                    "image": image.name,
+                    "value": None if hidden else json_number(measurement.values[b]),
+                }
+                if measurement.details is not None and not hidden:
+                    row["detail"] = [json_number(x) for x in measurement.details[b]]
+                if note := measurement.note or image.group:
+                    row["note"] = note
+                if flag:
+                    row["flag"] = flag
+                row["seed"] = self.seed
+                yield row
+
+
+def broken_rows(values: Float[Tensor, "b *d"]) -> dict[int, str]:
+    """The rows with NaN or infinite values, flagged."""
+    finite = torch.isfinite(values).flatten(1).all(1)
+    return dict.fromkeys((~finite).nonzero()[:, 0].tolist(), BROKEN_LOGITS)
+
+
+def class_count(model: nn.Module, size: tuple[int, int], label_maps: bool) -> int:
+    """Number of classes of a classifier, or of a segmenter."""
+    if not label_maps:
+        return number_of_classes(model, size)
+    parameter = next(iter(model.parameters()), torch.zeros(0))
+    with torch.no_grad(), evaluation_mode(model):
+        output = model(torch.zeros(1, 3, *size, device=parameter.device, dtype=parameter.dtype))
+    return scores_of(output).shape[1]
+
+
+class Predictions(Suite):
+    """Clean images; runs beside every suite that is measured on a classifier."""
+
+    name = CLEAN.suite
+    title = "Accuracy by set"
+    quantities = (TOP1, TOP5, CONFIDENCE, ECE)
+    tiles: ClassVar = {
+        ("clean", "top1"): "accuracy on clean images",
+        ("clean", "top5"): "correct class among the first five",
+        ("clean", "ece"): "expected calibration error",
+    }
+
+    def conditions(self, evaluator: Evaluator) -> Iterable[Condition]:
+        if TOP5 not in evaluator.predictions:
+            self.notes.append(f"top5 is left out: the model has {evaluator.classes} classes")
+        yield Condition(self.name, (CLEAN,), evaluator.predictions, unchanged=True)
+
+    def numbers(self, card: Card, population: str) -> Iterator[Score]:
+        """The expected calibration error of every setting with predictions."""
+        measured = []
+        for setting in card.measured_settings(metric=TOP1.name):
+            if setting.population != population or CONFIDENCE not in card.metrics_of([setting.label]):
+                continue
+            correct = card.values(setting.label, TOP1.name)
+            confidence = card.values(setting.label, CONFIDENCE.name)
+            if (~np.isnan(correct + confidence)).any():
+                measured.append((setting, correct, confidence))
+        samples = resampled_ece([pair for _, *pair in measured], card.repeats, card.seed)
+        for (setting, correct, confidence), own in zip(measured, samples, strict=True):
+            count = int((~np.isnan(correct + confidence)).sum())
+            yield Score(setting, ECE, own, count, f"{BINS} bins")
+
+    def tables(self, card: Card) -> Iterator[Table]:
+        """Clean, shifts, attacks, ...: every setting with predictions that is part of no series."""
+        settings = [s for s in card.measured_settings(metric=TOP1.name) if not s.minor]
+        if not settings:
+            return
+        has_top5 = any(name == TOP5.name for _, name in card.keys)
+        metrics = [TOP1, *([TOP5] if has_top5 else []), CONFIDENCE, ECE]
+        rows = [
+            [
+                setting.label,
+                *(card.text(setting.label, metric.name) for metric in metrics),
+                str(card.numbers[setting.label, TOP1.name].images),
+            ]
+            for setting in settings
+        ]
+        yield Table(
+            "accuracy, confidence and ece (expected calibration error), %",
+            ["setting", *(m.title for m in metrics), "images"],
+            rows,
+        )
+
+    def figures(self, card: Card) -> Iterator[Figure]:
+        bars = [
+            bar(card.numbers[s.label, TOP1.name], s.label.replace("_", " "), 2 if s == CLEAN else 1)
+            for s in card.measured_settings(metric=TOP1.name)
+            if not s.minor
+        ]
+        if len(bars) > 1:
+            caption = "top1; whiskers are 95 % intervals"
+            yield BarChart("Accuracy by set", bars, "accuracy, %", caption, highest=100)
+
+
+def bar(number: Number, name: str, group: int = 0) -> Bar:
+    """A number as a bar, in percent."""
+    return Bar(name, 100 * number.value, 100 * number.low, 100 * number.high, group)
+
+
+def resampled_ece(settings: Sequence[Sequence[np.ndarray]], repeats: int, seed: int) -> list[np.ndarray]:
+    """ECE of the data and of every resampled data set, with the same draws as `bootstrap`, for each setting.
+
+    ECE of few images is biased upwards, and that of a resampled data set, with fewer distinct images, even
+    more. Resampled values are shifted by the mean of that excess (docs/equations.md#ece).
+
+    settings: correct and confidence (n,) of the same images
+    """
+    if not settings:
+        return []
+    known = [~np.isnan(correct + confidence) for correct, confidence in settings]
+    samples = []
+    for (correct, confidence), own in zip(settings, known, strict=True):
+        gaps = _gaps(correct, confidence, own)
+        samples.append([np.abs(gaps.sum(0)).sum(keepdims=True) / own.sum()])
+    for counts in draws(len(known[0]), repeats, seed):
+        totals = counts @ np.stack(known, 1).astype(np.float64)
+        for k, (correct, confidence) in enumerate(settings):
+            gaps = _gaps(correct, confidence, known[k])  # made again: those of all settings take much memory
+            with np.errstate(invalid="ignore", divide="ignore"):
+                samples[k].append(np.abs(counts @ gaps).sum(1) / totals[:, k])
+    return [_without_excess(np.concatenate(pieces)) for pieces in samples]
+
+
+def _without_excess(samples: np.ndarray) -> np.ndarray:
+    """The value and its resampled values, these shifted so that their mean is the value; at least 0."""
+    value, resampled = samples[:1], samples[1:]
+    if not len(resampled):
+        return samples
+    return np.concatenate([value, np.maximum(resampled - (np.nanmean(resampled) - value), 0.0)])
+
+
+def _gaps(correct: np.ndarray, confidence: np.ndarray, known: np.ndarray) -> Float[np.ndarray, "n bins"]:
+    """Correct minus confidence of each image, in the column of its bin."""
+    edges = np.linspace(0, 1, BINS + 1)
+    bins = np.clip(np.searchsorted(edges, np.where(known, confidence, 0)) - 1, 0, BINS - 1)
+    gaps = np.zeros((len(correct), BINS))
+    gaps[np.arange(len(correct)), bins] = np.where(known, correct - confidence, 0)
+    return gaps
+
+
+def with_predictions(suites: list[Suite], evaluator: Evaluator) -> list[Suite]:
+    """The suites, and clean accuracy if the model gives classes."""
+    return [Predictions(), *suites] if evaluator.outputs == "classes" else list(suites)

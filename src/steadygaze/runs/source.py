@@ -1,0 +1,514 @@
+"""From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
+normalisation. Runs in worker processes beside the model; a job is one batch of images under one condition.
+
+The images of a stress run's data: labelled files of a folder or a stream, or batches in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from steadygaze.data.datasets.tree import abbreviated, subfolders
+from steadygaze.data.folders import Classes, Item, Unlabelled
+from steadygaze.data.images import below, bytes_hash, names_hash, read_image, source_hash, tensor_hash
+from steadygaze.data.label_maps import IGNORED, Segmented, find_maps
+from steadygaze.data.masks import Decode, Labelled, find, read_mask
+from steadygaze.data.memory import InMemoryData, TensorBatch
+from steadygaze.data.preprocess import Preprocess
+from steadygaze.data.stream_spec import StreamSpec
+from steadygaze.data.streams import ImageStream, open_stream, read_ahead
+from steadygaze.errors import BadImage, BadInput
+from steadygaze.loading.loaded import LoadedModel
+from steadygaze.robustness.attacks import pixels_of
+from steadygaze.runs.loop import Inputs, Job
+from steadygaze.runs.request import Normalisation, Request, check_levels
+from steadygaze.runs.suite import Condition, Suite
+from steadygaze.seeding import image_seed
+
+if TYPE_CHECKING:
+    from steadygaze.runs.suite import Condition, Suite
+
+
+Pixels = UInt8[np.ndarray, "h w 3"]
+
+REMEMBERED = 2  # batches of images that a worker keeps for the next condition
+
+
+class Reader(Protocol):
+    """Reads the images of a suite's own set. ready: they have the model's size and are shown without
+    resizing."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def read(self, item: Item) -> Image.Image: ...
+
+
+@dataclass(frozen=True)
+class RunImage:
+    """One image of the run: its name in the rows, every correct class, its file, and who reads it (None: it
+    is of the data). group: a part of a set, noted in its rows."""
+
+    name: str
+    labels: tuple[int, ...]
+    item: Item | None = None
+    reader: Reader | None = None
+    group: str = ""
+
+    @classmethod
+    def of(cls, item: Item) -> RunImage:
+        return cls(item.name, () if item.label is None else (item.label,), item)
+
+
+@dataclass(frozen=True)
+class StressJob(Job):
+    """Some images of one batch under one condition. set_name: of the image set, for references."""
+
+    run_images: tuple[RunImage, ...] = ()
+    condition: Condition | None = None
+    set_name: str = ""
+
+
+@dataclass(frozen=True)
+class MadeImages:
+    """What a worker gives back: the images that could be read, their views (B, V, 3, H, W), and label maps
+    where they are used."""
+
+    images: tuple[RunImage, ...]
+    views: UInt8[Tensor, "b v 3 h w"]
+    label_maps: Tensor | None = None
+
+
+@dataclass
+class ImageLoader:
+    """Makes the images of a job.
+
+    memory: pixels by name, for data in memory; None: images are read from files
+    given: by name, images in memory as they were given, normalised
+    decode: how masks are read              with_label_maps: whether every image comes with a label map
+    label_maps: by name; of images in memory all of them
+    """
+
+    seed: int
+    suites: Mapping[str, Suite]
+    preprocess: Preprocess
+    memory: Mapping[str, Pixels] | None = None
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+    decode: Decode | None = None
+    with_label_maps: bool = False
+    label_maps: dict[str, np.ndarray] = field(default_factory=dict)
+    _pixels: dict[str, Pixels | str] = field(default_factory=dict)
+    _content: dict[str, str] = field(default_factory=dict)
+
+    def show_batch(
+        self, pixels: Mapping[str, Pixels], given: Mapping[str, Tensor], label_maps: dict[str, np.ndarray]
+    ) -> None:
+        """Advance to the next batch of data in memory."""
+        self.memory, self.given, self.label_maps = pixels, given, label_maps
+
+    def load(self, job: StressJob) -> Inputs[MadeImages]:
+        assert job.condition is not None
+        suite = self.suites[job.condition.suite]
+        views: list[np.ndarray] = []
+        images: list[RunImage] = []
+        unreadable: dict[str, str] = {}
+        for image in job.run_images:
+            try:
+                views.append(suite.make(ImageView(image, self), job.condition))
+                images.append(image)
+            except BadImage as error:
+                unreadable[image.name] = str(error)
+        content = {image.name: self.content_of(image) for image in images}
+        data = self._stacked(images, views) if images else None
+        self._forget(REMEMBERED * max(1, len(job.run_images)))
+        return Inputs(data, content, unreadable)
+
+    def _stacked(self, images: list[RunImage], views: list[np.ndarray]) -> MadeImages:
+        stacked = torch.from_numpy(np.stack(views)).permute(0, 1, 4, 2, 3).contiguous()
+        maps = [self.label_maps[image.name] for image in images] if self.label_maps else None
+        return MadeImages(tuple(images), stacked, None if maps is None else torch.from_numpy(np.stack(maps)))
+
+    def readable(self, job: StressJob, image: str) -> bool:
+        """Whether an image, and its mask where masks are used, can be read now."""
+        run_image = next(one for one in job.run_images if one.name == image)
+        try:
+            view = ImageView(run_image, self)
+            opened = view.opened()
+            if self.decode is not None and run_image.reader is None:
+                view.mask(opened.size)
+        except BadImage:
+            return False
+        return True
+
+    def content(self, job: StressJob, image: str) -> str:
+        """The hash of an image's bytes as they are now."""
+        self._content.pop(image, None)
+        return self.content_of(next(one for one in job.run_images if one.name == image))
+
+    def content_of(self, image: RunImage) -> str:
+        known = self._content.get(image.name)
+        if known is None:
+            known = self._hash(image)
+            self._content[image.name] = known
+        return known
+
+    def _hash(self, image: RunImage) -> str:
+        if self.memory is not None:
+            return bytes_hash(self.memory[image.name].tobytes())
+        assert image.item is not None
+        source = image.item.source
+        if not isinstance(source, Path) or source.is_file():
+            return source_hash(source)
+        return bytes_hash(np.asarray(ImageView(image, self).opened()).tobytes())
+
+    def pixels(self, image: RunImage) -> Pixels:
+        """The image as the model sees it; the last ones are remembered, for the next condition."""
+        if self.memory is not None:
+            return self.memory[image.name]
+        known = self._pixels.get(image.name)
+        if known is None:
+            try:
+                known = self._read(image)
+            except BadImage as error:
+                known = str(error)
+            self._pixels[image.name] = known
+        if isinstance(known, str):
+            raise BadImage(known)
+        return known
+
+    def _read(self, image: RunImage) -> Pixels:
+        view = ImageView(image, self)
+        opened = view.opened()
+        fits = (opened.height, opened.width) == self.preprocess.size
+        ready = image.reader is not None and image.reader.ready and fits
+        pixels = np.ascontiguousarray(np.asarray(opened) if ready else self.preprocess.pixels(opened))
+        if self.with_label_maps:
+            self.label_maps[image.name] = self.preprocess.mask(view.mask(opened.size)).numpy()
+        return pixels
+
+    def _forget(self, keep: int) -> None:
+        if self.memory is not None:
+            return
+        for name in list(self._pixels)[:-keep]:
+            del self._pixels[name]
+            self.label_maps.pop(name, None)
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """One image, as a suite's `make` sees it."""
+
+    image: RunImage
+    loader: ImageLoader
+
+    @property
+    def seed(self) -> int:
+        """The seed of this image: the same in any order, batch and process."""
+        return image_seed(self.loader.seed, self.image.name)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the model's input."""
+        return self.loader.preprocess.size
+
+    def pixels(self) -> Pixels:
+        """As the model sees it: (H, W, 3), resized and cropped, not normalised."""
+        return self.loader.pixels(self.image)
+
+    def uncropped(self) -> Pixels:
+        """Resized, but not yet cropped; of images in memory the same as `pixels`."""
+        if self.loader.memory is not None:
+            return self.pixels()
+        return np.ascontiguousarray(self.loader.preprocess.pixels(self.opened(), crop=False))
+
+    def opened(self) -> Image.Image:
+        """The image file, as RGB."""
+        assert self.image.item is not None
+        if self.image.reader is not None:
+            return self.image.reader.read(self.image.item)
+        return read_image(self.image.item.source)
+
+    def mask(self, size: tuple[int, int]) -> Image.Image:
+        """Its mask, 255 object, 128 border, 0 rest. size: (width, height) of the image, which the mask must
+        have."""
+        assert self.image.item is not None and self.loader.decode is not None
+        return read_mask(self.image.item, self.loader.decode, size)
+
+    def as_model_sees(self, image: Image.Image) -> Pixels:
+        """Another image, resized and cropped as the model's images are."""
+        return self.loader.preprocess.pixels(image)
+
+
+SAMPLES = 64  # images of a stream that are kept, to be stored with the run
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images that go through all conditions together.
+
+    pixels, given, label_maps: by name, for data in memory: 8-bit pixels, the images as they were given, and
+        label maps
+    """
+
+    images: tuple[RunImage, ...]
+    pixels: dict[str, Pixels] = field(default_factory=dict)
+    given: dict[str, Tensor] = field(default_factory=dict)
+    label_maps: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FolderData:
+    """The labelled images of a folder; for a segmenter, with label maps. folder None: no images."""
+
+    folder: Path | None
+    labelled: Labelled
+    batch_size: int
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path | None,
+        masks: Path | None,
+        loaded: LoadedModel,
+        classes: int,
+        *,
+        label_maps: bool,
+        limit: int | None,
+        batch_size: int,
+        labels_used: bool = True,
+    ) -> FolderData:
+        if folder is None:
+            return cls(None, Labelled([]), batch_size)
+        if not label_maps:
+            lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
+            labelled = find(folder, masks, lookup, limit)
+        else:
+            labelled = find_maps(folder, masks, limit=limit)
+            if labelled.classes != classes:
+                raise BadInput(
+                    f"segmentation: {loaded.name} has {classes} classes, the masks of {folder} "
+                    f"({labelled.layout}) have {labelled.classes}"
+                )
+        _check_labels(labelled, loaded.name)
+        return cls(folder, labelled, batch_size)
+
+    @property
+    def count(self) -> int:
+        return len(self.labelled.items)
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.labelled.decode
+
+    @property
+    def images(self) -> list[RunImage]:
+        return [RunImage.of(item) for item in self.labelled.items]
+
+    def labels(self, classes: int) -> list[int]:
+        """The classes that occur."""
+        return sorted({image.labels[0] for image in self.images})
+
+    def batches(self) -> Iterator[ImageBatch]:
+        images = self.images
+        for start in range(0, len(images), self.batch_size):
+            yield ImageBatch(tuple(images[start : start + self.batch_size]))
+
+    def facts(self) -> dict[str, Any]:
+        """What defines the numbers of the run."""
+        lines = [f"{image.name}\t{image.labels}" for image in self.images]
+        facts: dict[str, Any] = {
+            "pictures": len(lines) or None,
+            "pictures_hash": names_hash(lines) if lines else None,
+            "layout": self.labelled.layout,
+        }
+        if isinstance(self.labelled, Segmented):
+            facts["segments"] = list(self.labelled.names or range(self.labelled.classes))
+        return facts
+
+    def notes(self) -> Iterator[str]:
+        """What is missing or left out."""
+        empty = self._empty_folders()
+        if self.folder is not None and empty:
+            yield (
+                f"{len(empty)} class folders of {self.folder.name} have no image (incomplete download?): "
+                f"{abbreviated(empty)}"
+            )
+        if self.labelled.without:
+            yield f"{self.labelled.without} images have no mask and are left out"
+
+    def _empty_folders(self) -> list[str]:
+        if self.folder is None or self.labelled.layout not in ("class folders", "pairs"):
+            return []
+        return [name for name in subfolders(self.folder) if not any(below(self.folder / name))]
+
+
+def _check_labels(labelled: Labelled, model: str) -> None:
+    counts = Counter(item.name for item in labelled.items)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"{twice} is listed twice: every image of a run counts once")
+    unknown = next((item.name for item in labelled.items if item.label is None), None)
+    if unknown is not None:
+        raise BadInput(
+            f"{unknown}: its class is not one of {model}'s. Every image needs a label that the model knows."
+        )
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """Labelled images of a stream; the first ones are kept, to be stored as samples of the run."""
+
+    stream: ImageStream
+    batch_size: int
+    first_images: list[RunImage] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls,
+        spec: StreamSpec,
+        loaded: LoadedModel,
+        classes: int,
+        request: Request,
+        *,
+        label_maps: bool,
+        labels_used: bool,
+    ) -> StreamData:
+        if label_maps:
+            raise BadInput(f"segmentation: expected a folder of images with label maps, got {spec}")
+        lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
+        return cls(open_stream(spec, lookup, limit=request.limit), request.batch_size)
+
+    @cached_property
+    def count(self) -> int | None:
+        return self.stream.count()
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.stream.decode
+
+    def labels(self, classes: int) -> list[int]:
+        """All classes: which ones occur is not known before the data is read."""
+        return list(range(classes))
+
+    def batches(self) -> Iterator[ImageBatch]:
+        items = read_ahead(self.stream)
+        self.first_images.clear()
+        while batch := tuple(RunImage.of(item) for item in islice(items, self.batch_size)):
+            self.first_images.extend(batch[: SAMPLES - len(self.first_images)])
+            yield ImageBatch(batch)
+
+    def facts(self) -> dict[str, Any]:
+        """What defines the numbers of the run."""
+        return self.stream.facts(self.stream.first())
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class MemoryData:
+    """Batches in memory (see `data.sources`); images are called "0", "1", ... in order."""
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        label_maps: bool = False,
+        limit: int | None = None,
+        batch_size: int = 16,
+        preprocess: Preprocess | None = None,
+        labels_used: bool = True,
+    ) -> None:
+        self.label_maps, self.limit = label_maps, limit
+        self.source = InMemoryData(
+            data,
+            batch_size=batch_size,
+            limit=limit,
+            label_maps=label_maps,
+            preprocess=preprocess,
+            labels_used=labels_used,
+        )
+        self._batches = iter(self.source)
+        self.first = next(self._batches)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the images."""
+        height, width = self.first.images.shape[2:]
+        return height, width
+
+    def check_normalisation(self, normalisation: Normalisation, model: str) -> list[str]:
+        """A note on a normalisation that is neither known nor seen in the images; a wrong one is an error."""
+        images, statistics = self.first.images, (normalisation.mean, normalisation.std)
+        pixels_of(images, *statistics)
+        if check_levels(images, statistics) or normalisation.known:
+            return []
+        note = (
+            f"{model} does not declare how its images are normalised: ImageNet's mean and std are assumed. "
+            "Give mean= and std= if they are others"
+        )
+        warnings.warn(note, stacklevel=5)
+        return [note]
+
+    def facts(self, normalisation: Normalisation, classes: int) -> dict[str, Any]:
+        """What defines the numbers of the run."""
+        levels = _grey_levels(self.first.images, normalisation)
+        facts: dict[str, Any] = {
+            "pictures": None,
+            "pictures_hash": tensor_hash(levels, self.first.labels),
+            "data": "in memory",
+            "limit": self.limit,
+        }
+        if self.label_maps:
+            facts["segments"] = list(range(classes))
+        return facts
+
+    def batches(self, normalisation: Normalisation, classes: int) -> Iterator[ImageBatch]:
+        """Every batch; each only once, since the data may be a generator."""
+        for number, batch in enumerate(chain([self.first], self._batches)):
+            self._check_range(batch.labels, classes, number)
+            yield self._image_batch(batch, normalisation)
+
+    def _image_batch(self, batch: TensorBatch, normalisation: Normalisation) -> ImageBatch:
+        classes = [0] * len(batch) if self.label_maps else batch.labels.tolist()
+        levels = _grey_levels(batch.images, normalisation).numpy()
+        maps = batch.labels.cpu().numpy() if self.label_maps else ()
+        return ImageBatch(
+            tuple(RunImage(name, (label,)) for name, label in zip(batch.names, classes, strict=True)),
+            {name: np.ascontiguousarray(one) for name, one in zip(batch.names, levels, strict=True)},
+            dict(zip(batch.names, batch.images, strict=True)),
+            dict(zip(batch.names, maps, strict=True)) if self.label_maps else {},
+        )
+
+    def _check_range(self, labels: Tensor, classes: int, number: int) -> None:
+        known = labels[labels != IGNORED] if self.label_maps else labels
+        if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
+            got = f"{int(known.min())}..{int(known.max())}"
+            raise BadInput(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
+
+
+def _grey_levels(images: Tensor, normalisation: Normalisation) -> Tensor:
+    """(B, H, W, 3) uint8, with the normalisation undone."""
+    pixels = pixels_of(images, normalisation.mean, normalisation.std)[0]
+    return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

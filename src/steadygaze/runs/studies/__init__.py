@@ -1,1 +1,0 @@
-"""What is read from several runs: sweeps of recipes, and classes that were trained on against others."""

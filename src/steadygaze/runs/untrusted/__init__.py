@@ -1,1 +1,0 @@
-"""Reading run folders that somebody else may have made: bounded, and checked before anything is computed."""

@@ -1,0 +1,9 @@
+from .loop import train as train
+from .losses.registry import Loss as Loss
+from .losses.registry import LossBatch as LossBatch
+from .losses.registry import LossOptions as LossOptions
+from .recipe import Recipe as Recipe
+from .recipe import read_recipe as read_recipe
+from .run_files import TrainingProgress as TrainingProgress
+from .run_files import TrainingResult as TrainingResult
+from .run_files import TrainingStopped as TrainingStopped

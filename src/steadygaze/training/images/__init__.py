@@ -1,1 +1,0 @@
-"""Images for training: selection, loading, augmentation, and which of them make a step."""

@@ -1,0 +1,334 @@
+"""Files of a run folder, read with limits: regular files inside the folder, of bounded size, with JSON of
+bounded depth. Anything else is a `BadInput`.
+
+What run.json and the rows of a run must look like. Keys that are not named here are kept as they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from steadygaze.errors import BadInput, SteadygazeError
+
+MIB = 2**20
+MAX_FILE = 64 * MIB  # run.json, samples.json, a sample image
+MAX_LINE = 16 * MIB  # one row
+BLOCK = 8 * MIB  # rows that are read at a time
+MAX_DEPTH = 32  # lists and tables inside one another
+MAX_UNPACKED = 1024 * MIB  # rows of one .jsonl.gz
+MAX_RATIO = 100  # of unpacked to packed size; rows reach about 30
+
+
+def inside(folder: Path, name: str | Path) -> Path:
+    """The regular file of this name in a run folder. Paths and links that lead out of it are refused."""
+    path = folder / name
+    try:
+        resolved = path.resolve(strict=True)
+        within = resolved.is_relative_to(folder.resolve(strict=True))
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise BadInput(f"{path} is a link to a file that does not exist") from error
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # a name with a zero byte, a loop of links
+        raise BadInput(f"{path} cannot be read ({error})") from error
+    if not within:
+        raise BadInput(
+            f"{path} leads out of its run folder: reports read files of the folder only. Copy the file into "
+            "the folder if it belongs to the run."
+        )
+    if not resolved.is_file():
+        raise BadInput(f"{path}: expected a file, got a folder or a special file")
+    return path
+
+
+def read_bounded(folder: Path, name: str | Path) -> bytes:
+    """The content of a file of a run folder, of at most `MAX_FILE` bytes."""
+    path = inside(folder, name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror})") from error
+    if len(content) > MAX_FILE:
+        raise BadInput(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more")
+    return content
+
+
+def parse_json(text: bytes) -> Any:
+    """A JSON value; ValueError for what is no JSON: NaN and infinity too, and values that are nested deeper
+    than `MAX_DEPTH`.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (list, dict))
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (list, dict))
+        ]
+        if not layer:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def raw_blocks(path: Path) -> Iterator[bytes]:
+    """The lines of a row file, plain or compressed, many at a time; a last line without its end is left
+    out.
+    """
+    packed = path.suffix == ".gz"
+    limit = MAX_UNPACKED
+    if packed:
+        limit = min(limit, max(MIB, MAX_RATIO * path.stat().st_size))
+    total, rest = 0, b""
+    try:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            while data := file.read(BLOCK):
+                total += len(data)
+                data = rest + data
+                end = data.rfind(b"\n") + 1
+                block, rest = data[:end], data[end:]
+                if _longest_line(block) > MAX_LINE or len(rest) > MAX_LINE:
+                    raise BadInput(
+                        f"{path}: expected rows of at most {MAX_LINE // MIB} MiB, got a longer one"
+                    )
+                if packed and block and total > limit:
+                    raise BadInput(
+                        f"{path}: unpacks to more than {limit // MIB} MiB, which no run writes. If it is "
+                        "yours, unpack it with gunzip."
+                    )
+                if block:
+                    yield block
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path} cannot be read ({error}): it is damaged or incomplete") from error
+
+
+def _longest_line(block: bytes) -> int:
+    return max(map(len, block.split(b"\n"))) if len(block) > MAX_LINE else 0
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a row file, one by one, without their ends."""
+    for block in raw_blocks(path):
+        yield from block.split(b"\n")[:-1]
+
+
+@contextmanager
+def damaged_files(*folders: str | Path) -> Iterator[None]:
+    """Errors of computing with what these run folders hold become a `BadInput` that names them.
+
+    Files are checked as they are read. What is left are values that do not fit together, such as a severity
+    that is no number, which only the suite or metric they belong to can know.
+    """
+    try:
+        yield
+    except SteadygazeError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        names = ", ".join(map(str, folders))
+        raise BadInput(
+            f"{names}: the values in run.json, the rows or the samples do not fit together "
+            f"({type(error).__name__}: {str(error)[:200]}). The files are damaged, or of another "
+            "version; run the measurement again."
+        ) from error
+
+
+LARGEST = 1e15  # of a number in a row: sums of squares of many stay finite
+MAX_DETAIL = 10**6  # numbers behind one value
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+T = TypeVar("T")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class _Condition(_Record):
+    model_config = ConfigDict(extra="forbid")
+
+    suite: str
+    name: str
+    level: Number | str | list[Number] | None
+    source: str = ""
+    label: str = ""
+    minor: bool = False
+
+
+class _Quantity(_Record):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    unit: str = ""
+    better: str = "higher"
+    label: str = ""
+    scale: Number = 1.0
+    digits: Annotated[int, Field(ge=0, le=20)] | None = None
+    accuracy: bool
+
+
+class _ImageSet(_Record):
+    name: str
+    pictures: Count
+    hash: str = ""
+
+
+class Settings(_Record):
+    """`settings` of run.json: what defines the numbers."""
+
+    kind: str = "verify"
+    model: str = ""
+    weights: str = ""
+    seed: int = 0
+    versions: dict[str, str] = {}
+    data: str = ""
+    checkpoint: str | None = None
+    preprocessing: dict[str, Any] = {}
+    pictures: Count | None = None
+    pictures_hash: str | None = None
+    layout: str | None = None
+    limit: Count | None = None
+    batch: Count | None = None
+    device: str = ""
+    target: str = ""
+    fill: str = ""
+    salient: str | None = None
+    metrics: list[str] = []
+    ratios: list[Number] | None = None
+    columns: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
+    suite: list[str] = []
+    conditions: list[_Condition | str] = []
+    quantities: list[_Quantity] = []
+    corruptions: list[str] = []
+    severities: list[Count] = []
+    epsilons: list[Number] = []
+    pgd_steps: Count | None = None
+    notes: list[str] = []
+    set_images: dict[str, Count] = {}
+    shifts: list[_ImageSet] = []
+    neighbours: list[_ImageSet] = []
+
+
+class About(_Record):
+    """`about` of run.json: what does not change the numbers. shards: their number when the run began."""
+
+    command: str = ""
+    began: str = ""
+    shards: Annotated[int, Field(ge=1, le=10**6)] = 1
+    classes: dict[str, str] = {}
+
+
+class Run(_Record):
+    """run.json."""
+
+    settings: Settings
+    about: About = About()
+
+
+def check_run(value: Any, where: str) -> dict[str, Any]:
+    """run.json as it was read, if it is one; its keys are those that were written."""
+    _validate(Run, value, where)
+    return {"about": {}, **value}
+
+
+def check_complete(runs: Sequence[Mapping[str, Any]], folders: Sequence[str | Path]) -> None:
+    """BadInput unless each run.json states which model was measured, with which seed and versions."""
+    for run, folder in zip(runs, folders, strict=True):
+        missing = [name for name in ("model", "weights", "seed", "versions") if name not in run["settings"]]
+        if missing:
+            raise BadInput(f"{folder}/run.json: the settings have no {', '.join(missing)}")
+
+
+def read_record(kind: type[T], value: Any, where: str) -> T:
+    """A record of JSON as this dataclass."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_words(error)}") from error
+
+
+def _validate(kind: type[BaseModel], value: Any, where: str) -> None:
+    try:
+        kind.model_validate(value)
+    except ValidationError as error:
+        raise BadInput(
+            f"{where}: {_words(error)}. The file is damaged, or was written by another version."
+        ) from error
+
+
+def _words(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "the whole"
+    return f"{place}: {first['msg']}, got {repr(first['input'])[:80]}"
+
+
+TEXTS = ("model", "weights", "method", "score", "setting", "note", "flag", "content")
+MATCHING = ("model", "weights", "seed")  # keys of a row that have the values of run.json
+
+
+def check_row(row: Any, settings: Mapping[str, Any]) -> None:
+    """ValueError unless this is a row of a run with these settings, or a line about an unreadable image."""
+    if not isinstance(row, dict):
+        raise ValueError(f"expected a table, got {type(row).__name__}")
+    _check_text(row, "image")
+    if "unreadable" in row:
+        _check_text(row, "unreadable")
+        return
+    _check_text(row, "metric")
+    for name in ("setting",) if settings.get("kind") == "stress" else ("method", "score"):
+        if settings and name not in row:
+            raise ValueError(f"it has no {name}")
+    for name in TEXTS:
+        if name in row:
+            _check_text(row, name)
+    if not _is_number(row.get("value", "")):
+        raise ValueError(f"value: expected a number or null, got {str(row.get('value', 'nothing'))[:40]}")
+    detail = row.get("detail") or []
+    if not isinstance(detail, list) or len(detail) > MAX_DETAIL or not all(map(_is_number, detail)):
+        raise ValueError(f"detail: expected a list of numbers, got {str(detail)[:40]}")
+    for name in MATCHING:
+        if name in row and name in settings and row[name] != settings[name]:
+            raise ValueError(
+                f"{name} is {str(row[name])[:40]!r}, that of run.json {str(settings[name])[:40]!r}: it is "
+                "a row of another run"
+            )
+
+
+def check_replacement(mark: Any) -> None:
+    """ValueError unless this is a line about an image whose file was replaced."""
+    if not isinstance(mark, dict):
+        raise ValueError(f"expected a table, got {type(mark).__name__}")
+    _check_text(mark, "image")
+    _check_text(mark, "content")
+    version = mark.get("version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(f"version: expected a whole number, got {str(version)[:40]}")
+
+
+def _check_text(row: dict[str, Any], name: str) -> None:
+    text = row.get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"{name}: expected text, got {type(text).__name__}")
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number that is not too large, or None."""
+    if value is None:
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
