@@ -25,7 +25,7 @@ from PIL import Image
 
 
 def sample_image(size: int, seed: int = 0) -> np.ndarray:
-    """A colourful image (size, size, 3) with large and small shapes and some grain, uint8."""
+    """A colorful image (size, size, 3) with large and small shapes and some grain, uint8."""
     rng = np.random.default_rng(seed)
     total = np.zeros((size, size, 3), dtype=np.float32)
     for cells, weight in ((3, 1.0), (9, 0.6), (27, 0.35), (81, 0.2)):

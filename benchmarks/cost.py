@@ -123,7 +123,7 @@ def count_metrics(net: VisionTransformer, count: Counter) -> dict[str, float]:
         each = passes[1] - passes[0]
         rest = passes[0] - each
         copied = (
-            6.0 if "randomisation" in names else 0.0
+            6.0 if "randomization" in names else 0.0
         )  # a copy of the model is checked, and its parts found
         shown = ", ".join(f"`{name}`" for name in names)
         line(shown, f"{each:.1f}", f"{rest - copied:.0f}", f"{copied:.0f}", again or "")
@@ -140,7 +140,7 @@ def _split(name: str) -> tuple[str, ...]:
 
 
 def image_folder(folder: Path, images: int = 2) -> Path:
-    """Labelled JPEG files of 500 x 375 pixels."""
+    """Labeled JPEG files of 500 x 375 pixels."""
     rng = np.random.default_rng(0)
     for number in range(images):
         coarse = rng.integers(0, 256, (15, 20, 3), dtype=np.uint8)

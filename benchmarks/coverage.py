@@ -100,7 +100,7 @@ def examine(entry: zoo.Entry, known: dict[Any, Row]) -> Row:
                 if scores.shape != (1, *vit.grid) or not scores.isfinite().all():
                     raise ValueError(f"map of shape {tuple(scores.shape)}, grid {vit.grid}, or not finite")
                 row.served.append(info.name)
-            except sg.errors.MethodUnavailable as error:
+            except sg.errors.MethodUnavailableError as error:
                 row.refused[info.name] = str(error)
             except Exception as error:
                 row.failed[info.name] = f"{type(error).__name__}: {error}"
@@ -256,7 +256,7 @@ NOTES = """### Notes on the views
   removal check runs it in float64.
 - timm creates mixed rotary tables in float32 and fails with float64 positions; the check keeps
   those positions in float32.
-- Hybrid stems mix neighbouring patches before the tokens: what is removed is a token, not all
+- Hybrid stems mix neighboring patches before the tokens: what is removed is a token, not all
   information about its pixels.
 - Hierarchical models: the layers are all blocks in order, and x^l is the input of block l.
   Downsampling between stages belongs to the block before it; MViT v2 and Hiera pool inside the
@@ -330,11 +330,11 @@ def main() -> None:
     for row in rows:
         if row.why_not:
             console.print(f"[red]{row.family} {row.name}[/red] {row.why_not}", highlight=False)
-    for what, colour in (("failed", "red"), ("refused", "yellow")):
+    for what, color in (("failed", "red"), ("refused", "yellow")):
         for reason, methods, models in reasons(rows, what):
             count = f"{sum(models.values())} models of {', '.join(models)}"
             console.print(
-                f"[{colour}]{what}[/{colour}] by {count}: {', '.join(methods)}: {reason}", highlight=False
+                f"[{color}]{what}[/{color}] by {count}: {', '.join(methods)}: {reason}", highlight=False
             )
     console.print(
         f"{sum(r.adapted for r in rows)} of {len(rows)} adapted, {sum(r.seconds for r in rows):.0f} s"

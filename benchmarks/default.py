@@ -63,7 +63,7 @@ def own_score(method: str, scores: list[str]) -> str:
     """The target score of a method; of an unregistered one the recorded score, else the first in its rows."""
     try:
         return sg.method(method).score
-    except sg.UnknownName:
+    except sg.UnknownNameError:
         return REMOVED.get(method, scores[0])
 
 

@@ -41,7 +41,7 @@ VERIFY = {
     "six methods": {"methods": ["gae", "cat", "gaze", "rollout", "decompx", "gradcam"]},
     "a search": {"methods": ["gae", "rise:budget=200"], "metrics": ["deletion_aopc"]},
     "painted pixels": {"methods": ["gae"], "metrics": ["positive_perturbation", "positive_kl"]},
-    "sanity": {"methods": ["gae", "gaze"], "metrics": ["randomisation", "class_sensitivity"]},
+    "sanity": {"methods": ["gae", "gaze"], "metrics": ["randomization", "class_sensitivity"]},
 }
 STRESS = {
     "15 corruptions": ("corruptions", {"severities": "1,5"}),
@@ -51,7 +51,7 @@ STRESS = {
 
 
 def image_folder(folder: Path, images: int) -> Path:
-    """Labelled PNG files in the ten classes of the embedded model."""
+    """Labeled PNG files in the ten classes of the embedded model."""
     rng = np.random.default_rng(0)
     names = sg.load_model("embedded").class_names or ()
     for number in range(images):

@@ -7,7 +7,7 @@ images, with a 95 % bootstrap interval:
 
     removal        the mean of the four removal scores (percent, higher is better)
     perturbation   accuracy with the least relevant pixels black minus with the most relevant ones (points)
-    localisation   average precision of the object's pixels (percent)
+    localization   average precision of the object's pixels (percent)
 
 --aggregators: each method bare, with PLUS and with SkipPLUS, by that one number.
 --half: every second image in the order of their names; one half serves to choose, the other to report.
@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[dict[str, str], str, Callable[[Any], Any]]] = {
         "gap",
         lambda wide: wide["negative_perturbation"] - wide["positive_perturbation"],
     ),
-    "localisation": (
+    "localization": (
         {"average_precision": "AP", "pointing_game": "pointing game", "miou": "mIoU"},
         "AP",
         lambda wide: wide["average_precision"],

@@ -51,7 +51,7 @@ def candidates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, Callab
     }
     runs |= {name: partial(sg.explain, vit, images, 1, name) for name in ("globenc", "alti", "transatt")}
     wrapped = sg.adapt(torch.nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), model).eval())
-    runs["gaze, normalisation in front"] = partial(sg.explain, wrapped, images, 1, "gaze")
+    runs["gaze, normalization in front"] = partial(sg.explain, wrapped, images, 1, "gaze")
     return runs | peers(model, images)
 
 

@@ -38,7 +38,7 @@ from PIL import Image
 import steadygaze as sg
 from benchmarks.measure import spread
 from steadygaze.data.folders import ClassLookup
-from steadygaze.data.masks import BORDER, OBJECT, find_labelled_images, read_mask
+from steadygaze.data.masks import BORDER, OBJECT, find_labeled_images, read_mask
 from steadygaze.robustness import synthetic
 from steadygaze.training.recipe import read_recipe
 from steadygaze.training.tokencut import tokencut_masks
@@ -51,13 +51,13 @@ VARIANTS: dict[str, dict[str, Any]] = {  # changes of the recipe; these have eve
     "relevance only": {"losses.relevance.confidence": 0.0},
     "relevance and confidence (paper)": {},
     "the same, second order": {"losses.relevance.second_order": True},
-    "the same, TokenCut masks": {"data.masks": "tokencut"},  # uncentred keys: masks that miss the animal
+    "the same, TokenCut masks": {"data.masks": "tokencut"},  # uncentered keys: masks that miss the animal
 }
 SIDE: dict[str, dict[str, Any]] = {  # at the rate of the paper's variant
     "20 times the relevance": {"losses.relevance.relevance": 16.0},
-    "TokenCut masks, centred keys": {
+    "TokenCut masks, centered keys": {
         "data.masks": "tokencut",
-        "data.cut_centred": True,
+        "data.cut_centered": True,
         "data.cut_edges": "bilateral",
     },
     "map by rollout": {"losses.relevance.method": "rollout"},
@@ -89,7 +89,7 @@ AGAIN = (
     "map by raw attention",
 )
 ROLLOUT = SIDE["map by rollout, relevance only"]
-TOKENCUT = SIDE["TokenCut masks, centred keys"]
+TOKENCUT = SIDE["TokenCut masks, centered keys"]
 LATER: dict[str, dict[str, Any]] = {  # of the replication: without human masks, and with half the images
     "rollout only, TokenCut masks": ROLLOUT | TOKENCUT,
     "rollout only, half the images": ROLLOUT | {"data.images": [10, 13], "epochs": 2 * EPOCHS},
@@ -239,7 +239,7 @@ def run(options: argparse.Namespace) -> None:
 
     def trained(name: str, rate: float, seed: int, changes: dict[str, Any]) -> torch.nn.Module:
         print(f"{name}, rate {rate:g}, seed {seed}", flush=True)
-        recipe = read_recipe(RECIPE, given | changes | {"optimiser.lr": rate, "seed": seed})
+        recipe = read_recipe(RECIPE, given | changes | {"optimizer.lr": rate, "seed": seed})
         if options.models:
             return sg.train(recipe, Path(options.models) / f"{file_name(name)}-{seed}").model
         with tempfile.TemporaryDirectory() as folder:
@@ -377,15 +377,15 @@ def masks(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     ready = sg.load_model("deit_tiny_patch16_224", checkpoint=options.checkpoint)
     classes = ClassLookup(ready.class_names, 1000)
-    found = find_labelled_images(options.pets, options.pets, classes, limit=options.count)
+    found = find_labeled_images(options.pets, options.pets, classes, limit=options.count)
     preprocess = ready.preprocess.override(interpolation="bicubic", crop_pct=1.0)
     print(
         f"TokenCut from the keys of DeiT-Tiny, {len(found.items)} images\n\n"
         "| keys | edges | IoU, % |\n| --- | --- | ---: |"
     )
-    for keys, edges in product(("uncentred", "centred"), ("patches", "bilateral")):
+    for keys, edges in product(("uncentered", "centered"), ("patches", "bilateral")):
         made = tokencut_masks(
-            ready.model, found.items, preprocess, refined=edges == "bilateral", centred=keys == "centred"
+            ready.model, found.items, preprocess, refined=edges == "bilateral", centered=keys == "centered"
         )
         each = []
         for item in found.items:

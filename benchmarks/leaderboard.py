@@ -28,10 +28,10 @@ from benchmarks.panel.columns import (
 )
 from benchmarks.panel.cost import read_costs
 from benchmarks.panel.figure import draw
-from benchmarks.panel.learnt import learnt_table
+from benchmarks.panel.learned import learned_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
 from benchmarks.panel.ranking import Column, Entry, interval, ranked
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.runs.cost.declared import forward_passes
 
@@ -229,21 +229,21 @@ def _others(board: Board) -> str:
     found = {method for column in by_model.values() for method in column}
     searches = ", ".join(f"`{name}`" for name in SEARCHES if name in found)
     missing = sorted(found - {entry.method for entry in board.ranks[REMOVAL_MEAN]})
-    lines = ["## Searched and learnt methods", ""]
+    lines = ["## Searched and learned methods", ""]
     lines += [SEARCHED, f"{searches}.", ""] if searches else [NOT_SEARCHED, ""]
     left_out = "; ".join(f"`{name}`: {why}" for name, why in LEFT_OUT.items())
     lines += [f"Not in the ranking: {left_out}.", ""]
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         lines += [f"Not ranked, since not every model has rows of them: {names}.", ""]
-    return "\n".join([*lines, learnt_table()])
+    return "\n".join([*lines, learned_table()])
 
 
 def family(method: str) -> str:
     """The family of a method, or "yours" if it is not registered here."""
     try:
         return sg.method(method).base.family
-    except UnknownName:
+    except UnknownNameError:
         return "yours"
 
 
@@ -251,7 +251,7 @@ def cost_text(method: str, measured: Mapping[str, float]) -> str:
     """Declared forward passes, and measured ones if known."""
     try:
         declared = f"{forward_passes(sg.method(method)):g}"
-    except UnknownName:
+    except UnknownNameError:
         declared = "?"
     return f"{declared} ({measured[method]:.1f})" if method in measured else declared
 

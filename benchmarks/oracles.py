@@ -213,16 +213,16 @@ class Frozen(TorchFunctionMode):
         return (out @ w_out.T + b_out).transpose(0, 1), None
 
     def norm(
-        self, centre: bool, x: Tensor, shape: Any, weight: Tensor | None = None, *rest: Any, **kwargs: Any
+        self, center: bool, x: Tensor, shape: Any, weight: Tensor | None = None, *rest: Any, **kwargs: Any
     ) -> Tensor:
-        bias = (kwargs.get("bias", rest[0] if rest else None)) if centre else None
-        eps = kwargs.get("eps", rest[-1] if (rest[1:] if centre else rest) else None)
+        bias = (kwargs.get("bias", rest[0] if rest else None)) if center else None
+        eps = kwargs.get("eps", rest[-1] if (rest[1:] if center else rest) else None)
         eps = (
-            (1e-5 if centre else torch.finfo(x.dtype).eps) if eps is None or isinstance(eps, Tensor) else eps
+            (1e-5 if center else torch.finfo(x.dtype).eps) if eps is None or isinstance(eps, Tensor) else eps
         )
-        centred = x - x.mean(-1, keepdim=True) if centre else x
-        y = centred / self.constant(
-            lambda: (centred.square().mean(-1, keepdim=True) + eps).sqrt(), x.shape[0]
+        centered = x - x.mean(-1, keepdim=True) if center else x
+        y = centered / self.constant(
+            lambda: (centered.square().mean(-1, keepdim=True) + eps).sqrt(), x.shape[0]
         )
         y = y if weight is None else y * weight
         return y if bias is None else y + bias

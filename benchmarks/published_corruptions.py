@@ -3,7 +3,7 @@
     git clone https://github.com/hendrycks/robustness
     python -m benchmarks.published_corruptions robustness/ImageNet-C/create_c --images FOLDER [--severity 3]
 
-Prints the figures of docs/stress.md: the largest and the mean difference in grey levels. Needs ImageMagick,
+Prints the figures of docs/stress.md: the largest and the mean difference in gray levels. Needs ImageMagick,
 wand, OpenCV, scikit-image and scipy. The script is run as it is, except for names that numpy, scipy and
 scikit-image have since changed; its `np.random` draws from our generator, so that both see the same numbers.
 Shot and impulse noise draw in another way here: of these two, mean and variance of the noise are compared.

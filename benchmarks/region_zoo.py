@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import steadygaze as sg
-from benchmarks.zoo import Entry, image_of, randomise
+from benchmarks.zoo import Entry, image_of, randomize
 
 CLASSES = 5
 SMALL = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 2, "num_labels": CLASSES}
@@ -29,7 +29,7 @@ def segmenter(
     """`sg.modules.segmenter` around a tiny model of timm."""
     small: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
     model = timm.create_model(name, **{**small, **options})
-    return randomise(sg.modules.segmenter(model, CLASSES, decoder))
+    return randomize(sg.modules.segmenter(model, CLASSES, decoder))
 
 
 def swin_segmenter(decoder: Literal["linear", "segformer"] = "linear") -> nn.Module:
@@ -52,7 +52,7 @@ def dpt(attention: str = "sdpa") -> nn.Module:
         fusion_hidden_size=8,
         attn_implementation=attention,
     )
-    return randomise(DPTForSemanticSegmentation(config))
+    return randomize(DPTForSemanticSegmentation(config))
 
 
 def segformer() -> nn.Module:
@@ -67,7 +67,7 @@ def segformer() -> nn.Module:
         mlp_ratios=[2, 2, 2, 2],
         decoder_hidden_size=16,
     )
-    return randomise(SegformerForSemanticSegmentation(config))
+    return randomize(SegformerForSemanticSegmentation(config))
 
 
 def yolos(middle: bool = True) -> nn.Module:
@@ -82,7 +82,7 @@ def yolos(middle: bool = True) -> nn.Module:
         num_detection_tokens=6,
         use_mid_position_embeddings=middle,
     )
-    model = randomise(YolosForObjectDetection(config))
+    model = randomize(YolosForObjectDetection(config))
     with torch.no_grad():
         model.bbox_predictor.layers[-1].weight.mul_(0.2)  # boxes that differ, none at the image's border
         model.bbox_predictor.layers[-1].bias.zero_()

@@ -28,7 +28,7 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 HALVES = {"first": (0, 5), "last": (5, 10)}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title, changes of relevance-deit-tiny-rollout
     "rollout-1e-5": ("relevance by rollout, rate 1e-5", {}),
-    "rollout-1e-4": ("relevance by rollout, rate 1e-4", {"optimiser.lr": 1e-4}),
+    "rollout-1e-4": ("relevance by rollout, rate 1e-4", {"optimizer.lr": 1e-4}),
     "entropy-1e-5": ("cross-entropy, rate 1e-5", {"losses": {"cross_entropy": {}}}),
 }
 REMOVAL = ("insertion_accuracy", "deletion_accuracy", "insertion_aopc", "deletion_aopc")
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         "data.test_images": None,
         "data.images": [0, 40],
         "data.masks": "tokencut",
-        "data.cut_centred": True,
+        "data.cut_centered": True,
         "augment.crop": "pad",
         "test_every": 0,
         "tensorboard": False,

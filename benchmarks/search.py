@@ -10,7 +10,7 @@ All accept --checkpoint FILE.
 speed: each method with token removal against the usual version, which replaces pixels: at the same number of
 runs, and at the smallest number that is as good. Seconds are CPU time of this process, so other load does not
 count. Quality is the mean of insertion and deletion AOPC (token removal; higher is better) and the positive
-perturbation area (pixels set to black; lower is better), because each metric favours the version that hides
+perturbation area (pixels set to black; lower is better), because each metric favors the version that hides
 patches in the same way; ± is the standard error over the images.
 sufficient: subsets of patches against subsets of pixels. names: mean correlation of the maps of any two
 methods.
@@ -187,7 +187,7 @@ def overinterpretation(
 def draw_subsets(
     loaded: LoadedModel, images: Tensor, result: SufficientSubsets, target: Tensor, named: Any, others: int
 ) -> Image.Image:
-    """One row per image: the image, then only the pixels of each subset, on grey."""
+    """One row per image: the image, then only the pixels of each subset, on gray."""
     rows = []
     for b, image in enumerate(images):
         original = loaded.to_image(image)

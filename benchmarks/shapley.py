@@ -1,4 +1,4 @@
-"""How near learnt Shapley values are to searched ones.
+"""How near learned Shapley values are to searched ones.
 
     python -m benchmarks.shapley --shapley FILE --data FOLDER
 
@@ -37,7 +37,7 @@ def correlation(maps: Tensor, reference: Tensor) -> float:
 
 
 def explained(vit: sg.ViT, images: Tensor, file: Path, pairs: int, seed: int) -> tuple[float, float]:
-    """(of the learnt values, of a regression on `pairs` pairs), both tested on a quarter as many others."""
+    """(of the learned values, of a regression on `pairs` pairs), both tested on a quarter as many others."""
     explainer, _, tensors = shapley.load(file, vit)
     with torch.no_grad(), evaluation_mode(vit.model):
         hidden = shapley.trunk_hidden(vit, images)
@@ -91,10 +91,10 @@ def main() -> None:
     files = files[:: max(1, len(files) // chosen.images)][: chosen.images]
     images = torch.stack([loaded.preprocess(read_image(file)) for file in files])
     reference = sg.explain(vit, images, method=f"kernel_shap:seed=1,budget={chosen.reference}").scores
-    learnt, fitted = explained(vit, images, chosen.shapley, chosen.pairs, seed=2)
+    learned, fitted = explained(vit, images, chosen.shapley, chosen.pairs, seed=2)
     print(f"{chosen.model}, {len(images)} images, reference: kernel_shap with {chosen.reference} passes")
     print(
-        f"variation of v explained: vit_shapley {100 * learnt:.1f} %, regression on {2 * chosen.pairs} "
+        f"variation of v explained: vit_shapley {100 * learned:.1f} %, regression on {2 * chosen.pairs} "
         f"subsets of the same image {100 * fitted:.1f} %\n"
     )
     print("| method | correlation with the reference | seconds an image |\n| --- | ---: | ---: |")

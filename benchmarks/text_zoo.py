@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import steadygaze as sg
-from benchmarks.zoo import Entry, randomise
+from benchmarks.zoo import Entry, randomize
 from steadygaze.questions import TextClassifier
 
 WORDS = (
@@ -71,7 +71,7 @@ def clip(stem: str = "CLIP", **vision: Any) -> nn.Module:
     config = getattr(transformers, f"{stem}Config")(
         text_config=TEXT, vision_config=VISION | vision, projection_dim=12
     )
-    return randomise(getattr(transformers, f"{stem}Model")(config))
+    return randomize(getattr(transformers, f"{stem}Model")(config))
 
 
 def siglip(stem: str = "Siglip") -> nn.Module:
@@ -81,7 +81,7 @@ def siglip(stem: str = "Siglip") -> nn.Module:
     text = TEXT | {"projection_size": VISION["hidden_size"]}
     vision = VISION | ({"num_patches": 16} if stem == "Siglip2" else {})
     config = getattr(transformers, f"{stem}Config")(text_config=text, vision_config=vision)
-    return randomise(getattr(transformers, f"{stem}Model")(config))
+    return randomize(getattr(transformers, f"{stem}Model")(config))
 
 
 def open_clip_model(tower: str = "own", **vision: Any) -> nn.Module:
@@ -91,13 +91,13 @@ def open_clip_model(tower: str = "own", **vision: Any) -> nn.Module:
     small = {"image_size": 32, "patch_size": 8, "width": 24, "layers": 3, "head_width": 12, "mlp_ratio": 2.0}
     text = {"context_length": LENGTH, "vocab_size": 40, "width": 16, "heads": 2, "layers": 2}
     if tower == "own":
-        return randomise(library.CLIP(12, small | vision, text))
+        return randomize(library.CLIP(12, small | vision, text))
     timm_tower = {"image_size": 224, "timm_model_name": "vit_tiny_patch16_224", "timm_pool": "token"}
     model = library.CLIP(12, timm_tower, text)
     reduced: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
     model.visual.trunk = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, **reduced)
     model.visual.head = nn.Sequential(nn.Linear(24, 12, bias=False))
-    return randomise(model)
+    return randomize(model)
 
 
 def open_clip_tokenizer(texts: Sequence[str]) -> Tensor:

@@ -1,7 +1,7 @@
 """What a step costs against the plain one: python -m benchmarks.train [--model NAME] [--batch N] [--rounds N]
 [--memory] [--epochs]
 
-Every candidate is a whole step (forward, backward, optimiser) and is timed in turn with the plain step, round
+Every candidate is a whole step (forward, backward, optimizer) and is timed in turn with the plain step, round
 after round, so that a busy machine slows both alike; the median ratio counts. --cpu counts the processor's
 seconds instead of the clock's: on a machine that is shared with much else. Random weights and images: they
 do not change the cost. Memory is what a step adds at its peak, each in a process of its own (Linux).
@@ -62,16 +62,16 @@ def step(name: str | None, model: str, batch: int, threads: int) -> Callable[[],
         )
     options = make_recipe({"model": {"name": model}, "losses": losses}).losses
     objective = Objective(net, options).train()
-    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-6)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6)
     side = timm.get_pretrained_cfg_value(model, "input_size")[-1]
     images, labels = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
     masks = torch.zeros(batch, side, side, dtype=torch.uint8)
     masks[:, side // 4 : side // 2, side // 4 :] = 1
 
     def run() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective(images, labels, None, masks)[0].backward()
-        optimiser.step()
+        optimizer.step()
 
     return run
 

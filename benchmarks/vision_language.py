@@ -47,8 +47,8 @@ VISION = {
 }
 
 
-def randomised(model: nn.Module) -> Any:
-    """Every parameter random and always the same, none zero or one by initialisation; evaluation mode."""
+def randomized(model: nn.Module) -> Any:
+    """Every parameter random and always the same, none zero or one by initialization; evaluation mode."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -94,7 +94,7 @@ def vilt() -> tuple[Any, Any]:
     tokenizer = tr.PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", cls_token="<s>", sep_token="</s>", unk_token="<unk>"
     )
-    return randomised(tr.ViltForQuestionAnswering(config)), tokenizer
+    return randomized(tr.ViltForQuestionAnswering(config)), tokenizer
 
 
 def llava() -> tuple[Any, Any]:
@@ -113,7 +113,7 @@ def llava() -> tuple[Any, Any]:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    return randomised(tr.LlavaForConditionalGeneration(config)), processor
+    return randomized(tr.LlavaForConditionalGeneration(config)), processor
 
 
 def qwen() -> tuple[Any, Any]:
@@ -142,7 +142,7 @@ def qwen() -> tuple[Any, Any]:
     )
     images = tr.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 84 * 84})
     processor = tr.Qwen2_5_VLProcessor(images, tokenizer, tr.Qwen2VLVideoProcessor())
-    return randomised(tr.Qwen2_5_VLForConditionalGeneration(config)), processor
+    return randomized(tr.Qwen2_5_VLForConditionalGeneration(config)), processor
 
 
 def one_tile(kind: str) -> tuple[Any, Any]:
@@ -157,7 +157,7 @@ def one_tile(kind: str) -> tuple[Any, Any]:
     tokenizer = word_tokenizer("<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
     images = tr.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 56})
     processor = tr.Idefics3Processor(images, tokenizer, image_seq_len=4)
-    return randomised(getattr(tr, f"{kind}ForConditionalGeneration")(config)), processor
+    return randomized(getattr(tr, f"{kind}ForConditionalGeneration")(config)), processor
 
 
 GENERATIVE: dict[str, Callable[[], tuple[Any, Any]]] = {

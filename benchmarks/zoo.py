@@ -139,7 +139,7 @@ def hierarchical(name: str, module: str) -> tuple[nn.Module, str]:
         cfg = replace(cfg, depths=(1, 2, 1, 2), embed_dim=16 * max(1, heads))
         with _without_warnings():
             model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=CLASSES)
-        return randomise(model), "depths (1, 2, 1, 2), width 16, 64 pixels"
+        return randomize(model), "depths (1, 2, 1, 2), width 16, 64 pixels"
     elif module == "hiera":
         trials = [
             {"stages": (1, 2, 1, 2), "embed_dim": 16, "num_heads": 1, "img_size": (64, 96)},
@@ -178,7 +178,7 @@ def _first_that_builds(name: str, trials: list[dict[str, Any]]) -> tuple[nn.Modu
         ) as error:
             reason = error
             continue
-        return randomise(model), ", ".join(f"{k} {v}" for k, v in options.items()) or "nothing"
+        return randomize(model), ", ".join(f"{k} {v}" for k, v in options.items()) or "nothing"
     raise RuntimeError(f"timm cannot build a small {name}: {reason}")
 
 
@@ -248,9 +248,9 @@ def transformers_model(kind: str, attention: str) -> tuple[nn.Module, str]:
             from steadygaze.vit.adapters.transformers import Classifier
 
             backbone = transformers.DINOv3ViTModel._from_config(config, attn_implementation=attention)
-            return randomise(Classifier(backbone, nn.Linear(24, CLASSES))), "depth 3, width 24"
+            return randomize(Classifier(backbone, nn.Linear(24, CLASSES))), "depth 3, width 24"
         cls = getattr(transformers, kind.split(",")[0])
-        return randomise(cls._from_config(config, attn_implementation=attention)), "depth 3, width 24"
+        return randomize(cls._from_config(config, attn_implementation=attention)), "depth 3, width 24"
 
 
 def torchvision_model(name: str) -> tuple[nn.Module, str]:
@@ -259,7 +259,7 @@ def torchvision_model(name: str) -> tuple[nn.Module, str]:
 
     patch = int(name.rsplit("_", 1)[1])
     model = VisionTransformer(4 * patch, patch, 3, 2, 24, 48, num_classes=CLASSES)
-    return randomise(model), "depth 3, width 24, 4 x 4 patches"
+    return randomize(model), "depth 3, width 24, 4 x 4 patches"
 
 
 SMALL_SWIN = {"depths": [1, 2, 1, 2], "embed_dim": 16, "num_heads": [1, 2, 4, 8]}
@@ -290,7 +290,7 @@ def transformers_hierarchical(kind: str) -> tuple[nn.Module, str]:
     with _without_warnings():
         config = getattr(transformers, f"{stem}Config")(**small, **options, num_labels=CLASSES)
         build = getattr(transformers, f"{stem}ForImageClassification")
-        return randomise(build._from_config(config, attn_implementation=attention)), "depths (1, 2, 1, 2)"
+        return randomize(build._from_config(config, attn_implementation=attention)), "depths (1, 2, 1, 2)"
 
 
 def torchvision_swin(name: str) -> tuple[nn.Module, str]:
@@ -300,13 +300,13 @@ def torchvision_swin(name: str) -> tuple[nn.Module, str]:
     second = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if "v2" in name else {}
     small: dict[str, Any] = SMALL_SWIN | {"patch_size": [4, 4], "window_size": [4, 4]}
     model = SwinTransformer(**small, **second, num_classes=CLASSES)
-    return randomise(model), "depths (1, 2, 1, 2), 128 pixels"
+    return randomize(model), "depths (1, 2, 1, 2), 128 pixels"
 
 
 # -- random weights ------------------------------------------------------------
 
 
-def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     """Make every parameter and running statistic random, of a usual size; float64, evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()

@@ -1,4 +1,4 @@
-"""Explain a model of your own: a backbone, a head that you wrote, normalisation inside. Needs no network.
+"""Explain a model of your own: a backbone, a head that you wrote, normalization inside. Needs no network.
 
     python examples/own_model.py [FOLDER]
 
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, classes))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Images of 0..1: the normalisation is part of the model."""
+        """Images of 0..1: the normalization is part of the model."""
         tokens = self.backbone((images - 0.5) / 0.5)
         return {"logits": self.head(tokens[:, 1:].mean(dim=1)), "tokens": tokens}
 

@@ -29,7 +29,7 @@ def run(model: str, data: str, methods: list[str], out: str, shards: int, cpus: 
     return sg.Rows.read(out)
 
 
-def labelled_examples(folder: Path) -> Path:
+def labeled_examples(folder: Path) -> Path:
     """The example images of the package, in folders named by class."""
     for image in (Path(sg.__file__).parent / "assets" / "demo").glob("*.png"):
         (folder / image.stem).mkdir(parents=True)
@@ -51,7 +51,7 @@ def main(words: list[str] | None = None) -> None:
     ray.init(num_cpus=None if given.data else 2, include_dashboard=False, log_to_driver=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            data = given.data or str(labelled_examples(Path(folder) / "data"))
+            data = given.data or str(labeled_examples(Path(folder) / "data"))
             out = given.out or f"{folder}/run"
             rows = run(given.model, data, given.methods.split(","), out, given.shards)
             print(rows.table(repeats=200).markdown())

@@ -12,7 +12,7 @@ from jaxtyping import AbstractArray
 
 EVERYTHING = ("trace", "methods", "aggregate", "heatmap", "drawing")
 SELF_CHECKING = (
-    "steadygaze.data.preprocess.Preprocess.normalise",
+    "steadygaze.data.preprocess.Preprocess.normalize",
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",

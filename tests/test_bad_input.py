@@ -48,7 +48,7 @@ def refuse(error: type, message: str, call: Callable[..., Any], *args: Any, **kw
     ],
 )
 def test_targets(target: Any, message: str) -> None:
-    refuse(sg.BadInput, f"target.*{message}", sg.explain, MODEL, IMAGES, target=target)
+    refuse(sg.InputError, f"target.*{message}", sg.explain, MODEL, IMAGES, target=target)
 
 
 @pytest.mark.parametrize(
@@ -71,78 +71,86 @@ def test_targets(target: Any, message: str) -> None:
     ],
 )
 def test_images(images: Any, message: str) -> None:
-    refuse(sg.BadInput, message, sg.explain, MODEL, images)
+    refuse(sg.InputError, message, sg.explain, MODEL, images)
     if isinstance(images, torch.Tensor):
-        refuse(sg.BadInput, message, sg.adapt(MODEL).embed, images)
+        refuse(sg.InputError, message, sg.adapt(MODEL).embed, images)
 
 
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        ("gazze", sg.UnknownName, "unknown method 'gazze'. Did you mean 'gaze'"),
-        ("decompx+plsu", sg.UnknownName, "unknown aggregator 'plsu'. Did you mean 'plus'"),
-        ("decompx+", sg.UnknownName, "unknown aggregator ''"),
-        ("", sg.UnknownName, "unknown method ''"),
+        ("gazze", sg.UnknownNameError, "unknown method 'gazze'. Did you mean 'gaze'"),
+        ("decompx+plsu", sg.UnknownNameError, "unknown aggregator 'plsu'. Did you mean 'plus'"),
+        ("decompx+", sg.UnknownNameError, "unknown aggregator ''"),
+        ("", sg.UnknownNameError, "unknown method ''"),
         (
             "cat+plus",
-            sg.BadInput,
+            sg.InputError,
             "'cat' is an alias of 'ixg\\+plus' and takes no aggregator. Use 'ixg\\+plus'",
         ),
         (
             "gaze+skipplus",
-            sg.BadInput,
+            sg.InputError,
             r"takes no aggregator\. Use 'decompx\+skipplus:freeze=0.75' with score='log_odds'",
         ),
-        ("GAE", sg.UnknownName, "Did you mean 'gae'"),
-        ("gradcam++", sg.UnknownName, "unknown method 'gradcam[+][+]'. Did you mean 'gradcam_plus_plus'"),
-        ("attention_rollout", sg.UnknownName, "Did you mean 'rollout'"),
-        ("saliency", sg.UnknownName, "Did you mean 'vanilla_grad'"),
+        ("GAE", sg.UnknownNameError, "Did you mean 'gae'"),
+        (
+            "gradcam++",
+            sg.UnknownNameError,
+            "unknown method 'gradcam[+][+]'. Did you mean 'gradcam_plus_plus'",
+        ),
+        ("attention_rollout", sg.UnknownNameError, "Did you mean 'rollout'"),
+        ("saliency", sg.UnknownNameError, "Did you mean 'vanilla_grad'"),
         (
             "ixg+rollout",
-            sg.BadInput,
+            sg.InputError,
             "rollout multiplies token-by-token matrices.*It works with raw_attention",
         ),
-        ("smoothgrad+plus", sg.BadInput, "'smoothgrad' has no layers"),
-        ("attixg:paring=next", sg.UnknownName, "unknown option of 'attixg' 'paring'. Did you mean 'pairing'"),
-        ("attixg:pairing=nxt", sg.UnknownName, "unknown pairing 'nxt'. Did you mean 'next'"),
-        ("attixg:pairing", sg.BadInput, "options as key=value"),
-        ("ixg:cut=ceil", sg.UnknownName, "unknown option of 'ixg' 'cut'"),
-        ("ixg+skipplus:cut=middle", sg.UnknownName, "unknown cut 'middle'"),
-        ("raw_attention:freeze=1", sg.UnknownName, "unknown option of 'raw_attention' 'freeze'"),
-        ("attnlrp:freeze=1", sg.UnknownName, "unknown option of 'attnlrp' 'freeze'"),
-        ("ixg:freeze=2", sg.BadInput, "a number in 0..1, got 2"),
-        ("ixg:freeze=nan", sg.BadInput, "a number in 0..1, got nan"),
-        ("ixg:freeze=true", sg.BadInput, "a number in 0..1, got True"),
-        ("ixg:freeze=half", sg.BadInput, "a number in 0..1, got 'half'"),
-        ("decompx:slope=flat", sg.UnknownName, "unknown slope 'flat'"),
-        ("decompx:bias=abs", sg.UnknownName, "unknown bias 'abs'. Did you mean 'absdot'"),
-        ("decompx:bias=absdot,freeze=0.5", sg.BadInput, "attention held constant, got freeze=0.5"),
-        ("gaze:bias=norm", sg.BadInput, "attention held constant, got freeze=0.75"),
-        ("ixg+plus:start=3", sg.BadInput, r"start=3, but the model has layers 0\.\.2"),
-        ("attixg+last:pairing=next", sg.BadInput, r"no map to add from layer 2 on \(layers 0..2\)"),
-        ("attixg+plus:pairing=next,start=2", sg.BadInput, "no map to add"),
-        ("ixg+plus:start=-1", sg.BadInput, "an integer >= 0, got -1"),
-        ("ixg+plus:start=1.5", sg.BadInput, "an integer >= 0, got 1.5"),
-        ("attin:form=m", sg.UnknownName, "unknown form 'm'"),
-        ("alti:against=mlp", sg.UnknownName, "unknown against 'mlp'"),
-        ("vanilla_grad:reduce=max", sg.UnknownName, "unknown reduce 'max'"),
-        ("gradcam:at=output", sg.UnknownName, "unknown at 'output'. Did you mean 'input'"),
-        ("gradcam:tokens=some", sg.UnknownName, "unknown tokens 'some'"),
-        ("attcam:relu=maybe", sg.BadInput, "expected true or false for relu.*got 'maybe'"),
-        ("fullgrad:implicit=1", sg.BadInput, "expected true or false for implicit.*got 1"),
-        ("smoothgrad:samples=0", sg.BadInput, "samples must be an integer >= 1, got 0"),
-        ("smoothgrad:samples=2.5", sg.BadInput, "expected an integer for samples.*got 2.5"),
-        ("smoothgrad:noise=-1", sg.BadInput, "a number >= 0, got -1"),
-        ("smoothgrad:noise=nan", sg.BadInput, "a number >= 0, got nan"),
-        ("smoothgrad:noise=much", sg.BadInput, "expected a number for noise.*got 'much'"),
-        ("random:seed=x", sg.BadInput, "expected an integer for seed"),
-        ("integrated_gradients:steps=0", sg.BadInput, "steps must be an integer >= 1, got 0"),
-        ("integrated_gradients:space=image", sg.UnknownName, "unknown space 'image'"),
-        ([], sg.BadInput, "at least one method, got an empty list"),
-        (["ixg", "cta"], sg.UnknownName, "unknown method 'cta'. Did you mean 'cat'"),
-        (3, sg.BadInput, "expected a name, a steadygaze.method.*got 3"),
-        (None, sg.BadInput, "expected a name.*got None"),
-        (["ixg", None], sg.BadInput, "expected a name"),
+        ("smoothgrad+plus", sg.InputError, "'smoothgrad' has no layers"),
+        (
+            "attixg:paring=next",
+            sg.UnknownNameError,
+            "unknown option of 'attixg' 'paring'. Did you mean 'pairing'",
+        ),
+        ("attixg:pairing=nxt", sg.UnknownNameError, "unknown pairing 'nxt'. Did you mean 'next'"),
+        ("attixg:pairing", sg.InputError, "options as key=value"),
+        ("ixg:cut=ceil", sg.UnknownNameError, "unknown option of 'ixg' 'cut'"),
+        ("ixg+skipplus:cut=middle", sg.UnknownNameError, "unknown cut 'middle'"),
+        ("raw_attention:freeze=1", sg.UnknownNameError, "unknown option of 'raw_attention' 'freeze'"),
+        ("attnlrp:freeze=1", sg.UnknownNameError, "unknown option of 'attnlrp' 'freeze'"),
+        ("ixg:freeze=2", sg.InputError, "a number in 0..1, got 2"),
+        ("ixg:freeze=nan", sg.InputError, "a number in 0..1, got nan"),
+        ("ixg:freeze=true", sg.InputError, "a number in 0..1, got True"),
+        ("ixg:freeze=half", sg.InputError, "a number in 0..1, got 'half'"),
+        ("decompx:slope=flat", sg.UnknownNameError, "unknown slope 'flat'"),
+        ("decompx:bias=abs", sg.UnknownNameError, "unknown bias 'abs'. Did you mean 'absdot'"),
+        ("decompx:bias=absdot,freeze=0.5", sg.InputError, "attention held constant, got freeze=0.5"),
+        ("gaze:bias=norm", sg.InputError, "attention held constant, got freeze=0.75"),
+        ("ixg+plus:start=3", sg.InputError, r"start=3, but the model has layers 0\.\.2"),
+        ("attixg+last:pairing=next", sg.InputError, r"no map to add from layer 2 on \(layers 0..2\)"),
+        ("attixg+plus:pairing=next,start=2", sg.InputError, "no map to add"),
+        ("ixg+plus:start=-1", sg.InputError, "an integer >= 0, got -1"),
+        ("ixg+plus:start=1.5", sg.InputError, "an integer >= 0, got 1.5"),
+        ("attin:form=m", sg.UnknownNameError, "unknown form 'm'"),
+        ("alti:against=mlp", sg.UnknownNameError, "unknown against 'mlp'"),
+        ("vanilla_grad:reduce=max", sg.UnknownNameError, "unknown reduce 'max'"),
+        ("gradcam:at=output", sg.UnknownNameError, "unknown at 'output'. Did you mean 'input'"),
+        ("gradcam:tokens=some", sg.UnknownNameError, "unknown tokens 'some'"),
+        ("attcam:relu=maybe", sg.InputError, "expected true or false for relu.*got 'maybe'"),
+        ("fullgrad:implicit=1", sg.InputError, "expected true or false for implicit.*got 1"),
+        ("smoothgrad:samples=0", sg.InputError, "samples must be an integer >= 1, got 0"),
+        ("smoothgrad:samples=2.5", sg.InputError, "expected an integer for samples.*got 2.5"),
+        ("smoothgrad:noise=-1", sg.InputError, "a number >= 0, got -1"),
+        ("smoothgrad:noise=nan", sg.InputError, "a number >= 0, got nan"),
+        ("smoothgrad:noise=much", sg.InputError, "expected a number for noise.*got 'much'"),
+        ("random:seed=x", sg.InputError, "expected an integer for seed"),
+        ("integrated_gradients:steps=0", sg.InputError, "steps must be an integer >= 1, got 0"),
+        ("integrated_gradients:space=image", sg.UnknownNameError, "unknown space 'image'"),
+        ([], sg.InputError, "at least one method, got an empty list"),
+        (["ixg", "cta"], sg.UnknownNameError, "unknown method 'cta'. Did you mean 'cat'"),
+        (3, sg.InputError, "expected a name, a steadygaze.method.*got 3"),
+        (None, sg.InputError, "expected a name.*got None"),
+        (["ixg", None], sg.InputError, "expected a name"),
     ],
 )
 def test_methods(method: Any, error: type, message: str) -> None:
@@ -154,7 +162,7 @@ def test_methods(method: Any, error: type, message: str) -> None:
 def test_scores(method: str, score: Any) -> None:
     """Also for methods that need no score: a typing error must not go unseen."""
     refuse(
-        sg.UnknownName,
+        sg.UnknownNameError,
         f"unknown score '{score}'.*contrast, log_odds, log_prob, logit",
         sg.explain,
         MODEL,
@@ -175,7 +183,7 @@ def test_scores(method: str, score: Any) -> None:
     ],
 )
 def test_models(model: Any, message: str) -> None:
-    refuse(sg.UnsupportedModel, message, sg.explain, model, IMAGES)
+    refuse(sg.UnsupportedModelError, message, sg.explain, model, IMAGES)
 
 
 def test_a_view_that_does_not_give_the_models_logits() -> None:
@@ -190,7 +198,7 @@ def test_a_view_that_does_not_give_the_models_logits() -> None:
 
     odd = tiny()
     odd.__class__ = Odd
-    refuse(sg.UnsupportedModel, "its own logits and those of the view.*differ", sg.adapt, odd)
+    refuse(sg.UnsupportedModelError, "its own logits and those of the view.*differ", sg.adapt, odd)
 
 
 ATTENTION = [
@@ -224,7 +232,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
     images = tiny_models.images_of(model)
     for method in ATTENTION:
         refuse(
-            sg.MethodUnavailable,
+            sg.MethodUnavailableError,
             f"{method}: .*no attention matrix over all tokens.*Use a gradient or CAM method",
             sg.explain,
             model,
@@ -236,10 +244,14 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
         "diffmask",
         "vit_shapley",
     }  # diffmask, vit_shapley: no file
-    refuse(sg.MethodUnavailable, "grids change", sg.explain, model, images, method="decompx:bias=norm")
+    refuse(sg.MethodUnavailableError, "grids change", sg.explain, model, images, method="decompx:bias=norm")
     vit = sg.adapt(model)
     refuse(
-        sg.BadInput, "cannot be removed", vit.select, vit.embed(images), torch.zeros(2, 1, dtype=torch.long)
+        sg.InputError,
+        "cannot be removed",
+        vit.select,
+        vit.embed(images),
+        torch.zeros(2, 1, dtype=torch.long),
     )
 
 
@@ -260,7 +272,7 @@ def test_methods_that_a_hierarchical_model_cannot_serve(name: str) -> None:
 )
 def test_methods_that_other_models_cannot_serve(name: str, method: str, message: str) -> None:
     model = tiny_models.ALL[name]()
-    refuse(sg.MethodUnavailable, message, sg.explain, model, tiny_models.images_of(model), method=method)
+    refuse(sg.MethodUnavailableError, message, sg.explain, model, tiny_models.images_of(model), method=method)
 
 
 def test_full_lrp_needs_patches_of_one_convolution() -> None:
@@ -269,7 +281,7 @@ def test_full_lrp_needs_patches_of_one_convolution() -> None:
     stem = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 24, 3, stride=3)).double()
     model.patch_embed.proj = stem  # type: ignore[assignment]
     message = "one convolution of the image.* has 2 convolutions. Use transatt"
-    refuse(sg.MethodUnavailable, message, sg.explain, model, random_images(model), method="full_lrp")
+    refuse(sg.MethodUnavailableError, message, sg.explain, model, random_images(model), method="full_lrp")
 
 
 def test_selection_of_patches() -> None:
@@ -282,8 +294,8 @@ def test_selection_of_patches() -> None:
         (torch.tensor([[-1], [0]]), r"must lie in 0\.\.15"),
         (torch.tensor([[0]]), r"shape \(2, k\)"),
     ):
-        refuse(sg.BadInput, message, vit.select, tokens, keep)
-    refuse(sg.BadInput, "have lost their layout", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
+        refuse(sg.InputError, message, vit.select, tokens, keep)
+    refuse(sg.InputError, "have lost their layout", vit.logits, torch.zeros(2, 9, 24, dtype=torch.float64))
 
 
 def test_broken_and_empty_maps() -> None:
@@ -292,12 +304,12 @@ def test_broken_and_empty_maps() -> None:
     sg.adapt(broken)
     with torch.no_grad():
         broken.head.weight[1] = torch.nan
-    refuse(sg.BrokenMap, "NaN or infinite", sg.explain, broken, IMAGES, target=1)
+    refuse(sg.BrokenMapError, "NaN or infinite", sg.explain, broken, IMAGES, target=1)
     empty = tiny()
     with torch.no_grad():
         empty.head.weight[1] = 0
     with pytest.warns(
-        sg.DegenerateMap, match=r"ixg: the map is zero everywhere for image\(s\) \[0, 1\]"
+        sg.DegenerateMapWarning, match=r"ixg: the map is zero everywhere for image\(s\) \[0, 1\]"
     ) as seen:
         att = sg.explain(empty, IMAGES, target=1, method="ixg")
     assert att.scores.abs().max() == 0
@@ -312,7 +324,7 @@ def test_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sg.adapt(model)
     monkeypatch.setattr(clean_forward, "_cpu_has_bfloat16", lambda: False)
     model.bfloat16()
-    refuse(sg.BadInput, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
+    refuse(sg.InputError, "bfloat16 on a CPU without.*Use model.float", sg.explain, model, IMAGES)
 
 
 def test_names_in_text_and_in_code_are_the_same() -> None:
@@ -332,7 +344,7 @@ def test_names_in_text_and_in_code_are_the_same() -> None:
 def test_a_size_that_the_patches_do_not_divide() -> None:
     model = tiny(dynamic_img_size=True)
     refuse(
-        sg.BadInput,
+        sg.InputError,
         r"takes no images of shape \(1, 3, 13, 12\).*divisible",
         sg.explain,
         model,
@@ -346,11 +358,11 @@ def test_indices_of_maps() -> None:
     for one in (np.int64(1), torch.tensor(1)):
         assert np.array_equal(maps.overlay(image, one), maps.overlay(image, 1))
     for wrong in (2, (0, 0)):
-        refuse(sg.BadInput, r"an index into \(2,\) maps", maps.overlay, image, wrong)
+        refuse(sg.InputError, r"an index into \(2,\) maps", maps.overlay, image, wrong)
 
 
 def test_images_and_class_names_for_display() -> None:
     maps = sg.explain(MODEL, IMAGES[:1])
     image = Image.new("RGB", (12, 12))
     assert maps.with_images(image)._repr_html_() == maps.with_images([image])._repr_html_()
-    refuse(sg.BadInput, "expected 5 class names, got 1", maps.with_images, [image], ["ant"])
+    refuse(sg.InputError, "expected 5 class names, got 1", maps.with_images, [image], ["ant"])

@@ -107,8 +107,8 @@ def test_the_examples_run() -> None:
 
 
 def test_docstrings_become_markdown() -> None:
-    text = "Head.\n\n>>> f(1)\n2\n\nimages: (B, 3, H, W)\n    normalised\nk: number\n\nEnd."
-    arguments = "- `images`: (B, 3, H, W)\n    normalised\n- `k`: number"
+    text = "Head.\n\n>>> f(1)\n2\n\nimages: (B, 3, H, W)\n    normalized\nk: number\n\nEnd."
+    arguments = "- `images`: (B, 3, H, W)\n    normalized\n- `k`: number"
     expected = f"Head.\n\n```pycon\n>>> f(1)\n2\n```\n\n{arguments}\n\nEnd."
     assert to_markdown(text) == expected
 

@@ -25,7 +25,7 @@ def test_another_name_of_a_base_method_takes_an_aggregator(model: nn.Module) -> 
     gae, genatt = (sg.explain(model, images, method=f"{name}+plus") for name in ("gae", "genatt"))
     assert torch.equal(gae.scores, genatt.scores)
     assert gae.method == "gae+plus"
-    with pytest.raises(sg.BadInput, match=r"alias of 'ixg\+plus'"):
+    with pytest.raises(sg.InputError, match=r"alias of 'ixg\+plus'"):
         sg.method("cat+plus")
 
 
@@ -42,5 +42,5 @@ def test_a_callable_target_is_the_whole_quantity(model: nn.Module) -> None:
     images = random_images(model)
     att = sg.explain(model, images, target=lambda y: y[:, 1] - y[:, 2])
     assert att.target is None and att.score == "callable"
-    with pytest.raises(sg.BadInput, match="whole quantity"):
+    with pytest.raises(sg.InputError, match="whole quantity"):
         sg.explain(model, images, target=lambda y: y[:, 1], score="logit")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.results.attribution import Attribution, overlay_name
 from steadygaze.results.comparison import comparison_grid
 from steadygaze.results.drawing import COOL, WARM, Row, paint, ramp, robust_scale, tile, to_pil_image
@@ -60,14 +60,14 @@ def test_upsampling_of_several_targets():
 
 
 def test_unknown_mode_is_refused(maps):
-    with pytest.raises(BadInput, match="bilinear"):
+    with pytest.raises(InputError, match="bilinear"):
         maps.upsample(8, "lanczos")
 
 
-def test_normalised_keeps_sign_and_zero():
+def test_normalized_keeps_sign_and_zero():
     scores = torch.tensor([[[-4.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
     expected = torch.tensor([[[-1.0, 0.5], [0.0, 0.25]], [[0.0, 0.0], [0.0, 0.0]]])
-    assert torch.equal(attribution(scores).normalised(), expected)
+    assert torch.equal(attribution(scores).normalized(), expected)
 
 
 def test_overlay_has_the_size_of_its_image(maps, image):
@@ -77,9 +77,9 @@ def test_overlay_has_the_size_of_its_image(maps, image):
 def test_overlay_is_warm_for_and_cool_against():
     scores = torch.zeros(1, 2, 2)
     scores[0, 0, 0], scores[0, 1, 1] = 3.0, -3.0
-    att, grey = attribution(scores), Image.new("RGB", (40, 40), (128, 128, 128))
-    plain = np.asarray(att.overlay(grey, mode="nearest"), dtype=int)
-    signed = np.asarray(att.overlay(grey, mode="nearest", signed=True), dtype=int)
+    att, gray = attribution(scores), Image.new("RGB", (40, 40), (128, 128, 128))
+    plain = np.asarray(att.overlay(gray, mode="nearest"), dtype=int)
+    signed = np.asarray(att.overlay(gray, mode="nearest", signed=True), dtype=int)
     red, blue = plain[5, 5], signed[35, 35]
     assert red[0] > red[2] + 50
     assert blue[2] > blue[0]
@@ -109,15 +109,15 @@ def test_a_map_above_zero_everywhere_is_drawn_from_its_smallest_score(image):
     assert np.abs(np.asarray(above, int) - np.asarray(attribution(scores).overlay(image), int)).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["array", "tensor", "grey"])
+@pytest.mark.parametrize("kind", ["array", "tensor", "gray"])
 def test_kinds_of_images(maps, image, kind):
     array = np.asarray(image)
     given = {
         "array": array,
         "tensor": torch.from_numpy(array.copy()).permute(2, 0, 1) / 255,
-        "grey": np.asarray(image.convert("L")),
+        "gray": np.asarray(image.convert("L")),
     }[kind]
-    expected = image.convert("L").convert("RGB") if kind == "grey" else image
+    expected = image.convert("L").convert("RGB") if kind == "gray" else image
     assert np.array_equal(to_pil_image(given), expected)
     assert maps.overlay(given).size == image.size
 
@@ -126,13 +126,13 @@ def test_kinds_of_images(maps, image, kind):
     "bad", [torch.randn(3, 8, 8) * 3, torch.rand(2, 3, 8, 8), torch.rand(8, 8), np.zeros((8, 8, 5), np.uint8)]
 )
 def test_other_images_are_refused(maps, bad):
-    with pytest.raises(BadInput, match=r"expected|must lie"):
+    with pytest.raises(InputError, match=r"expected|must lie"):
         maps.overlay(bad)
 
 
 @pytest.mark.parametrize("index", [2, -3, (0, 0)])
 def test_index_out_of_range(maps, image, index):
-    with pytest.raises(BadInput, match="index"):
+    with pytest.raises(InputError, match="index"):
         maps.overlay(image, index)
 
 
@@ -179,18 +179,18 @@ def test_save_without_images_and_with_several_targets(tmp_path):
 
 
 def test_save_refuses_other_counts(tmp_path, maps, image):
-    with pytest.raises(BadInput, match="expected 2 images"):
+    with pytest.raises(InputError, match="expected 2 images"):
         maps.save(tmp_path, [image])
-    with pytest.raises(BadInput, match="expected 2 names"):
+    with pytest.raises(InputError, match="expected 2 names"):
         maps.save(tmp_path, names=["one"])
     for names in (
         ["one", "one"],
         ["one", "folder/two"],
     ):  # one file would replace the other; a folder is not made
-        with pytest.raises(BadInput, match="a different file name for each image"):
+        with pytest.raises(InputError, match="a different file name for each image"):
             maps.save(tmp_path, names=names)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="got a file"):
+    with pytest.raises(InputError, match="got a file"):
         maps.save(tmp_path / "file")
 
 
@@ -214,7 +214,7 @@ def test_images_of_an_attribution(maps, image):
 
 
 def test_percentile_out_of_range(maps, image):
-    with pytest.raises(BadInput, match=r"percentile: expected a number in 0\.\.100, got 101"):
+    with pytest.raises(InputError, match=r"percentile: expected a number in 0\.\.100, got 101"):
         maps.overlay(image, percentile=101)
 
 
@@ -257,13 +257,13 @@ def test_comparison_grid_survives_long_words(maps, image):
 
 
 def test_comparison_grid_refuses_what_does_not_match(maps, image):
-    with pytest.raises(BadInput, match="at least one"):
+    with pytest.raises(InputError, match="at least one"):
         comparison_grid([image], {})
-    with pytest.raises(BadInput, match="2 images"):
+    with pytest.raises(InputError, match="2 images"):
         comparison_grid([image], {"gaze": maps})
-    with pytest.raises(BadInput, match="same images"):
+    with pytest.raises(InputError, match="same images"):
         comparison_grid([image] * 2, {"gaze": maps, "gae": attribution(torch.zeros(1, 4, 6))})
-    with pytest.raises(BadInput, match="heading"):
+    with pytest.raises(InputError, match="heading"):
         tile([Row([image])], ["one", "two"])
 
 
@@ -272,7 +272,7 @@ def test_ramps_get_lighter_step_by_step(anchors):
     light = ramp(anchors) @ np.array([0.2126, 0.7152, 0.0722])
     assert (np.diff(light) > 0).all()
     steps = np.abs(np.diff(ramp(anchors), axis=0)).max(1)
-    assert steps.max() < 0.03, "no visible edge between two colours"
+    assert steps.max() < 0.03, "no visible edge between two colors"
 
 
 def test_bare_map_is_black_where_nothing_is():

@@ -1,4 +1,4 @@
-"""Images far outside of what a model's normalisation gives, and other input that has no meaning."""
+"""Images far outside of what a model's normalization gives, and other input that has no meaning."""
 
 import warnings
 
@@ -18,7 +18,7 @@ def small(**changes) -> VisionTransformer:
     return VisionTransformer(**{**options, **changes}).eval()
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
+def normalized(pixels: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in IMAGENET)
     return (pixels - mean) / std
 
@@ -33,33 +33,35 @@ def declared() -> VisionTransformer:
 @pytest.mark.parametrize("factor", [255.0, -100.0])
 def test_images_far_outside_are_warned_of(make, factor):
     pixels = torch.rand(2, 3, 16, 16)
-    with pytest.warns(sg.ImagesOutOfRange, match="images: expected values") as caught:
+    with pytest.warns(sg.ImagesOutOfRangeWarning, match="images: expected values") as caught:
         sg.explain(make(), factor * pixels, method="ixg")
     assert len(caught) == 1 and caught[0].filename == __file__
     assert ("divide by 255" in str(caught[0].message)) == (factor > 0)
 
 
-def test_the_normalisation_of_a_loaded_model_is_used():
+def test_the_normalization_of_a_loaded_model_is_used():
     loaded = thousand()
-    with pytest.warns(sg.ImagesOutOfRange, match=r"mean \[0.5, 0.5, 0.5\] and std \[0.25, 0.25, 0.25\]"):
+    with pytest.warns(
+        sg.ImagesOutOfRangeWarning, match=r"mean \[0.5, 0.5, 0.5\] and std \[0.25, 0.25, 0.25\]"
+    ):
         sg.explain(loaded, torch.full((1, 3, 32, 32), 19.0), method="ixg")
 
 
 @pytest.mark.parametrize("make", [small, declared])
-@pytest.mark.parametrize("kind", ["random", "black", "white", "adversarial", "noise", "unnormalised"])
+@pytest.mark.parametrize("kind", ["random", "black", "white", "adversarial", "noise", "unnormalized"])
 def test_ordinary_images_are_no_alarm(make, kind):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(2, 3, 16, 16, generator=generator)
     images = {
-        "random": normalised(pixels),
-        "black": normalised(torch.zeros_like(pixels)),
-        "white": normalised(torch.ones_like(pixels)),
-        "adversarial": normalised(pixels + 16 / 255 * (2 * (pixels > 0.5) - 1)),
+        "random": normalized(pixels),
+        "black": normalized(torch.zeros_like(pixels)),
+        "white": normalized(torch.ones_like(pixels)),
+        "adversarial": normalized(pixels + 16 / 255 * (2 * (pixels > 0.5) - 1)),
         "noise": torch.randn(2, 3, 16, 16, generator=generator),
-        "unnormalised": pixels,
+        "unnormalized": pixels,
     }[kind]
     with warnings.catch_warnings():
-        warnings.simplefilter("error", sg.ImagesOutOfRange)
+        warnings.simplefilter("error", sg.ImagesOutOfRangeWarning)
         sg.explain(make(), images, method="ixg")
 
 
@@ -67,38 +69,38 @@ def test_verify_warns_once():
     images, labels = 255 * torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
     with pytest.warns() as caught:
         sg.verify(small(), [(images, labels)], methods=["ixg", "rollout"], batch_size=1)
-    assert sum(issubclass(warning.category, sg.ImagesOutOfRange) for warning in caught) == 1
+    assert sum(issubclass(warning.category, sg.ImagesOutOfRangeWarning) for warning in caught) == 1
 
 
 @pytest.mark.parametrize("ratios", [[float("nan")], [0.1, float("nan")], [float("inf")], ["x"], [None]])
 def test_ratios_are_numbers(ratios):
     data = [(torch.rand(1, 3, 16, 16), torch.tensor([0]))]
-    with pytest.raises(sg.BadInput, match="ratios: expected increasing numbers"):
+    with pytest.raises(sg.InputError, match="ratios: expected increasing numbers"):
         sg.verify(small(), data, methods=["ixg"], ratios=ratios)
 
 
 @pytest.mark.parametrize("seed", [2**70, 2**64])
 def test_a_seed_has_63_bits(seed):
     data = [(torch.rand(1, 3, 16, 16), torch.tensor([0]))]
-    with pytest.raises(sg.BadInput, match=r"seed: expected a whole number below 2\*\*63"):
+    with pytest.raises(sg.InputError, match=r"seed: expected a whole number below 2\*\*63"):
         sg.verify(small(), data, methods=["ixg"], seed=seed)
 
 
 def test_meta_tensors_have_no_values():
     images = torch.rand(1, 3, 16, 16)
-    with pytest.raises(sg.BadInput, match="images on the meta device"):
+    with pytest.raises(sg.InputError, match="images on the meta device"):
         sg.explain(small(), images.to("meta"), method="ixg")
-    with pytest.raises(sg.UnsupportedModel, match="the model is on the meta device"):
+    with pytest.raises(sg.UnsupportedModelError, match="the model is on the meta device"):
         sg.explain(small().to("meta"), images, method="ixg")
     with pytest.raises(sg.SteadygazeError, match="meta device"):
         sg.verify(small(), [(images.to("meta"), torch.tensor([0]))], methods=["ixg"])
-    with pytest.raises(sg.UnsupportedModel, match="the model is on the meta device"):
+    with pytest.raises(sg.UnsupportedModelError, match="the model is on the meta device"):
         sg.verify(small().to("meta"), [(images, torch.tensor([0]))], methods=["ixg"])
 
 
 @pytest.mark.parametrize("method", ["gaze_twice", "gaze_halves"])
 def test_methods_of_two_parts_need_two_patches(method: str):
-    with pytest.raises(sg.MethodUnavailable, match="at least 2 patches"):
+    with pytest.raises(sg.MethodUnavailableError, match="at least 2 patches"):
         sg.explain(small(img_size=8), torch.rand(1, 3, 8, 8), method=method)
 
 

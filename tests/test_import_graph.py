@@ -1,12 +1,12 @@
 """Dependencies point one way, between rooms and inside them. Every import is counted: at the top of a file,
 inside a function, for type checkers only, and by the name in a string.
 
-    errors <- registry, progress, files, seeding, quantity, notebook, untrusted <- target <- results, data <- models
-    <- vit <- questions <- trace <- methods <- modules <- loading <- faithfulness, robustness, training
-    <- runs <- report <- app <- cli
+    errors <- registry, progress, files, seeding, quantity, notebook, untrusted <- target
+    <- results, data <- models <- vit <- questions <- trace <- methods <- modules
+    <- loading <- faithfulness, robustness, training <- runs <- report <- app <- cli
 
-A room may import itself and rooms of lower levels. Rooms of one level do not import one another, and the modules
-of a room do not import one another in a circle.
+A room may import itself and rooms of lower levels. Rooms of one level do not import one another, and the
+modules of a room do not import one another in a circle.
 """
 
 import ast
@@ -48,7 +48,7 @@ ALLOWED = {
     "torchattacks": ("robustness.attacks",),
     "gradio": ("app",),
 }
-NO_MODEL_CODE = (  # transforms and lists of classes; optimisers, schedules and averages; tokenizers
+NO_MODEL_CODE = (  # transforms and lists of classes; optimizers, schedules and averages; tokenizers
     "timm.data",
     "timm.optim",
     "timm.scheduler",

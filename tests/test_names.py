@@ -14,9 +14,11 @@ PUBLIC = (
     "adapt ViT load_model LoadedModel explain ask Region Detection zero_shot method Attribution Attributions "
     "verify stress train Rows Progress "
     "register_method register_adapter register_metric register_suite register_loss "
-    "list_methods list_models list_metrics list_suites list_losses "
-    "SteadygazeError UnsupportedModel MethodUnavailable UnknownName BadInput BadImage BadCheckpoint "
-    "BrokenMap RowsNotWritten DegenerateMap PartialMap ModelChanged ImagesOutOfRange DamagedData "
+    "list_methods list_models list_adapters list_metrics list_suites list_losses "
+    "SteadygazeError UnsupportedModelError MethodUnavailableError UnknownNameError InputError ImageError "
+    "CheckpointError "
+    "BrokenMapError RowsNotWrittenError DegenerateMapWarning PartialMapWarning ModelChangedError "
+    "ImagesOutOfRangeWarning DamagedDataWarning "
     "errors faithfulness methods models modules robustness training __version__"
 )
 
@@ -42,18 +44,14 @@ def test_verbs_are_functions_and_packages_are_packages():
         assert inspect.ismodule(getattr(sg, name)), name
 
 
-def test_the_old_name_of_list_methods_warns():
-    with pytest.warns(DeprecationWarning, match=r"sg\.list_methods\(\)"):
-        assert sg.methods() == sg.list_methods()
-
-
 def test_other_names_raise():
     with pytest.raises(AttributeError, match="explian"):
         _ = sg.explian
 
 
 @pytest.mark.parametrize(
-    "error", ["UnsupportedModel", "MethodUnavailable", "UnknownName", "BadInput", "BadImage"]
+    "error",
+    ["UnsupportedModelError", "MethodUnavailableError", "UnknownNameError", "InputError", "ImageError"],
 )
 def test_errors_have_one_root_and_a_built_in(error):
     kind = getattr(sg, error)

@@ -42,7 +42,7 @@ def test_an_attribution_shows_the_image_its_overlay_and_the_class_name(loaded, r
     att = sg.explain(loaded, loaded.preprocess(red)[None], target="cat")
     html = att._repr_html_()
     original, overlay = html_images(html)
-    assert np.abs(np.asarray(original, int) - [200, 40, 30]).max() <= 1, "the normalisation is undone"
+    assert np.abs(np.asarray(original, int) - [200, 40, 30]).max() <= 1, "the normalization is undone"
     assert overlay.size == original.size and original.width >= 224
     assert re.search(r"<figcaption>cat [\d.]+ %</figcaption>", html) and "8 x 8 patches" in html
     assert decoded(att._repr_png_()).width > 2 * 224
@@ -50,8 +50,8 @@ def test_an_attribution_shows_the_image_its_overlay_and_the_class_name(loaded, r
 
 
 def test_images_stay_with_their_maps_when_an_attribution_is_indexed(loaded):
-    colours = [Image.new("RGB", (32, 32), (10 * k, 0, 0)) for k in range(20)]
-    images = torch.stack([loaded.preprocess(image) for image in colours])
+    colors = [Image.new("RGB", (32, 32), (10 * k, 0, 0)) for k in range(20)]
+    images = torch.stack([loaded.preprocess(image) for image in colors])
     att = sg.explain(loaded, images, target=3)
     assert len(att.pixels) == 12, "no more is kept than a notebook shows"
     assert att[5:9].display_image(1).getpixel((0, 0)) == (60, 0, 0)
@@ -84,7 +84,7 @@ def test_several_methods_are_a_dict_that_shows_a_grid(loaded, red):
     assert sg.Attributions()._repr_html_() == "Attributions({})"
 
 
-def test_a_module_without_normalisation_or_names_is_shown_too():
+def test_a_module_without_normalization_or_names_is_shown_too():
     model = tiny_models.PLAIN["transformers ViT"]()
     images = tiny_models.images_of(model, batch=1)
     att = sg.explain(model, images, target=1, method="gae")

@@ -19,7 +19,7 @@ HEAVY += ("pydantic", "rich")  # 0.1 s each
         "from steadygaze.cli import app; app(['stress', '--help'], standalone_mode=False)",
         "from steadygaze.cli import app; app(['diffmask', 'train', '--help'], standalone_mode=False)",
         "from steadygaze.cli import app; app(['shapley', 'train', '--help'], standalone_mode=False)",
-        "import steadygaze; steadygaze.UnknownName",
+        "import steadygaze; steadygaze.UnknownNameError",
     ],
 )
 def test_nothing_heavy_is_imported(code):

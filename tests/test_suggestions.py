@@ -4,7 +4,7 @@ import pytest
 import timm
 from timm.data import ImageNetInfo
 
-from steadygaze.errors import UnknownName, suggestions
+from steadygaze.errors import UnknownNameError, suggestions
 from steadygaze.loading.build import build_model
 from steadygaze.loading.load import list_models
 
@@ -42,12 +42,12 @@ def test_names_of_other_packages_lead_to_ours():
 
 
 def test_an_error_lists_several():
-    with pytest.raises(UnknownName, match=r"Did you mean 'pug dog' or 'dogsled'\?"):
-        raise UnknownName("class", "dog", ["dough", "dogsled", "pug dog"])
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'pug dog' or 'dogsled'\?"):
+        raise UnknownNameError("class", "dog", ["dough", "dogsled", "pug dog"])
 
 
 def test_errors_about_models_use_the_same_suggestions():
-    with pytest.raises(UnknownName, match="Did you mean 'deit_tiny_patch16_224' or"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'deit_tiny_patch16_224' or"):
         build_model("deit-tiny")
     with pytest.raises(ValueError, match="did you mean 'deit_tiny_patch16_224' or"):
         build_model("deit-tiny", new_head=True)

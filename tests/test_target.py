@@ -34,7 +34,7 @@ def of_transformers(problem: str | None, labels: int = 3) -> nn.Module:
         num_labels=labels,
         problem_type=problem,
     )
-    return zoo.randomise(ViTForImageClassification(config))
+    return zoo.randomize(ViTForImageClassification(config))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_most_probable_label_is_the_default(model: nn.Module) -> None:
 
 
 def test_a_regression_model_of_several_values_needs_a_target(model: nn.Module) -> None:
-    with pytest.raises(sg.BadInput, match=r"gives \d values .* Give the index of the value to explain"):
+    with pytest.raises(sg.InputError, match=r"gives \d values .* Give the index of the value to explain"):
         sg.explain(sg.adapt(model, task="regression"), random_images(model))
 
 
@@ -105,9 +105,9 @@ def test_scores_that_the_outputs_lack_are_refused(model: nn.Module, task, score,
 
 def test_values_have_no_sufficient_subset(model: nn.Module) -> None:
     vit, images = sg.adapt(model, task="regression"), random_images(model)
-    with pytest.raises(sg.MethodUnavailable, match="no confidence"):
+    with pytest.raises(sg.MethodUnavailableError, match="no confidence"):
         sg.explain(vit, images, 0, method="sufficient")
-    with pytest.raises(sg.MethodUnavailable, match="no confidence"):
+    with pytest.raises(sg.MethodUnavailableError, match="no confidence"):
         subsets(vit, images, 0)
 
 
@@ -142,7 +142,7 @@ def test_a_task_belongs_to_a_view_and_not_to_the_model(model: nn.Module) -> None
     assert sg.adapt(labels) is labels and sg.adapt(labels, task="regression").plan.outputs == "values"
     assert copy.deepcopy(labels).plan.outputs == "labels"
     assert pickle.loads(pickle.dumps(labels)).plan.outputs == "labels"
-    with pytest.raises(sg.UnknownName, match="multilabel"):
+    with pytest.raises(sg.UnknownNameError, match="multilabel"):
         sg.adapt(model, task="multi-label")
 
 

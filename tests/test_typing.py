@@ -33,8 +33,8 @@ def use(model: nn.Module, images: Tensor) -> None:
     rows = sg.stress(model, [(images, torch.zeros(1, dtype=torch.long))], ["corruptions"])
     progress = sg.Progress("verify", 1, 2, "images")
     assert_type(progress.fraction, float | None)
-    error: ValueError = sg.BadInput("expected something else", option="masks")
-    option: str | None = sg.BadInput("expected something else").option
+    error: ValueError = sg.InputError("expected something else", option="masks")
+    option: str | None = sg.InputError("expected something else").option
     sg.explain(model)  # wrong: no images
     sg.no_such_name  # wrong
 """

@@ -1,4 +1,4 @@
-"""Models in use: compiled, wrapped, with LoRA, quantised, without a classifier, other precisions, threads."""
+"""Models in use: compiled, wrapped, with LoRA, quantized, without a classifier, other precisions, threads."""
 
 import copy
 import pickle
@@ -56,9 +56,9 @@ def test_wrappers_in_any_order() -> None:
 
 
 def test_a_model_without_parameters_or_of_no_kind() -> None:
-    with pytest.raises(sg.UnsupportedModel, match=r"has no parameters"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"has no parameters"):
         sg.adapt(nn.Sequential(nn.Identity()))
-    with pytest.raises(sg.UnsupportedModel, match=r"docs/models.md"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"docs/models.md"):
         sg.adapt(nn.Sequential(nn.Linear(2, 2)))
 
 
@@ -121,24 +121,24 @@ def test_what_stands_for_a_linear_map_and_is_none() -> None:
 
     model = tiny("class")
     model.blocks[1].attn.proj = Bent(24, 24).double()
-    with pytest.raises(sg.MethodUnavailable, match="a Bent stands where attention has a linear map"):
+    with pytest.raises(sg.MethodUnavailableError, match="a Bent stands where attention has a linear map"):
         sg.explain(model, random_images(model), method="alti")
     assert sg.explain(model, random_images(model), method="gae").scores.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_quantised_models_are_explained_without_gradients_or_not_at_all() -> None:
+def test_quantized_models_are_explained_without_gradients_or_not_at_all() -> None:
     model = tiny("class").float()
     images = random_images(model).float()
-    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     for method in ("gaze_removal", "gae", "cat", "integrated_gradients", "gaze_twice"):
         with pytest.raises(
-            sg.MethodUnavailable, match="no gradient passes through the model's quantised layers"
+            sg.MethodUnavailableError, match="no gradient passes through the model's quantized layers"
         ):
-            sg.explain(quantised, images, method=method)
-    with pytest.raises(sg.MethodUnavailable, match="linear map"):
-        sg.explain(quantised, images, method="globenc")
-    assert sg.explain(quantised, images, method="rollout").scores.isfinite().all()
+            sg.explain(quantized, images, method=method)
+    with pytest.raises(sg.MethodUnavailableError, match="linear map"):
+        sg.explain(quantized, images, method="globenc")
+    assert sg.explain(quantized, images, method="rollout").scores.isfinite().all()
 
 
 @torch.library.custom_op("steadygaze_test::attend", mutates_args=())
@@ -159,7 +159,9 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
 
     attn.forward = forward  # type: ignore[method-assign]
     for method in ("gae", "rollout", "decompx", "gaze_removal"):
-        with pytest.raises(sg.MethodUnavailable, match=r"the attention of block 0 .* cannot be inspected"):
+        with pytest.raises(
+            sg.MethodUnavailableError, match=r"the attention of block 0 .* cannot be inspected"
+        ):
             sg.explain(model, random_images(model), method=method)
     assert sg.explain(model, random_images(model), method="cat").scores.any()
 
@@ -167,7 +169,9 @@ def test_attention_in_a_kernel_of_its_own_is_refused_where_it_is_read_or_held() 
 def test_a_block_that_does_nothing_has_no_attention_to_read() -> None:
     model = tiny("class")
     model.blocks[1] = nn.Identity()
-    with pytest.raises(sg.MethodUnavailable, match="block 1 of this timm VisionTransformer has no attention"):
+    with pytest.raises(
+        sg.MethodUnavailableError, match="block 1 of this timm VisionTransformer has no attention"
+    ):
         sg.explain(model, random_images(model), method="gae")
     assert sg.explain(model, random_images(model), method="gaze").scores.any()
 
@@ -179,7 +183,7 @@ def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
             return self.norm(self.blocks[1](x.flip(0)))
 
     model = Swapped(img_size=12, patch_size=3, embed_dim=24, depth=2, num_heads=2, num_classes=5)
-    with pytest.raises(sg.UnsupportedModel, match="differ"):
+    with pytest.raises(sg.UnsupportedModelError, match="differ"):
         sg.adapt(model.half())
     large = VisionTransformer(
         img_size=240, patch_size=48, embed_dim=24, depth=1, num_heads=2, num_classes=5
@@ -203,7 +207,7 @@ def test_autocast_is_left_outside() -> None:
 def test_weights_of_inference_mode() -> None:
     with torch.inference_mode():
         model = tiny("class")
-    with pytest.raises(sg.UnsupportedModel, match=r"torch.inference_mode.*copy.deepcopy"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"torch.inference_mode.*copy.deepcopy"):
         sg.explain(model, random_images(model))
     assert sg.explain(copy.deepcopy(model), random_images(model)).scores.shape == (2, 4, 4)
 
@@ -249,7 +253,7 @@ def test_a_model_without_a_classifier_has_no_class_but_a_quantity() -> None:
         model.reset_classifier(0)
         images = zoo.image_of(model, sg.adapt(model).plan.input_size)
         for target in (None, 3):
-            with pytest.raises(sg.BadInput, match=r"has no classifier.*callable target"):
+            with pytest.raises(sg.InputError, match=r"has no classifier.*callable target"):
                 sg.explain(model, images, target=target)
         towards = torch.ones(model.num_features, dtype=torch.float64)
         assert (
@@ -268,7 +272,7 @@ def test_clip_of_transformers_for_images_and_text() -> None:
         "patch_size": 3,
         "projection_dim": 6,
     }
-    model = zoo.randomise(transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**vision)))
+    model = zoo.randomize(transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**vision)))
     images = zoo.image_of(model, (3, 12, 12), batch=2)
     text = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -282,14 +286,14 @@ def test_clip_of_transformers_for_images_and_text() -> None:
     assert torch.allclose(embedded, model(images).image_embeds)
     (gradient,) = torch.autograd.grad(similarity(embedded).sum(), x)
     assert torch.allclose(found.flatten(1), (x * gradient).sum(-1)[:, 1:])
-    with pytest.raises(sg.BadInput, match="has no classifier"):
+    with pytest.raises(sg.InputError, match="has no classifier"):
         sg.explain(model, images)
     words = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     both = transformers.CLIPModel(
         transformers.CLIPConfig(text_config=words, vision_config=vision, projection_dim=6)
     )
     assert sg.adapt(both).plan.outputs == "features"
-    with pytest.raises(sg.BadInput, match="compares images with text and has no classes"):
+    with pytest.raises(sg.InputError, match="compares images with text and has no classes"):
         sg.explain(both, images.float())
 
 
@@ -320,5 +324,5 @@ def test_outputs_without_logits() -> None:
         patch_size=3,
         encoder_stride=3,
     )
-    with pytest.raises(sg.UnsupportedModel, match="MaskedImageModelingOutput without them"):
+    with pytest.raises(sg.UnsupportedModelError, match="MaskedImageModelingOutput without them"):
         sg.adapt(transformers.ViTForMaskedImageModeling(config))

@@ -3,7 +3,7 @@
     python tools/make_demo_images.py src/steadygaze/assets/demo
 
 The cat is a photograph, the horse a silhouette on a drawn meadow, both from scikit-image; the others are
-drawn here. Sources and licences are in the folder's README.md.
+drawn here. Sources and licenses are in the folder's README.md.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from PIL import Image, ImageDraw, ImageFilter
 
 SIDE, SCALE = 96, 8
 FULL = SIDE * SCALE
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
-def shade(top: Colour, bottom: Colour, height: int, grain: float, rng: np.random.Generator) -> Image.Image:
-    """A gradient from one colour to another with soft noise, so that no area is uniform."""
+def shade(top: Color, bottom: Color, height: int, grain: float, rng: np.random.Generator) -> Image.Image:
+    """A gradient from one color to another with soft noise, so that no area is uniform."""
     ramp = np.linspace(0, 1, height)[:, None, None]
     strip = (1 - ramp) * np.array(top) + ramp * np.array(bottom) + np.zeros((height, FULL, 1))
     noise = rng.normal(size=(height // 12 + 1, FULL // 24 + 1)) * 127 / 4 + 128
@@ -32,7 +32,7 @@ def shade(top: Colour, bottom: Colour, height: int, grain: float, rng: np.random
 
 
 def scene(
-    sky: tuple[Colour, Colour], ground: tuple[Colour, Colour] | None, horizon: float, seed: int
+    sky: tuple[Color, Color], ground: tuple[Color, Color] | None, horizon: float, seed: int
 ) -> Image.Image:
     """Sky above ground; only sky if there is no ground."""
     rng = np.random.default_rng(seed)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 METHODS = ["gaze_removal", "attnlrp", "gae", "rollout"]
 PHOTOS = ("chelsea", "coffee", "rocket")
-WARM, COOL, GREY = "#c1440e", "#1c4fa0", "#94a3b8"
+WARM, COOL, GRAY = "#c1440e", "#1c4fa0", "#94a3b8"
 RELEVANCE = "map by rollout, relevance only"  # the line of docs/evidence/training.md that is drawn
 MEASURES = {  # columns of that table
     3: "breeds not used for training, varied: top-1 of 1,000 classes",
@@ -55,7 +55,7 @@ def draw_stress() -> None:
     names = sorted(errors, key=lambda name: errors[name][2])
     figure, axes = _axes(5.2)
     for place, name in enumerate(names):
-        axes.plot(errors[name], [place] * 5, color=GREY, linewidth=1.5, zorder=1)
+        axes.plot(errors[name], [place] * 5, color=GRAY, linewidth=1.5, zorder=1)
         for severity, error in enumerate(errors[name], 1):
             axes.scatter(
                 error, place, s=10 + 10 * severity, color=WARM, alpha=0.2 + 0.16 * severity, zorder=2
@@ -75,9 +75,9 @@ def draw_steady() -> None:
     figure, axes = _axes(2.3)
     for place, column in enumerate(reversed(MEASURES)):
         value, low, high = map(float, re.findall(r"[-+]?\d+\.\d+", cells[column]))
-        colour = GREY if low <= 0 <= high else (WARM if value > 0 else COOL)
-        axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.scatter(value, place, color=colour, s=40, zorder=2)
+        color = GRAY if low <= 0 <= high else (WARM if value > 0 else COOL)
+        axes.plot([low, high], [place, place], color=color, linewidth=2)
+        axes.scatter(value, place, color=color, s=40, zorder=2)
     axes.axvline(0, color="#1b1b1f", linewidth=0.8)
     axes.set_yticks(range(len(MEASURES)), list(reversed(MEASURES.values())))
     axes.set_xlabel("change in points, with 95 % intervals")

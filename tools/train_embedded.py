@@ -93,14 +93,14 @@ def load_images(folder: Path, cache: Path) -> tuple[Tensor, Tensor, list[str]]:
     return images, labels, classes
 
 
-def normalise(images: Tensor) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     return (images / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def augment(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Random crop (padding 4), flip, brightness, contrast, and CutMix for some batches; labels become
     shares."""
-    count, padded = len(images), F.pad(normalise(images), (4, 4, 4, 4))
+    count, padded = len(images), F.pad(normalize(images), (4, 4, 4, 4))
     rows, columns = (torch.arange(32) + torch.randint(0, 9, (count, 1)) for _ in range(2))
     columns = torch.where(torch.rand(count, 1) < 0.5, columns, columns.flip(1))
     mixed = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
@@ -166,9 +166,9 @@ def main() -> None:
     per_epoch = len(images) // args.batch
     steps = args.epochs * per_epoch
     groups = param_groups_weight_decay(model, WEIGHT_DECAY, no_weight_decay_list=model.no_weight_decay())
-    optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate(step, steps))
-    parts = {"model": model, "optimiser": optimiser, "scheduler": scheduler}
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     settings = {
         "arguments": ARGUMENTS,
         "epochs": args.epochs,
@@ -196,7 +196,7 @@ def main() -> None:
         every = 1 if epoch == args.epochs else 10
         with torch.no_grad():
             batches = test_images[::every].split(250)
-            predictions = torch.cat([shipped(normalise(batch)).argmax(1) for batch in batches])
+            predictions = torch.cat([shipped(normalize(batch)).argmax(1) for batch in batches])
         top1 = (predictions == test_labels[::every]).double().mean().item()
         minutes = (time.monotonic() - begin) / 60
         facts = {"epochs": args.epochs, "epochs_done": epoch, "batch": args.batch, "threads": args.threads}
@@ -221,10 +221,10 @@ def main() -> None:
         for chosen in order.split(args.batch)[batch_index:per_epoch]:
             batch, shares = augment(images[chosen], labels[chosen])
             loss = F.cross_entropy(model(batch), shares, label_smoothing=0.1)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
+            optimizer.step()
             scheduler.step()
             step, losses = step + 1, losses + loss.item()
             if step % args.save_every == 0 or step % per_epoch == 0:

@@ -1,12 +1,12 @@
 """A panel of trained classifiers that differ in what matters to an explanation: methods are chosen on all.
 
 | model                  | pooling          | positions | other                              | trained on  |
-| deit_tiny              | class token      | learnt    | no patch dropout                   | ImageNet-1k |
-| embedded               | class token      | learnt    | patch dropout in the first half    | CIFAR-10    |
-| cifar10-average-pool   | mean of patches  | learnt    | no patch dropout                   | CIFAR-10    |
-| cifar10-registers      | class token      | learnt    | four registers, patch dropout 0.5  | CIFAR-10    |
+| deit_tiny              | class token      | learned    | no patch dropout                   | ImageNet-1k |
+| embedded               | class token      | learned    | patch dropout in the first half    | CIFAR-10    |
+| cifar10-average-pool   | mean of patches  | learned    | no patch dropout                   | CIFAR-10    |
+| cifar10-registers      | class token      | learned    | four registers, patch dropout 0.5  | CIFAR-10    |
 | cifar10-rotary         | class token      | rotary    | SwiGLU (EVA-02), patch dropout 0.5 | CIFAR-10    |
-| cifar10-attention-pool | attention pool   | learnt    | LayerScale, patch dropout 0.5      | CIFAR-10    |
+| cifar10-attention-pool | attention pool   | learned    | LayerScale, patch dropout 0.5      | CIFAR-10    |
 
 A folder of this package holds the float16 weights of one model, the recipe that made it (train.json, which
 `steadygaze train NAME` of the shipped recipe of that name writes) and the log of its training; it is a name

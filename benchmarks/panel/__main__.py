@@ -2,12 +2,12 @@
 
     python -m benchmarks.panel --rows docs/evidence/rows/panel
         [--cifar10 FOLDER] [--imagenet FOLDER --weights FILE] [--pets FOLDER] [--models NAME,...]
-        [--methods best|quick|searches|all|NAME,...] [--measures removal,saco,perturbation,localisation,truth]
+        [--methods best|quick|searches|all|NAME,...] [--measures removal,saco,perturbation,localization,truth]
         [--per-class 5] [--offset 400] [--classes 40]
 
 FOLDER: CIFAR-10's test/<class>/*.png, ImageNet's val/<synset>/*, pets with masks; without it, the models of
 that data set are only printed from their rows. The images of a class are those at places OFFSET, OFFSET + 1,
-... by name (ImageNet: from 0, of evenly spaced classes). Killed runs resume. `localisation` is of DeiT-Tiny
+... by name (ImageNet: from 0, of evenly spaced classes). Killed runs resume. `localization` is of DeiT-Tiny
 on --pets; `truth` trains two small ViTs on tasks whose relevant patches are known (about two minutes).
 
 The table has one section for each model, then the mean over the models whose patches can be removed, and the
@@ -69,7 +69,7 @@ def main() -> None:
 def run(model: PanelModel, methods: list[str], kind: str, chosen: argparse.Namespace) -> None:
     """Rows of one model and one measure, if its images were given."""
     out, begin = chosen.rows / model.name, f"{model.name}: {kind}"
-    if kind == "localisation":
+    if kind == "localization":
         if model.name == "deit_tiny" and chosen.pets is not None:
             print(begin, file=sys.stderr, flush=True)
             loaded = model.load(chosen.weights)

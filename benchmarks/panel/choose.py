@@ -53,7 +53,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *(f"removal_family:freeze=0.75,keys={keys}" for keys in (0.0, 0.25, 0.5, 1.0, 2.0)),
         *(f"removal_family:freeze={freeze},keys=1.0" for freeze in (0.5, 1.0)),
         *(f"removal_family:freeze=0.75,keys=1.0,late={late}" for late in (-1.0, 1.0)),
-        "removal_family:centred=True,freeze=0.75,keys=0.5",
+        "removal_family:centered=True,freeze=0.75,keys=0.5",
     ),
     "halves": (
         *(f"removal_family:freeze=0.75,keys=1.0,own={own}" for own in (0.125, 0.25, 0.5, 1.0)),
@@ -63,14 +63,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def effects(query: Query, tokens: Tensor, keys: float, late: float, centred: bool) -> Float[Tensor, "b p"]:
+def effects(query: Query, tokens: Tensor, keys: float, late: float, centered: bool) -> Float[Tensor, "b p"]:
     """The one-pass map of the patches in `tokens`."""
     run = forward(query.vit, tokens, rules=query.rules, want=Want(keys=True))
     trace = run.trace(query.value(run.logits))
     total = keys * pooled(trace)
     for l in range(trace.depth):
         x, g = (t[:, trace.vit.prefix :] for t in trace.tokens(l))
-        if centred:
+        if centered:
             x = x - x.mean(1, keepdim=True)
         weight = 1 + late * (2 * l / max(1, trace.depth - 1) - 1)
         total = total + weight / trace.depth * (x * g).sum(-1) + keys * taken(trace, l)
@@ -79,10 +79,10 @@ def effects(query: Query, tokens: Tensor, keys: float, late: float, centred: boo
 
 @register_method("removal_family", "model", freeze=0.75, score="log_odds")
 def removal_family(
-    query: Query, *, keys: float = 1.0, own: float = 0.0, late: float = 0.0, centred: bool = False
+    query: Query, *, keys: float = 1.0, own: float = 0.0, late: float = 0.0, centered: bool = False
 ) -> Float[Tensor, "b h w"]:
     """`gaze_removal` and `gaze_halves` with other constants."""
-    whole = effects(query, query.tokens, keys, late, centred)
+    whole = effects(query, query.tokens, keys, late, centered)
     if not own:
         return whole.unflatten(1, query.grid)
     order = whole.argsort(dim=1, descending=True, stable=True)
@@ -90,7 +90,7 @@ def removal_family(
     in_half = torch.zeros_like(whole)
     for part in (order[:, :half], order[:, half:]):
         in_half = in_half.scatter(
-            1, part, effects(query, query.vit.select(query.tokens, part), keys, late, centred)
+            1, part, effects(query, query.vit.select(query.tokens, part), keys, late, centered)
         )
     return (whole + own * in_half).unflatten(1, query.grid)
 

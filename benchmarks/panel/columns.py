@@ -60,15 +60,15 @@ PERTURBATION = Measure(
     MEASURES["perturbation"],
     lambda x: x[:, 1] - x[:, 0],
 )
-LOCALISATION = Measure(
+LOCALIZATION = Measure(
     "AP",
-    "localisation: average precision of the object's pixels, DeiT-Tiny on pets with masks, %",
-    MEASURES["localisation"],
+    "localization: average precision of the object's pixels, DeiT-Tiny on pets with masks, %",
+    MEASURES["localization"],
     _one(0),
 )
 TRUTH = {
     "counting": "AUROC of the red cells where the class is their number",
-    "shortcut": "AUROC of the marked cell where its colour is the class",
+    "shortcut": "AUROC of the marked cell where its color is the class",
 }
 KNOWN_TRUTH = {name: Measure(name, about, MEASURES["truth"], _one(0), 2) for name, about in TRUTH.items()}
 assert set(TRUTH) == set(TASKS)
@@ -86,7 +86,7 @@ def all_columns(root: Path, models: Mapping[str, PanelModel]) -> dict[Measure, d
     """Every measure that has rows, of the models whose patches can be removed."""
     removable = [name for name, model in models.items() if model.removable]
     found: dict[Measure, dict[str, Column]] = {}
-    for group in ((REMOVAL_MEAN, *FOUR, SRG), (SACO,), (PERTURBATION,), (LOCALISATION,)):
+    for group in ((REMOVAL_MEAN, *FOUR, SRG), (SACO,), (PERTURBATION,), (LOCALIZATION,)):
         scores = read_each(root, removable, group[0].metrics)
         found |= {measure: column_of(measure, scores) for measure in group}
     for name, measure in KNOWN_TRUTH.items():

@@ -1,4 +1,4 @@
-"""The figure of the leaderboard: removal scores with intervals, beside them the other measures as colours."""
+"""The figure of the leaderboard: removal scores with intervals, beside them the other measures as colors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import steadygaze as sg
 from benchmarks.panel.columns import REMOVAL_MEAN, Measure
 from benchmarks.panel.ranking import Entry
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.runs.cost.declared import forward_passes
 
 SHOWN = 22
-COLOURS = {  # by family; what is not listed is grey
+COLORS = {  # by family; what is not listed is gray
     "decomposition": "#c2410c",
     "gradient": "#2563eb",
     "propagation": "#7c3aed",
@@ -54,8 +54,8 @@ def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-de
     for place, entry in enumerate(shown):
         family, cost = _known(entry.method)
         error = [[entry.value - entry.low], [entry.high - entry.value]]
-        colour = COLOURS.get(family, "#94a3b8")
-        mark = axes.errorbar(entry.value, place, xerr=error, fmt="o", color=colour, capsize=3, markersize=6)
+        color = COLORS.get(family, "#94a3b8")
+        mark = axes.errorbar(entry.value, place, xerr=error, fmt="o", color=color, capsize=3, markersize=6)
         families.setdefault(family, mark)
         axes.annotate(
             cost, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=8,
@@ -84,7 +84,7 @@ def _points(axes, shown: Sequence[Entry]) -> None:  # type: ignore[no-untyped-de
 
 
 def _table(axes, shown, others, ranks) -> None:  # type: ignore[no-untyped-def]
-    """A cell's colour runs from the value of `random` (white) to the best method's (green)."""
+    """A cell's color runs from the value of `random` (white) to the best method's (green)."""
     for x, measure in enumerate(others):
         values = {e.method: e.value for e in ranks[measure]}
         best, chance = max(values.values()), values.get("random", min(values.values()))
@@ -93,8 +93,8 @@ def _table(axes, shown, others, ranks) -> None:  # type: ignore[no-untyped-def]
             if value is None or np.isnan(value):
                 continue
             share = float(np.clip((value - chance) / (best - chance or 1), 0, 1))
-            colour = tuple(1 - share * (1 - c) for c in (0.33, 0.72, 0.53))
-            axes.add_patch(_rectangle(x, y, colour))
+            color = tuple(1 - share * (1 - c) for c in (0.33, 0.72, 0.53))
+            axes.add_patch(_rectangle(x, y, color))
             weight = "bold" if value == best else "normal"
             axes.text(
                 x,
@@ -112,16 +112,16 @@ def _table(axes, shown, others, ranks) -> None:  # type: ignore[no-untyped-def]
     axes.spines[:].set_visible(False)
 
 
-def _rectangle(x: float, y: float, colour: tuple[float, ...]):  # type: ignore[no-untyped-def]
+def _rectangle(x: float, y: float, color: tuple[float, ...]):  # type: ignore[no-untyped-def]
     from matplotlib.patches import Rectangle
 
-    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none")
+    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=color, edgecolor="none")
 
 
 def _known(method: str) -> tuple[str, str]:
     """Family and cost; of a method that is not registered here, nothing is known."""
     try:
         found = sg.method(method)
-    except UnknownName:
+    except UnknownNameError:
         return "yours", ""
     return found.base.family, f"{forward_passes(found):g}"

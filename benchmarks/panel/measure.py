@@ -22,7 +22,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "removal": REMOVAL,
     "saco": ("saco",),
     "perturbation": ("positive_perturbation", "negative_perturbation"),
-    "localisation": ("average_precision",),
+    "localization": ("average_precision",),
     "truth": ("truth_auroc",),
 }
 

@@ -48,7 +48,7 @@ LEFT_OUT = {
 
 def white_box() -> list[str]:
     """Every listed method without training and search, each map once, and `decompx+skipplus`."""
-    listed = [info.name for info in sg.list_methods() if info.family not in ("black box", "learnt")]
+    listed = [info.name for info in sg.list_methods() if info.family not in ("black box", "learned")]
     return [*dict.fromkeys([*BEST_KNOWN, *(name for name in listed if name not in LEFT_OUT)])]
 
 

@@ -1,19 +1,19 @@
 """All errors of steadygaze. A message states what was expected, what was given, and what to do.
 
 SteadygazeError
-├── UnsupportedModel (TypeError)        adapt() cannot view this model
-├── MethodUnavailable (ValueError)      the method cannot explain this model
-├── UnknownName (ValueError)            an unknown method, aggregator, score, model, class, ...
-├── BadInput (ValueError)               invalid images, targets or options
-├── BadImage (ValueError)               an image file that cannot be decoded
-├── BadCheckpoint (ValueError)          weights that do not fit the model, or that contain code
-├── BrokenMap (ArithmeticError)         a map with NaN or infinite values
-├── ModelChanged (RuntimeError)         another thread changed the model during a call
-└── RowsNotWritten (OSError)            a run or report that cannot be written
-DegenerateMap (UserWarning)             a map that is zero everywhere
-PartialMap (UserWarning)                an interrupted search: the map uses the runs that were done
-ImagesOutOfRange (UserWarning)          images far outside of what the model's normalisation gives
-DamagedData (UserWarning)               a shard or data set that could not be read to its end
+├── UnsupportedModelError (TypeError)        adapt() cannot view this model
+├── MethodUnavailableError (ValueError)      the method cannot explain this model
+├── UnknownNameError (ValueError)            an unknown method, aggregator, score, model, class, ...
+├── InputError (ValueError)               invalid images, targets or options
+├── ImageError (ValueError)               an image file that cannot be decoded
+├── CheckpointError (ValueError)          weights that do not fit the model, or that contain code
+├── BrokenMapError (ArithmeticError)         a map with NaN or infinite values
+├── ModelChangedError (RuntimeError)         another thread changed the model during a call
+└── RowsNotWrittenError (OSError)            a run or report that cannot be written
+DegenerateMapWarning (UserWarning)             a map that is zero everywhere
+PartialMapWarning (UserWarning)                an interrupted search: the map uses the runs that were done
+ImagesOutOfRangeWarning (UserWarning)          images far outside of what the model's normalization gives
+DamagedDataWarning (UserWarning)               a shard or data set that could not be read to its end
 """
 
 import re
@@ -37,23 +37,23 @@ class SteadygazeError(Exception):
         self.option = option
 
 
-class UnsupportedModel(SteadygazeError, TypeError):
+class UnsupportedModelError(SteadygazeError, TypeError):
     """No adapter knows the model, or its view does not reproduce the model's logits."""
 
 
-class MethodUnavailable(SteadygazeError, ValueError):
+class MethodUnavailableError(SteadygazeError, ValueError):
     """The method exists, but cannot explain this model.
 
     >>> import steadygaze as sg, torch
     >>> try:
     ...     sg.explain(sg.load_model("embedded"), torch.zeros(1, 3, 32, 32), method="diffmask")
-    ... except sg.MethodUnavailable as error:
+    ... except sg.MethodUnavailableError as error:
     ...     print(str(error).partition(".")[0])
     diffmask: it needs gates that are trained for the model
     """
 
 
-class UnknownName(SteadygazeError, ValueError):
+class UnknownNameError(SteadygazeError, ValueError):
     """An unknown name; the message suggests known ones (see `suggestions`).
 
     elsewhere: names that other packages use, each with the name it has here
@@ -91,8 +91,8 @@ def suggestions(
     >>> suggestions("gazze", ["gae", "gaze"])
     ['gaze']
     """
-    wanted = _normalised(name)
-    names = {_normalised(word): word for word in known} | {_normalised(a): b for a, b in elsewhere.items()}
+    wanted = _normalized(name)
+    names = {_normalized(word): word for word in known} | {_normalized(a): b for a, b in elsewhere.items()}
     if wanted in names:
         return [names[wanted]]
     if len(wanted) >= SHORTEST_PART:
@@ -104,82 +104,82 @@ def suggestions(
     return [names[word] for word in get_close_matches(wanted, names, n=1, cutoff=0.5)]
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     """Lower case, with spaces for hyphens and underscores."""
     return re.sub(r"[-_\s]+", " ", name.lower()).strip()
 
 
-class BadInput(SteadygazeError, ValueError):
+class InputError(SteadygazeError, ValueError):
     """Invalid images, targets or options."""
 
 
-class BadImage(SteadygazeError, ValueError):
+class ImageError(SteadygazeError, ValueError):
     """An image file that cannot be read.
 
     >>> from steadygaze.data.images import read_image
     >>> try:
     ...     read_image("missing.png")
-    ... except BadImage as error:
+    ... except ImageError as error:
     ...     print(error)
     missing.png: no such file
     """
 
 
-class BadCheckpoint(SteadygazeError, ValueError):
+class CheckpointError(SteadygazeError, ValueError):
     """A checkpoint that does not fit the model, or that contains code.
 
     >>> import steadygaze as sg
     >>> try:
     ...     sg.load_model("vit_tiny_patch16_224", checkpoint="missing.pth")
-    ... except BadCheckpoint as error:
+    ... except CheckpointError as error:
     ...     print(error)
     expected a checkpoint file (.safetensors, .pth, .pt, .bin), got missing.pth: no such file
     """
 
 
-class BrokenMap(SteadygazeError, ArithmeticError):
+class BrokenMapError(SteadygazeError, ArithmeticError):
     """A map with NaN or infinite values."""
 
 
-class ModelChanged(SteadygazeError, RuntimeError):
+class ModelChangedError(SteadygazeError, RuntimeError):
     """Another thread changed the mode or the weights of the model during the call."""
 
 
-class RowsNotWritten(SteadygazeError, OSError):
+class RowsNotWrittenError(SteadygazeError, OSError):
     """The disk is full or read-only; all rows that were reported as written are kept."""
 
 
-class DegenerateMap(UserWarning):
+class DegenerateMapWarning(UserWarning):
     """A map that is zero everywhere explains nothing.
 
     >>> import warnings
     >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", DegenerateMap)  # calls in this block raise it
+    ...     warnings.simplefilter("error", DegenerateMapWarning)  # calls in this block raise it
     """
 
 
-class PartialMap(UserWarning):
+class PartialMapWarning(UserWarning):
     """A search was interrupted (Ctrl-C, stop button of a notebook): the map uses the runs that were done.
 
     >>> import warnings
     >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", PartialMap)  # calls in this block raise it
+    ...     warnings.simplefilter("error", PartialMapWarning)  # calls in this block raise it
     """
 
 
-class ImagesOutOfRange(UserWarning):
-    """The values of images are far outside of what the model's normalisation gives.
+class ImagesOutOfRangeWarning(UserWarning):
+    """The values of images are far outside of what the model's normalization gives.
 
     >>> import warnings
     >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", ImagesOutOfRange)  # the images are meant to be like this
+    ...     warnings.simplefilter("ignore", ImagesOutOfRangeWarning)  # the images are meant to be like this
     """
 
 
-class DamagedData(UserWarning):
+class DamagedDataWarning(UserWarning):
     """A shard or a data set could not be read to its end. The images before the damage were used.
 
     >>> import warnings
     >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", DamagedData)  # a damaged shard ends the run
+    ...     warnings.simplefilter("error", DamagedDataWarning)  # a damaged shard ends the run
     """

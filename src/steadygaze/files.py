@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.errors import InputError, RowsNotWrittenError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,7 +153,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class FileLock:
-    """A file that is open for appending and locked: another process that locks it gets a `BadInput`.
+    """A file that is open for appending and locked: another process that locks it gets a `InputError`.
 
     path: the file, which is created if there is none; `lock_folder` locks a whole folder
     shared: several processes may hold the lock, but none that wants it alone
@@ -167,13 +167,13 @@ class FileLock:
         try:
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
+            raise RowsNotWrittenError(f"{path} cannot be written ({error.strerror})") from error
         if fcntl is not None:
             try:
                 _lock(self.file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             except BlockingIOError as error:
                 self.close()
-                raise BadInput(
+                raise InputError(
                     f"{path.parent}: another process is writing this run. Wait for it, or choose another "
                     "output folder."
                 ) from error

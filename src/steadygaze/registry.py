@@ -20,7 +20,7 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 
 GROUP = "steadygaze.plugins"
 Entry = TypeVar("Entry")
@@ -50,6 +50,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     ) -> None:
         self.kind, self.built_in, self.hint, self.synonyms = kind, built_in, hint, synonyms
         self._entries: dict[str, Entry] = {}
+        self._origins: dict[str, str] = {}
         self._loaded = False
 
     def load(self) -> None:
@@ -58,6 +59,11 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             self._loaded = True  # first: these modules may read the registry themselves
             for module in self.built_in:
                 import_module(module)
+            # a module may have been imported earlier, by itself: listings and runs keep the declared order
+            place = {module: number for number, module in enumerate(self.built_in)}
+            self._entries = dict(
+                sorted(self._entries.items(), key=lambda item: place.get(self._origins[item[0]], len(place)))
+            )
         load_plugins()
 
     def add(self, name: str, entry: Entry, *, origin: str, replace: bool = False) -> Entry:
@@ -67,18 +73,20 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             name: A name without spaces and without any of `+ : = ,`.
             entry: What is registered.
             origin: The module that defines the entry.
-            replace: Replace the entry that has this name, instead of raising `BadInput`.
+            replace: Replace the entry that has this name, instead of raising `InputError`.
         """
         if not name or any(c in name for c in "+:=, \t\n"):
-            raise BadInput(f"{self.kind} {name!r}: expected a name without spaces and without any of + : = ,")
+            raise InputError(
+                f"{self.kind} {name!r}: expected a name without spaces and without any of + : = ,"
+            )
         if name not in self._entries and not is_built_in(origin):
             self.load()  # a name of a built-in entry is taken, whether or not it was used before
         if name in self._entries and not replace:
-            raise BadInput(
+            raise InputError(
                 f"a {self.kind} named {name!r} is registered already. "
                 "Choose another name or pass replace=True."
             )
-        self._entries[name] = entry
+        self._entries[name], self._origins[name] = entry, origin
         return entry
 
     def remove(self, name: str) -> None:
@@ -89,7 +97,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         if name not in self._entries:
             self.load()
         if name not in self._entries:
-            raise UnknownName(self.kind, name, self._entries, self.hint, self.synonyms)
+            raise UnknownNameError(self.kind, name, self._entries, self.hint, self.synonyms)
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

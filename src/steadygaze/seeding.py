@@ -25,7 +25,7 @@ def image_seed(seed: int, image: str | bytes, *, separator: str = "\0", size: in
 
 
 def combined_seed(*numbers: int) -> int:
-    """One 32-bit seed of several numbers, such as (seed, epoch, index); neighbours give unrelated seeds.
+    """One 32-bit seed of several numbers, such as (seed, epoch, index); neighbors give unrelated seeds.
 
     >>> combined_seed(0, 1) == combined_seed(0, 1) != combined_seed(1, 0)
     True

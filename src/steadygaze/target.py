@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 
 Outputs = Literal["classes", "labels", "values", "features"]
 Task = Literal["classification", "multilabel", "regression"]
@@ -62,7 +62,7 @@ def outputs_of_task(task: str) -> Outputs:
     'labels'
     """
     if task not in TASKS:
-        raise UnknownName("task", str(task), TASKS)
+        raise UnknownNameError("task", str(task), TASKS)
     return TASKS[task]
 
 
@@ -83,11 +83,11 @@ def own_task(model: Any) -> Task | None:
 
 
 def check_class_names(names: Sequence[str], module: Any) -> None:
-    """`BadInput` unless there are as many names as the model says it has classes."""
+    """`InputError` unless there are as many names as the model says it has classes."""
     config = getattr(module, "config", None)
     classes = getattr(module, "num_classes", None) or getattr(config, "num_labels", None)
     if isinstance(classes, int) and classes != len(names):
-        raise BadInput(
+        raise InputError(
             f"expected {classes} class names, as many as {type(module).__name__} has classes, got "
             f"{len(names)}",
             option="class_names",
@@ -125,10 +125,10 @@ def describe(
     return f"{name} {text}" if name else f"{NOUNS[outputs]} {index}: {text}"
 
 
-def summarise(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] | None = None) -> str:
+def summarize(outputs: Outputs, numbers: Sequence[float], names: Sequence[str] | None = None) -> str:
     """What a model predicts, in words: its class, every label above 0.5, or every value.
 
-    >>> summarise("labels", [0.93, 0.2, 0.88], ["cat", "car", "dog"])
+    >>> summarize("labels", [0.93, 0.2, 0.88], ["cat", "car", "dog"])
     'cat 0.93 and dog 0.88'
     """
     best = max(range(len(numbers)), key=lambda index: numbers[index])
@@ -164,18 +164,18 @@ def check_score(score: str, outputs: Outputs) -> str:
     if score in SCORES_OF[outputs]:
         return score
     if outputs == "labels" and score == "contrast":
-        raise BadInput(
+        raise InputError(
             "score='contrast' compares classes of which one holds, but the labels of this model are "
             "independent of one another. Use log_odds, which for a label is the logit itself.",
             option="score",
         )
     if outputs == "values" and score in SCORES:
-        raise BadInput(
+        raise InputError(
             f"score={score!r} is a score of classes, but this model gives values (regression), which have no "
             f"probability. Leave score out: the value itself is explained.",
             option="score",
         )
-    raise UnknownName("score", str(score), SCORES_OF[outputs])
+    raise UnknownNameError("score", str(score), SCORES_OF[outputs])
 
 
 def default_score(score: str, outputs: Outputs) -> str:
@@ -205,26 +205,26 @@ def resolve_target(
         return None
     if target is None:
         if outputs == "values" and classes > 1:
-            raise BadInput(
+            raise InputError(
                 f"target: this model gives {classes} values (regression), and none of them is the predicted "
                 f"one. Give the index of the value to explain, 0..{classes - 1}.",
                 option="target",
             )
         return logits.argmax(-1)
     if isinstance(target, (bool, float, str)):
-        raise BadInput(
+        raise InputError(
             f"target: expected None, a class index, one index per image, or a callable, got {target!r}"
         )
     try:
         index = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"target: expected class indices, got {target!r} ({error})") from None
+        raise InputError(f"target: expected class indices, got {target!r} ({error})") from None
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise BadInput(f"target: expected integer class indices, got {index.dtype}")
+        raise InputError(f"target: expected integer class indices, got {index.dtype}")
     if index.dim() == 0:
         index = index.expand(batch)
     if index.dim() not in (1, 2) or index.shape[0] != batch or index.numel() == 0:
-        raise BadInput(
+        raise InputError(
             f"target: expected one class, {batch} classes (one per image) or shape ({batch}, K), "
             f"got shape {tuple(index.shape)} for a batch of {batch}"
         )
@@ -232,7 +232,7 @@ def resolve_target(
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise BadInput(
+        raise InputError(
             f"target: {NOUNS[outputs]} {wrong} is out of range; the model has {outputs} 0..{classes - 1}"
         )
     return index
@@ -279,7 +279,7 @@ def target_value(
     if not isinstance(value, Tensor) or value.shape != logits.shape[:1] or not value.requires_grad:
         got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         got += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
-        raise BadInput(
+        raise InputError(
             f"target: a callable must return a differentiable tensor of shape ({logits.shape[0]},), got {got}"
         )
     return value

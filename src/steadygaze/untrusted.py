@@ -1,5 +1,5 @@
 """Files of a run folder, read with limits: regular files inside the folder, of bounded size, with JSON of
-bounded depth. Anything else is a `BadInput`.
+bounded depth. Anything else is a `InputError`.
 
 What run.json and the rows of a run must look like. Keys that are not named here are kept as they are.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from steadygaze.errors import BadInput, SteadygazeError
+from steadygaze.errors import InputError, SteadygazeError
 
 MIB = 2**20
 MAX_FILE = 64 * MIB  # run.json, samples.json, a sample image
@@ -35,17 +35,17 @@ def inside(folder: Path, name: str | Path) -> Path:
         within = resolved.is_relative_to(folder.resolve(strict=True))
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise BadInput(f"{path} is a link to a file that does not exist") from error
+            raise InputError(f"{path} is a link to a file that does not exist") from error
         raise
     except (OSError, ValueError, RuntimeError) as error:  # a name with a zero byte, a loop of links
-        raise BadInput(f"{path} cannot be read ({error})") from error
+        raise InputError(f"{path} cannot be read ({error})") from error
     if not within:
-        raise BadInput(
+        raise InputError(
             f"{path} leads out of its run folder: reports read files of the folder only. Copy the file into "
             "the folder if it belongs to the run."
         )
     if not resolved.is_file():
-        raise BadInput(f"{path}: expected a file, got a folder or a special file")
+        raise InputError(f"{path}: expected a file, got a folder or a special file")
     return path
 
 
@@ -56,9 +56,9 @@ def read_bounded(folder: Path, name: str | Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror})") from error
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
     if len(content) > MAX_FILE:
-        raise BadInput(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more")
+        raise InputError(f"{path}: expected at most {MAX_FILE // MIB} MiB, got more")
     return content
 
 
@@ -105,18 +105,18 @@ def raw_blocks(path: Path) -> Iterator[bytes]:
                 end = data.rfind(b"\n") + 1
                 block, rest = data[:end], data[end:]
                 if _longest_line(block) > MAX_LINE or len(rest) > MAX_LINE:
-                    raise BadInput(
+                    raise InputError(
                         f"{path}: expected rows of at most {MAX_LINE // MIB} MiB, got a longer one"
                     )
                 if packed and block and total > limit:
-                    raise BadInput(
+                    raise InputError(
                         f"{path}: unpacks to more than {limit // MIB} MiB, which no run writes. If it is "
                         "yours, unpack it with gunzip."
                     )
                 if block:
                     yield block
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} cannot be read ({error}): it is damaged or incomplete") from error
+        raise InputError(f"{path} cannot be read ({error}): it is damaged or incomplete") from error
 
 
 def _longest_line(block: bytes) -> int:
@@ -131,7 +131,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def damaged_files(*folders: str | Path) -> Iterator[None]:
-    """Errors of computing with what these run folders hold become a `BadInput` that names them.
+    """Errors of computing with what these run folders hold become a `InputError` that names them.
 
     Files are checked as they are read. What is left are values that do not fit together, such as a severity
     that is no number, which only the suite or metric they belong to can know.
@@ -142,7 +142,7 @@ def damaged_files(*folders: str | Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         names = ", ".join(map(str, folders))
-        raise BadInput(
+        raise InputError(
             f"{names}: the values in run.json, the rows or the samples do not fit together "
             f"({type(error).__name__}: {str(error)[:200]}). The files are damaged, or of another "
             "version; run the measurement again."
@@ -222,7 +222,7 @@ class Settings(_Record):
     notes: list[str] = []
     set_images: dict[str, Count] = {}
     shifts: list[_ImageSet] = []
-    neighbours: list[_ImageSet] = []
+    neighbors: list[_ImageSet] = []
 
 
 class About(_Record):
@@ -248,11 +248,11 @@ def check_run(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_complete(runs: Sequence[Mapping[str, Any]], folders: Sequence[str | Path]) -> None:
-    """BadInput unless each run.json states which model was measured, with which seed and versions."""
+    """InputError unless each run.json states which model was measured, with which seed and versions."""
     for run, folder in zip(runs, folders, strict=True):
         missing = [name for name in ("model", "weights", "seed", "versions") if name not in run["settings"]]
         if missing:
-            raise BadInput(f"{folder}/run.json: the settings have no {', '.join(missing)}")
+            raise InputError(f"{folder}/run.json: the settings have no {', '.join(missing)}")
 
 
 def read_record(kind: type[T], value: Any, where: str) -> T:
@@ -260,14 +260,14 @@ def read_record(kind: type[T], value: Any, where: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise BadInput(f"{where}: {_words(error)}") from error
+        raise InputError(f"{where}: {_words(error)}") from error
 
 
 def _validate(kind: type[BaseModel], value: Any, where: str) -> None:
     try:
         kind.model_validate(value)
     except ValidationError as error:
-        raise BadInput(
+        raise InputError(
             f"{where}: {_words(error)}. The file is damaged, or was written by another version."
         ) from error
 

@@ -78,7 +78,7 @@ def test_removal_curves_are_those_of_verify(viewer: Viewer, loaded: LoadedModel,
 def test_images_are_shown_sharp(viewer: Viewer, image: Image.Image) -> None:
     shown = np.asarray(viewer.shown(image))
     assert shown.shape == (672, 672, 3)
-    scale = 672 // viewer.loaded.size[0]  # every pixel of a small image is a square of one colour
+    scale = 672 // viewer.loaded.size[0]  # every pixel of a small image is a square of one color
     assert (shown[::scale, ::scale].repeat(scale, 0).repeat(scale, 1) == shown).all()
     ((overlay, caption),) = viewer.overlays(image, viewer.maps(image, ["gae"]))
     assert overlay.size == (672, 672) and caption.startswith("gae: ")
@@ -137,7 +137,7 @@ def test_a_module_is_accepted(image: Image.Image) -> None:
 
     model = timm.create_model("test_vit", num_classes=3).eval()
     assert Viewer.of(model).loaded.name == "test_vit" and len(Viewer.of(model).predictions(image)) == 3
-    with pytest.raises(sg.BadInput, match="the preprocessing of Linear is not known"):
+    with pytest.raises(sg.InputError, match="the preprocessing of Linear is not known"):
         Viewer.of(torch.nn.Linear(2, 2))
 
 

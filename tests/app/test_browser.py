@@ -83,8 +83,8 @@ def what_if(page: Any) -> Any:
     return page.locator(".sg-board")
 
 
-def centre(page: Any, patch: int, pane: str = "image") -> tuple[float, float]:
-    """The centre of a patch on the screen."""
+def center(page: Any, patch: int, pane: str = "image") -> tuple[float, float]:
+    """The center of a patch on the screen."""
     page.locator(f".sg-{pane}-pane").scroll_into_view_if_needed()
     box = page.locator(f".sg-{pane}-pane").bounding_box()
     row, column = divmod(patch, SIDE)
@@ -123,10 +123,10 @@ def test_ten_quick_clicks_are_ten_patches(open_page: OpenPage) -> None:
     image, heatmap = (page.locator(f".sg-{name}-pane").bounding_box() for name in ("image", "map"))
     assert heatmap["x"] >= image["x"] + image["width"] and abs(heatmap["y"] - image["y"]) < 30
     for patch in range(20, 30):
-        page.mouse.click(*centre(page, patch))
+        page.mouse.click(*center(page, patch))
     expect_removed(page, 10)
     for patch in (20, 21, 40):  # two are restored, one is removed, on the map
-        page.mouse.click(*centre(page, patch, "map"))
+        page.mouse.click(*center(page, patch, "map"))
     expect_removed(page, 9)
     page.get_by_role("button", name="Restore all patches").click()
     expect_removed(page, 0)
@@ -138,9 +138,9 @@ def test_a_drag_removes_every_patch_below_it(open_page: OpenPage) -> None:
     page = open_page()
     what_if(page)
     for steps in (1, 5):  # few events or many: the second drag restores
-        page.mouse.move(*centre(page, 16))
+        page.mouse.move(*center(page, 16))
         page.mouse.down()
-        page.mouse.move(*centre(page, 23), steps=steps)
+        page.mouse.move(*center(page, 23), steps=steps)
         page.mouse.up()
         expect_removed(page, 8 if steps == 1 else 0)
 
@@ -167,12 +167,12 @@ def test_a_phone(open_page: OpenPage) -> None:
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844
     what_if(page)
     for patch in range(10):
-        page.touchscreen.tap(*centre(page, patch))
+        page.touchscreen.tap(*center(page, patch))
     expect_removed(page, 10)
     # a finger draws on the image
     finger = page.context.new_cdp_session(page)
     for kind, patch in (("touchStart", 24), ("touchMove", 28), ("touchMove", 31), ("touchEnd", None)):
-        points = [] if patch is None else [dict(zip("xy", centre(page, patch), strict=True))]
+        points = [] if patch is None else [dict(zip("xy", center(page, patch), strict=True))]
         finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     expect_removed(page, 18)
     for name in ("Why?", "Is it true?", "What if?"):
@@ -212,7 +212,7 @@ def test_names_from_strangers_are_only_text(open_page: OpenPage, loaded: LoadedM
         explain(page)
         expect(page.locator("#sg-maps img")).to_have_count(4)
         what_if(page)
-        page.mouse.click(*centre(page, 3))
+        page.mouse.click(*center(page, 3))
         expect(page.locator("#sg-summary")).to_contain_text(ATTACK)
         expect(page.locator(".sg-heading")).to_contain_text(ATTACK)
         page.get_by_label("Remove Image").click()

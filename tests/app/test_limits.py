@@ -232,7 +232,7 @@ def test_the_command_has_the_same_limits() -> None:
 
 def test_limits_are_checked() -> None:
     for wrong in ({"max_seconds": 0}, {"max_methods": "many"}, {"max_calls": True}):
-        with pytest.raises(sg.BadInput, match=re.escape(next(iter(wrong)))):
+        with pytest.raises(sg.InputError, match=re.escape(next(iter(wrong)))):
             Limits(**wrong)
 
 

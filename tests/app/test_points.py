@@ -62,9 +62,9 @@ def test_a_click_is_a_pixel_of_what_the_model_sees(loaded: sg.LoadedModel, file:
 
 def test_wrong_pixels_get_words(loaded: sg.LoadedModel) -> None:
     for text in ("40", "a, b", "1, 2, 3", "-1, 3", 7):
-        with pytest.raises(sg.BadInput, match="pixel: expected x, y such as 32, 32"):
+        with pytest.raises(sg.InputError, match="pixel: expected x, y such as 32, 32"):
             with_point(Viewer(loaded), text)
-    with pytest.raises(sg.BadInput, match="64 pixels wide"):
+    with pytest.raises(sg.InputError, match="64 pixels wide"):
         with_point(Viewer(loaded), "64, 3")
 
 

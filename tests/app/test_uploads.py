@@ -20,8 +20,8 @@ pytest.importorskip("gradio")
 CLASSES = sg.load_model("embedded").class_names or ()
 METHODS = ["gae", "gaze_removal"]
 RAMP = np.linspace(0, 1, 48)[:, None] * np.linspace(0.2, 1, 40)
-COLOURS = np.stack([RAMP, RAMP[::-1], np.roll(RAMP, 20, 1)], -1)
-RGB = Image.fromarray((255 * COLOURS).astype(np.uint8))
+COLORS = np.stack([RAMP, RAMP[::-1], np.roll(RAMP, 20, 1)], -1)
+RGB = Image.fromarray((255 * COLORS).astype(np.uint8))
 
 
 def rotated() -> Image.Exif:
@@ -40,7 +40,7 @@ def animated(file: Path) -> None:
 
 GOOD: dict[str, Callable[[Path], None]] = {
     "plain.png": RGB.save,
-    "grey16.png": lambda file: Image.fromarray((65535 * RAMP).astype(np.uint16)).save(file),
+    "gray16.png": lambda file: Image.fromarray((65535 * RAMP).astype(np.uint16)).save(file),
     "rgba.png": lambda file: Image.merge("RGBA", (*RGB.split(), RGB.getchannel(0))).save(file),
     "palette.png": transparent_palette,
     "cmyk.jpg": lambda file: RGB.convert("CMYK").save(file),
@@ -48,7 +48,7 @@ GOOD: dict[str, Callable[[Path], None]] = {
     "animated.webp": animated,
     "animated.gif": animated,
     "still.webp": RGB.save,
-    "grey16.tiff": lambda file: Image.fromarray((65535 * RAMP).astype(np.uint16)).save(file),
+    "gray16.tiff": lambda file: Image.fromarray((65535 * RAMP).astype(np.uint16)).save(file),
 }
 if features.check("avif"):
     GOOD["still.avif"] = RGB.save

@@ -17,7 +17,7 @@ import steadygaze.cli as cli
 import steadygaze.cli.explain as command
 from steadygaze.cli import app
 from steadygaze.cli.options import split_methods
-from steadygaze.errors import BadInput, BrokenMap
+from steadygaze.errors import BrokenMapError, InputError
 from steadygaze.loading.load import load_model
 from steadygaze.methods.explain import explain
 
@@ -130,7 +130,7 @@ def test_nothing_readable(tmp_path):
 def test_a_broken_map_does_not_stop_the_others(tmp_path, monkeypatch):
     def fragile(vit, images, **other):
         if (images[:, 0].mean((1, 2)) > 0.9).any():
-            raise BrokenMap("not finite")
+            raise BrokenMapError("not finite")
         return explain(vit, images, **other)
 
     monkeypatch.setattr(command, "explain", fragile)
@@ -184,7 +184,7 @@ def test_a_wrong_method_is_reported_before_anything_is_loaded(tmp_path, monkeypa
 
 def test_debug_shows_the_traceback(tmp_path):
     words = ["explain", str(tmp_path), "--model", "embedded", "--debug"]
-    with pytest.raises(BadInput, match="found none"):
+    with pytest.raises(InputError, match="found none"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
@@ -265,7 +265,7 @@ def test_one_spelling_and_its_plural_everywhere():
 def test_the_flag_of_an_argument_is_added_to_an_error(tmp_path, monkeypatch):
     def fail(option):
         def explain(*args, **options):
-            raise BadInput("expected something else", option=option)
+            raise InputError("expected something else", option=option)
 
         return explain
 

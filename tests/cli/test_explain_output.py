@@ -139,11 +139,11 @@ def test_avif_is_explained_and_no_progress_bar_of_transformers_is_printed(tmp_pa
 def test_the_legend_lies_inside_the_sheet(legend, cell, columns):
     row = Row([Image.new("RGB", (cell, cell), "white")] * columns)
     sheet = tile([row], [""] * columns, cell=cell, legend=legend)
-    grey = sheet.convert("L").point(lambda value: 255 if value < 250 else 0)
-    left, _, right, _ = grey.getbbox()
+    gray = sheet.convert("L").point(lambda value: 255 if value < 250 else 0)
+    left, _, right, _ = gray.getbbox()
     assert left >= 4 and right <= sheet.width - 4, "nothing is cut at the sides"
     if cell == 224 and columns > 1:
         wide = tile([Row([row.images[0]] * 8)], [""] * 8, cell=cell, legend=legend)
         ink = wide.convert("L").point(lambda value: 255 if value < 250 else 0).getbbox()
         shorter_bar = (ink[2] - ink[0]) - (right - left)
-        assert 0 <= shorter_bar <= cell // 2 + 1, "all words, and a colour bar of at least half the length"
+        assert 0 <= shorter_bar <= cell // 2 + 1, "all words, and a color bar of at least half the length"

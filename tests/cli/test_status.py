@@ -89,7 +89,7 @@ def test_running_died_and_failed(run):
     assert states(run)[3] == "died"
     with lock_run(run, Shard(3, 4)):
         assert states(run)[3] == "running", "its lock is held"
-    change(run, 3, **half | {"state": "failed"}, error="RowsNotWritten: No space left on device")
+    change(run, 3, **half | {"state": "failed"}, error="RowsNotWrittenError: No space left on device")
     assert states(run)[3] == "failed" and "No space left on device" in status(run)
     for index in (1, 3):
         (run / f"progress-{index:05d}of00004-00000.json").unlink()

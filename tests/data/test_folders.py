@@ -1,4 +1,4 @@
-"""Labelled folders, masks in every layout, and what bad ones get."""
+"""Labeled folders, masks in every layout, and what bad ones get."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 import steadygaze as sg
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
-from steadygaze.data.masks import find_labelled_images, read_mask
+from steadygaze.data.masks import find_labeled_images, read_mask
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.loading.load import load_model
 
@@ -52,7 +52,7 @@ def test_synset_index_and_name(tmp_path):
     assert [TEN.index(name) for name in ("airplane", "Cat", "9")] == [0, 3, 9]
     named = ClassLookup(("tabby, tabby cat", "crane", "crane, machine", "great white shark"), 4)
     assert [named.index(name) for name in ("tabby_cat", "crane", "Great white shark")] == [0, 1, 3]
-    with pytest.raises(sg.BadInput, match=r"\[0, 1\]"):
+    with pytest.raises(sg.InputError, match=r"\[0, 1\]"):
         ClassLookup(("crane", "crane"), 2).index("crane")
 
 
@@ -72,18 +72,18 @@ def test_class_names_nobody_knows(name, classes, says):
     if not says:
         assert classes.index(name) == 8
         return
-    with pytest.raises((sg.UnknownName, sg.BadInput), match=says):
+    with pytest.raises((sg.UnknownNameError, sg.InputError), match=says):
         classes.index(name)
 
 
 def test_folders_without_images(tmp_path):
-    with pytest.raises(sg.BadInput, match="found none"):
-        find_labelled_images(tmp_path, None, TEN)
-    with pytest.raises(sg.BadInput, match="no such folder"):
-        find_labelled_images(tmp_path / "nowhere", None, TEN)
+    with pytest.raises(sg.InputError, match="found none"):
+        find_labeled_images(tmp_path, None, TEN)
+    with pytest.raises(sg.InputError, match="no such folder"):
+        find_labeled_images(tmp_path / "nowhere", None, TEN)
     save_image(tmp_path / "a.png")
-    with pytest.raises(sg.BadInput, match="no class folder"):
-        find_labelled_images(tmp_path, None, TEN)
+    with pytest.raises(sg.InputError, match="no class folder"):
+        find_labeled_images(tmp_path, None, TEN)
 
 
 def test_the_first_are_an_even_sample():
@@ -105,30 +105,30 @@ def test_index_csv(tmp_path):
         "image,mask,synset,imagenet_index,breed\nimages/a.jpg,masks/a.png,n02123394,283,Persian\n"
     )
     for data, masks in ((tmp_path, None), (tmp_path, tmp_path), (tmp_path / "images", tmp_path)):
-        found = find_labelled_images(data, masks, THOUSAND)
+        found = find_labeled_images(data, masks, THOUSAND)
         assert [(i.name, i.label, i.mask) for i in found.items] == [
             ("images/a.jpg", 283, tmp_path / "masks" / "a.png")
         ]
     (tmp_path / "index.csv").write_text("file,label\na,1\n")
-    with pytest.raises(sg.BadInput, match="columns"):
+    with pytest.raises(sg.InputError, match="columns"):
         read_index(tmp_path / "index.csv", THOUSAND)
     (tmp_path / "index.csv").write_text("image,label\n")
-    with pytest.raises(sg.BadInput, match="no images"):
+    with pytest.raises(sg.InputError, match="no images"):
         read_index(tmp_path / "index.csv", THOUSAND)
 
 
 def test_pairs(tmp_path):
     for name in ("a", "b"):
         save_image(tmp_path / "images" / "cat" / f"{name}.jpg")
-    with pytest.raises(sg.BadInput, match="no such folder"):
-        find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
+    with pytest.raises(sg.InputError, match="no such folder"):
+        find_labeled_images(tmp_path / "images", tmp_path / "masks", TEN)
     (tmp_path / "masks").mkdir()
-    with pytest.raises(sg.BadInput, match="no image has a mask"):
-        find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
+    with pytest.raises(sg.InputError, match="no image has a mask"):
+        find_labeled_images(tmp_path / "images", tmp_path / "masks", TEN)
     pixels = np.zeros((10, 12))
     pixels[:5], pixels[5] = 255, 128
     mask(tmp_path / "masks" / "cat" / "a.png", pixels)
-    found = find_labelled_images(tmp_path / "images", tmp_path / "masks", TEN)
+    found = find_labeled_images(tmp_path / "images", tmp_path / "masks", TEN)
     assert [i.name for i in found.items] == ["cat/a.jpg"] and found.without == 1
     assert np.array_equal(np.asarray(read_mask(found.items[0], found.decode, (12, 10))), pixels)
 
@@ -147,15 +147,15 @@ def test_bad_masks(tmp_path, pixels, size, says):
         save_image(tmp_path / "m" / "cat" / "a.png").write_bytes(b"no mask")
     else:
         mask(tmp_path / "m" / "cat" / "a.png", pixels)
-    found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
-    with pytest.raises(sg.BadImage, match=says):
+    found = find_labeled_images(tmp_path / "p", tmp_path / "m", TEN)
+    with pytest.raises(sg.ImageError, match=says):
         read_mask(found.items[0], found.decode, size)
 
 
 def test_masks_of_zero_and_one(tmp_path):
     save_image(tmp_path / "p" / "cat" / "a.png", (4, 2))
     mask(tmp_path / "m" / "cat" / "a.png", [[0, 1, 1, 0], [0, 0, 0, 1]])
-    found = find_labelled_images(tmp_path / "p", tmp_path / "m", TEN)
+    found = find_labeled_images(tmp_path / "p", tmp_path / "m", TEN)
     got = np.asarray(read_mask(found.items[0], found.decode, (4, 2)))
     assert got.tolist() == [[0, 255, 255, 0], [0, 0, 0, 255]]
 
@@ -172,14 +172,14 @@ def test_imagenet_s(tmp_path, split):
     data, masks = (
         (tmp_path / "validation", tmp_path / "validation-segmentation") if split else (tmp_path, None)
     )
-    found = find_labelled_images(data, masks, THOUSAND)
+    found = find_labeled_images(data, masks, THOUSAND)
     assert found.layout == "ImageNet-S" and found.items[0].label == 283
     got = np.asarray(read_mask(found.items[0], found.decode, (4, 2)))
     assert got.tolist() == [[255, 255, 128, 0], [0, 0, 0, 0]]
 
 
 def test_pascal_voc(tmp_path):
-    """Class indices 1..20, 255 is the border; labelled where the model knows the class."""
+    """Class indices 1..20, 255 is the border; labeled where the model knows the class."""
     save_image(tmp_path / "JPEGImages" / "x.jpg", (4, 2))
     (tmp_path / "ImageSets" / "Segmentation").mkdir(parents=True)
     (tmp_path / "ImageSets" / "Segmentation" / "val.txt").write_text("x\n")
@@ -193,7 +193,7 @@ def test_pascal_voc(tmp_path):
         (ClassLookup(None, 20), 7, [[255, 255, 128, 0], [0, 0, 0, 0]]),
         (THOUSAND, None, [[255, 255, 128, 0], [255, 0, 0, 0]]),  # every object
     ):
-        found = find_labelled_images(tmp_path, None, classes)
+        found = find_labeled_images(tmp_path, None, classes)
         assert found.items[0].label == label and found.layout == "Pascal VOC"
         assert np.asarray(read_mask(found.items[0], found.decode, (4, 2))).tolist() == expected
 

@@ -24,16 +24,16 @@ from steadygaze.data.images import (
     read_image,
 )
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadImage
+from steadygaze.errors import ImageError
 
 
-def png_header(width: int, height: int, *, bits: int = 8, colour: int = 0) -> bytes:
+def png_header(width: int, height: int, *, bits: int = 8, color: int = 0) -> bytes:
     """A PNG that claims a size and holds almost no data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     data = zlib.compress(b"\0" * 100)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
@@ -62,7 +62,7 @@ def test_size_is_checked_before_decoding(never_decoded, tmp_path, width, height,
     path.write_bytes(png_header(width, height, bits=bits))
     for source in (path, path.read_bytes()):
         for read in (read_image, image_size):
-            with pytest.raises(BadImage, match=message):
+            with pytest.raises(ImageError, match=message):
                 read(source)
 
 
@@ -77,9 +77,9 @@ def test_16_bits_are_converted_in_bounded_memory(monkeypatch):
 
 def test_images_in_memory_are_bounded_too():
     preprocess = Preprocess.resize_and_crop((32, 32))
-    with pytest.raises(BadImage, match="aspect ratio"):
+    with pytest.raises(ImageError, match="aspect ratio"):
         preprocess(Image.new("RGB", (1, 60_000)))
-    with pytest.raises(BadImage, match="aspect ratio"):
+    with pytest.raises(ImageError, match="aspect ratio"):
         preprocess.mask(Image.new("L", (60_000, 1)))
 
 
@@ -91,7 +91,7 @@ def test_postscript_never_reaches_ghostscript(monkeypatch, tmp_path, suffix):
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", ghostscript)
     path = tmp_path / f"x.{suffix}"
     Image.new("RGB", (8, 8)).save(path, "EPS")
-    with pytest.raises(BadImage, match=r"x\..*expected one of the formats JPEG, PNG"):
+    with pytest.raises(ImageError, match=r"x\..*expected one of the formats JPEG, PNG"):
         read_image(path)
 
 
@@ -126,10 +126,10 @@ MESSAGES = {
 def test_what_is_no_image_is_named(tmp_path, name):
     path = hostile_folder(tmp_path / "data") / name
     assert path in find_images([tmp_path])
-    with pytest.raises(BadImage, match=rf"{name}: .*{MESSAGES[name]}"):
+    with pytest.raises(ImageError, match=rf"{name}: .*{MESSAGES[name]}"):
         read_image(path)
     if name != "bomb.png":
-        with pytest.raises(BadImage, match=name):
+        with pytest.raises(ImageError, match=name):
             file_hash(path)
 
 
@@ -180,5 +180,5 @@ def test_an_error_of_preprocessing_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Preprocess, "_geometry", staticmethod(fails))
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    with pytest.raises(BadImage, match=r"a\.png: cannot be preprocessed, size 40 x 30 \(MemoryError\)"):
+    with pytest.raises(ImageError, match=r"a\.png: cannot be preprocessed, size 40 x 30 \(MemoryError\)"):
         Preprocess.resize_and_crop((32, 32))(read_image(tmp_path / "a.png"))

@@ -8,7 +8,7 @@ import pytest
 from helpers.benchmark_trees import SPECIES, cifar, plant
 from steadygaze.data.datasets.image_sets import cifar100, inaturalist_mini, pneumonia
 from steadygaze.data.datasets.imagenet import imagenet_names, imagenet_synsets
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 
 def test_the_lists_of_imagenet() -> None:
@@ -22,18 +22,18 @@ def test_the_lists_of_imagenet() -> None:
 
 def test_inaturalist(tmp_path: Path) -> None:
     plant(tmp_path, [f"{split}/{name}" for split in ("train_mini", "val") for name in SPECIES])
-    with pytest.raises(BadInput, match=r"expected 10000 species .* found 2"):
+    with pytest.raises(InputError, match=r"expected 10000 species .* found 2"):
         inaturalist_mini(tmp_path)
     found = inaturalist_mini(tmp_path, partial=True)
     assert found.classes == SPECIES and found.notes == ("2 of 10000 species",)
     assert found.train.labels.tolist() == [0, 0, 1, 1] and len(found.test) == 4
     assert found.train[2].mode == "RGB" and np.asarray(found.train[2])[0, 0, 0] == pytest.approx(10, abs=2)
     (tmp_path / "val" / SPECIES[0]).rename(tmp_path / "gone")
-    with pytest.raises(BadInput, match="lacks 1 of 2 species folders: 00000"):
+    with pytest.raises(InputError, match="lacks 1 of 2 species folders: 00000"):
         inaturalist_mini(tmp_path)
     found = inaturalist_mini(tmp_path, partial=True)
     assert found.classes == SPECIES[1:] and found.train.labels.tolist() == [0, 0]
-    with pytest.raises(BadInput, match=r"val.* does not exist"):
+    with pytest.raises(InputError, match=r"val.* does not exist"):
         (tmp_path / "val").rename(tmp_path / "validation")
         inaturalist_mini(tmp_path)
 
@@ -43,14 +43,14 @@ def test_pneumonia(tmp_path: Path) -> None:
         tmp_path / "chest_xray",
         [f"{s}/{c}" for s in ("train", "val", "test") for c in ("NORMAL", "PNEUMONIA")],
     )
-    with pytest.raises(BadInput, match="expected 5216 images"):
+    with pytest.raises(InputError, match="expected 5216 images"):
         pneumonia(tmp_path)
     found = pneumonia(tmp_path, partial=True)
     assert found.classes == ("NORMAL", "PNEUMONIA") and found.test.labels.tolist() == [0, 0, 1, 1]
     assert found.notes == ("4 of 5216 images", "4 of 624 images")
     assert "val" in str(pneumonia(tmp_path / "chest_xray", validation=True, partial=True).test.sources[0])
     (tmp_path / "chest_xray" / "test" / "NORMAL").rename(tmp_path / "away")
-    with pytest.raises(BadInput, match="lacks 1 of 2 class folders: NORMAL"):
+    with pytest.raises(InputError, match="lacks 1 of 2 class folders: NORMAL"):
         pneumonia(tmp_path, partial=True)
 
 
@@ -70,7 +70,7 @@ def test_both_editions_of_cifar_100_are_the_same_images(tmp_path: Path) -> None:
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     _, one, _ = cifar(tmp_path)
     (one / "train").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "owned").encode() + b"'\ntR.")
-    with pytest.raises(BadInput, match="does not belong into a file of images"):
+    with pytest.raises(InputError, match="does not belong into a file of images"):
         cifar100(one)
     assert not (tmp_path / "owned").exists()
 
@@ -78,17 +78,17 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 def test_broken_cifar_100(tmp_path: Path) -> None:
     _, one, two = cifar(tmp_path)
     (two / "test.bin").write_bytes((two / "test.bin").read_bytes()[:-9])
-    with pytest.raises(BadInput, match="3074 bytes"):
+    with pytest.raises(InputError, match="3074 bytes"):
         cifar100(two)
     (two / "test.bin").unlink()
-    with pytest.raises(BadInput, match=r"lacks test\.bin"):
+    with pytest.raises(InputError, match=r"lacks test\.bin"):
         cifar100(two)
     (one / "test").write_bytes((one / "test").read_bytes()[:100])
-    with pytest.raises(BadInput, match="truncated"):
+    with pytest.raises(InputError, match="truncated"):
         cifar100(one)
     (one / "meta").unlink()
-    with pytest.raises(BadInput, match="lacks meta"):
+    with pytest.raises(InputError, match="lacks meta"):
         cifar100(one)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="found nothing"):
+    with pytest.raises(InputError, match="found nothing"):
         cifar100(tmp_path / "empty")

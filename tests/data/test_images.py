@@ -7,17 +7,17 @@ import pytest
 from PIL import Image
 
 from steadygaze.data.images import find_images, image_size, read_image
-from steadygaze.errors import BadImage, BadInput, SteadygazeError
+from steadygaze.errors import ImageError, InputError, SteadygazeError
 
-COLOURS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 255]]], np.uint8)
+COLORS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 255]]], np.uint8)
 
 
 def test_rgb_is_read_as_it_is(tmp_path):
-    Image.fromarray(COLOURS).save(tmp_path / "a.png")
-    assert np.array_equal(read_image(tmp_path / "a.png"), COLOURS)
+    Image.fromarray(COLORS).save(tmp_path / "a.png")
+    assert np.array_equal(read_image(tmp_path / "a.png"), COLORS)
 
 
-def test_grey_becomes_three_equal_channels(tmp_path):
+def test_gray_becomes_three_equal_channels(tmp_path):
     Image.fromarray(np.array([[0, 128], [200, 255]], np.uint8)).save(tmp_path / "a.png")
     pixels = np.asarray(read_image(tmp_path / "a.png"))
     assert pixels[..., 0].tolist() == [[0, 128], [200, 255]] and (pixels == pixels[..., :1]).all()
@@ -30,9 +30,9 @@ def test_transparent_parts_become_white(tmp_path):
 
 
 def test_palette_with_and_without_transparency(tmp_path):
-    palette = Image.fromarray(COLOURS).convert("P", palette=Image.Palette.ADAPTIVE, colors=4)
+    palette = Image.fromarray(COLORS).convert("P", palette=Image.Palette.ADAPTIVE, colors=4)
     palette.save(tmp_path / "a.png")
-    assert np.array_equal(read_image(tmp_path / "a.png"), COLOURS)
+    assert np.array_equal(read_image(tmp_path / "a.png"), COLORS)
     palette.save(tmp_path / "b.png", transparency=palette.getpixel((0, 0)))
     assert np.asarray(read_image(tmp_path / "b.png"))[0].tolist() == [[255, 255, 255], [0, 255, 0]]
 
@@ -50,8 +50,8 @@ def test_float_tiff(tmp_path):
 def test_exif_rotation_is_applied(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise
-    Image.fromarray(COLOURS).save(tmp_path / "a.png", exif=exif)
-    assert np.array_equal(read_image(tmp_path / "a.png"), np.rot90(COLOURS, -1))
+    Image.fromarray(COLORS).save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(read_image(tmp_path / "a.png"), np.rot90(COLORS, -1))
     assert image_size(tmp_path / "a.png") == read_image(tmp_path / "a.png").size
 
 
@@ -68,13 +68,13 @@ def _jpeg() -> bytes:
 )
 def test_broken_files_are_named(tmp_path, content):
     (tmp_path / "broken.jpg").write_bytes(content)
-    with pytest.raises(BadImage, match=r"broken\.jpg") as caught:
+    with pytest.raises(ImageError, match=r"broken\.jpg") as caught:
         read_image(tmp_path / "broken.jpg")
     assert isinstance(caught.value, SteadygazeError) and isinstance(caught.value, ValueError)
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(BadImage, match="no such file"):
+    with pytest.raises(ImageError, match="no such file"):
         read_image(tmp_path / "none.png")
 
 
@@ -87,5 +87,5 @@ def test_folders_are_searched_in_order_and_each_file_comes_once(tmp_path):
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="found none"):
+    with pytest.raises(InputError, match="found none"):
         find_images([tmp_path])

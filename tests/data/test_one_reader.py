@@ -13,7 +13,7 @@ from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
-from steadygaze.data.masks import LabelledImages
+from steadygaze.data.masks import LabeledImages
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.training.images import TrainingImages
 from steadygaze.training.recipe import Augment
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 PIXELS = np.kron(RNG.integers(0, 256, (8, 10, 4)), np.ones((5, 5, 1))).astype(np.uint8)
 
 
-def grey16(path: Path) -> None:
+def gray16(path: Path) -> None:
     Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257).save(path)
 
 
@@ -51,7 +51,7 @@ def animated(path: Path) -> None:
 
 
 KINDS = {
-    "grey16.png": grey16,
+    "gray16.png": gray16,
     "rgba.png": rgba,
     "palette.png": palette,
     "cmyk.jpg": cmyk,
@@ -117,8 +117,8 @@ def test_stress_reads_the_same_pixels(file):
 
 def test_training_reads_the_same_pixels(file):
     loaded = sg.load_model("embedded")
-    labelled = LabelledImages([Item("image", file, 0)])
-    images = TrainingImages(labelled, loaded.preprocess, Augment(), seed=0)
+    labeled = LabeledImages([Item("image", file, 0)])
+    images = TrainingImages(labeled, loaded.preprocess, Augment(), seed=0)
     image, *_ = images[None, 0]
     assert torch.equal(image, loaded.preprocess(read_image(file)))
 

@@ -12,7 +12,7 @@ from timm.data import create_transform, resolve_data_config
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 TIMM = {
     "input_size": (3, 48, 48),
@@ -95,7 +95,7 @@ def test_image_processors_of_transformers(kind, options, image):
 def test_pixels_are_the_tensor_before_normalisation(config, image):
     preprocess = Preprocess.from_timm(config)
     pixels = torch.from_numpy(preprocess.pixels(image).copy()).permute(2, 0, 1)
-    assert pixels.dtype == torch.uint8 and torch.equal(preprocess.normalise(pixels), preprocess(image))
+    assert pixels.dtype == torch.uint8 and torch.equal(preprocess.normalize(pixels), preprocess(image))
     assert torch.equal(preprocess.undo(preprocess(image)), pixels)
     assert np.array_equal(np.asarray(preprocess.to_image(preprocess(image))), pixels.permute(1, 2, 0))
     batch = torch.stack([preprocess(image)] * 2)[:, None]
@@ -111,7 +111,7 @@ def test_pixels_before_the_crop(image):
 
 
 def test_masks_move_with_the_image(mask):
-    """A mask is resized by nearest neighbour, so that an image of the same values moves in the same way."""
+    """A mask is resized by nearest neighbor, so that an image of the same values moves in the same way."""
     for config in (TIMM, TIMM | {"crop_mode": "squash"}):
         nearest = Preprocess.from_timm(config | {"interpolation": "nearest"})
         pixels = nearest.pixels(mask.convert("RGB"))
@@ -126,7 +126,7 @@ def test_masks_in_a_margin(mask):
     assert set(border.mask(mask)[0].tolist()) == {0} and set(border.mask(mask, padding=7)[0].tolist()) == {7}
 
 
-def test_overridden_values_are_a_centre_crop_of_timm(image):
+def test_overridden_values_are_a_center_crop_of_timm(image):
     preset = torchvision.models.ViT_B_16_Weights.DEFAULT.transforms()
     own = Preprocess.from_torchvision(preset)
     assert torch.equal(own.override()(image), preset(image))
@@ -155,6 +155,6 @@ def test_it_can_be_sent_to_a_worker_process(image):
 def test_tensors_of_another_layout_are_refused(image):
     preprocess = Preprocess.from_timm(TIMM)
     with pytest.raises(
-        BadInput, match=r"expected images \(\.\.\., 3, H, W\), got a tensor of shape \(48, 48, 3\)"
+        InputError, match=r"expected images \(\.\.\., 3, H, W\), got a tensor of shape \(48, 48, 3\)"
     ):
-        preprocess.normalise(torch.from_numpy(preprocess.pixels(image).copy()))
+        preprocess.normalize(torch.from_numpy(preprocess.pixels(image).copy()))

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from steadygaze.data.memory import InMemoryData, TensorBatch, is_folder
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 IMAGES = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(7)
@@ -93,14 +93,14 @@ def test_a_dataset_of_pil_images_is_preprocessed():
     white = Image.new("RGBA", image.size, "white")
     expected = preprocess(Image.alpha_composite(white, image).convert("RGB"))
     assert torch.equal(batch.images[0], expected) and torch.equal(batch.masks[0], preprocess.mask(mask))
-    with pytest.raises(BadInput, match="PIL images, and how this model preprocesses them is not known"):
+    with pytest.raises(InputError, match="PIL images, and how this model preprocesses them is not known"):
         list(InMemoryData(Listed([(image, 3)])))
 
 
 def test_label_maps():
     (batch,) = InMemoryData([(IMAGES, MASKS.long())], label_maps=True)
     assert batch.labels.shape == (7, 8, 8)
-    with pytest.raises(BadInput, match=r"label maps \(7, 8, 8\) of integers"):
+    with pytest.raises(InputError, match=r"label maps \(7, 8, 8\) of integers"):
         list(InMemoryData([(IMAGES, LABELS)], label_maps=True))
 
 
@@ -122,16 +122,16 @@ def test_label_maps():
     ],
 )
 def test_wrong_data_is_refused(data, message):
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InputError, match=message):
         list(InMemoryData(data))
 
 
 def test_other_kinds_are_refused():
     with pytest.raises(
-        BadInput, match="expected a folder, a list of batches, a Dataset or a DataLoader, got int"
+        InputError, match="expected a folder, a list of batches, a Dataset or a DataLoader, got int"
     ):
         InMemoryData(3)
-    with pytest.raises(BadInput, match="got the path 'somewhere'"):
+    with pytest.raises(InputError, match="got the path 'somewhere'"):
         InMemoryData("somewhere")
-    with pytest.raises(BadInput, match="insertion, miou: expected masks, but batch 0 has none"):
+    with pytest.raises(InputError, match="insertion, miou: expected masks, but batch 0 has none"):
         list(InMemoryData([(IMAGES, LABELS)], masks_for=("insertion", "miou")))

@@ -25,7 +25,7 @@ def reasons(stream: ImageStream) -> dict[str, str]:
     for item in stream:
         try:
             read_image(item.source)
-        except sg.BadImage as error:
+        except sg.ImageError as error:
             found[item.name] = str(error)
     return found
 
@@ -95,7 +95,7 @@ def test_every_way_to_open_a_shard_gives_the_same(tmp_path):
     assert not list(opened("wds:memory://shards/0000.tar").find(["k0"])), "not read a second time"
 
 
-def test_extensions_masks_and_unlabelled_images(tmp_path):
+def test_extensions_masks_and_unlabeled_images(tmp_path):
     members = [("a/x.in.png", png(0)), ("a/x.seg.png", png(1)), ("a/x.json", b"{}"), ("a/x.txt", b"cat")]
     write_tar(tmp_path / "0.tar", [("__meta__.json", b"{}"), *members])
     names = ("dog", "cat", "bird")
@@ -118,7 +118,7 @@ def test_label_names_map_integers_to_the_classes_of_the_model(tmp_path):
     (tmp_path / "synsets.txt").write_text("n01443537\nn01629819\n")
     stream = opened(named, classes=1000)
     assert "0000.tar: k2: label '2': label 2 is out of range" in reasons(stream)["k2"]
-    with pytest.raises(sg.BadInput, match=r"label_names: .* cannot be read: No such file"):
+    with pytest.raises(sg.InputError, match=r"label_names: .* cannot be read: No such file"):
         opened(f"{data}?label_names={tmp_path}/none.txt")
 
 
@@ -173,13 +173,13 @@ def test_a_damaged_shard_is_named_and_the_others_are_served(tmp_path, damage, pi
 def test_missing_shards_are_named_before_anything_is_read(tmp_path):
     shards(tmp_path)
     (tmp_path / "0001.tar").unlink()
-    with pytest.raises(sg.BadInput, match=r"1 of 3 shards of .* do not exist: .*0001\.tar"):
+    with pytest.raises(sg.InputError, match=r"1 of 3 shards of .* do not exist: .*0001\.tar"):
         opened(f"wds:{tmp_path}/{{0000..0002}}.tar")
-    with pytest.raises(sg.BadInput, match=r"pattern \$\{NOT_SET\}\.tar cannot be expanded"):
+    with pytest.raises(sg.InputError, match=r"pattern \$\{NOT_SET\}\.tar cannot be expanded"):
         opened("wds:${NOT_SET}.tar")
-    with pytest.raises(sg.BadInput, match="found none that match"):
+    with pytest.raises(sg.InputError, match="found none that match"):
         opened(f"wds:{tmp_path}/x*.tar")
-    with pytest.raises(sg.BadInput, match=r"found none: pipe:false.*exit 1"):
+    with pytest.raises(sg.InputError, match=r"found none: pipe:false.*exit 1"):
         opened("wds:pipe:false").first()
 
 
@@ -191,17 +191,17 @@ def test_a_link_out_of_an_archive_is_not_followed(tmp_path):
         link = tarfile.TarInfo("k0.png")
         link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret.png")
         tar.addfile(link)
-    with pytest.raises(sg.BadInput, match="found none"):
+    with pytest.raises(sg.InputError, match="found none"):
         opened(f"wds:{tmp_path}/0.tar").first()
 
 
 def test_wrong_options_are_reported_at_once(tmp_path):
     data = shards(tmp_path)
     with pytest.raises(
-        sg.BadInput, match=r"none of the first 9 images .* expected \.jpg, found \.png, \.cls"
+        sg.InputError, match=r"none of the first 9 images .* expected \.jpg, found \.png, \.cls"
     ):
         opened(f"{data}?image=jpg").first()
-    with pytest.raises(sg.BadInput, match="no label: expected index"):
+    with pytest.raises(sg.InputError, match="no label: expected index"):
         opened(f"{data}?label=index").first()
 
 
@@ -218,7 +218,7 @@ def test_a_parquet_folder(tmp_path):
     assert [(item.label, item.source.read()) for item in items] == [(n % 3, png(n)) for n in range(5)]
     assert [item.name for item in stream.find(["test/00000003"])] == ["test/00000003"]
     (folder / "test-00000-of-00002.parquet").unlink()
-    with pytest.raises(sg.BadInput, match=r"1 files .*test-00000-of-00002\.parquet.*Complete the download"):
+    with pytest.raises(sg.InputError, match=r"1 files .*test-00000-of-00002\.parquet.*Complete the download"):
         opened(f"hf:{folder}")
 
 
@@ -227,15 +227,15 @@ def test_columns_and_splits_of_a_table(tmp_path):
     folder = parquet(tmp_path / "set", "train.parquet", range(2), id=["a", "b"], raw=[png(7), png(8)])
     (item, _) = opened(f"hf:{folder}?key=id,image=raw")
     assert (item.name, item.source.read()) == ("a", png(7))
-    with pytest.raises(sg.BadInput, match=r"expected images in the column label of .*, got int64"):
+    with pytest.raises(sg.InputError, match=r"expected images in the column label of .*, got int64"):
         opened(f"hf:{folder}?image=label")
-    with pytest.raises(sg.UnknownName, match=r"unknown column 'labels'. Did you mean 'label'"):
+    with pytest.raises(sg.UnknownNameError, match=r"unknown column 'labels'. Did you mean 'label'"):
         opened(f"hf:{folder}?label=labels")
     parquet(folder, "test.parquet", range(2), id=["a", "b"], raw=[png(7), png(8)])
-    with pytest.raises(sg.BadInput, match=r"has the splits train, test: choose one, as in \?split=test"):
+    with pytest.raises(sg.InputError, match=r"has the splits train, test: choose one, as in \?split=test"):
         opened(f"hf:{folder}")
     assert next(iter(opened(f"hf:{folder}?split=test"))).name == "test/00000000"
-    with pytest.raises(sg.UnknownName, match="unknown split 'tset'"):
+    with pytest.raises(sg.UnknownNameError, match="unknown split 'tset'"):
         opened(f"hf:{folder}?split=tset")
 
 
@@ -272,7 +272,7 @@ def test_rows_that_are_no_images_are_named(tmp_path):
 
 
 def test_places_that_do_not_exist(tmp_path):
-    with pytest.raises(sg.BadInput, match="no such folder"):
+    with pytest.raises(sg.InputError, match="no such folder"):
         opened(f"hf:{tmp_path}/none")
 
 
@@ -286,7 +286,7 @@ def test_a_missing_library_is_named_with_the_command(monkeypatch, text, library)
         return real(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(sg.BadInput, match=rf"{library}: pip install 'steadygaze\[data\]'"):
+    with pytest.raises(sg.InputError, match=rf"{library}: pip install 'steadygaze\[data\]'"):
         opened(text)
 
 

@@ -28,7 +28,7 @@ def loaded() -> sg.LoadedModel:
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    """In the range of normalised images, since `stress` checks it."""
+    """In the range of normalized images, since `stress` checks it."""
     return 2 * torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)) - 1
 
 
@@ -40,8 +40,8 @@ def on(device: str, model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.
 def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Pearson's, over the patches of each image: (B,)"""
     maps = torch.stack([one.detach().cpu().float().flatten(1), other.detach().cpu().float().flatten(1)])
-    centred = maps - maps.mean(2, keepdim=True)
-    unit = centred / centred.norm(dim=2, keepdim=True)
+    centered = maps - maps.mean(2, keepdim=True)
+    unit = centered / centered.norm(dim=2, keepdim=True)
     return (unit[0] * unit[1]).sum(1)
 
 

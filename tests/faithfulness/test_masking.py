@@ -57,7 +57,7 @@ def test_a_swin_of_one_stage_token_by_token(window, fused):
         num_classes=5,
         mlp_ratio=2,
     )
-    model = zoo.randomise(model).double().eval()
+    model = zoo.randomize(model).double().eval()
     for block in model.layers[0].blocks:
         block.attn.fused_attn = fused
     if window == 2:

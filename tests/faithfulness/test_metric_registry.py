@@ -38,8 +38,8 @@ def sparseness():
 
 
 @pytest.fixture
-def centre():
-    @sg.register_method("centre", kind="model", family="toys", gradient=False, class_specific=False)
+def center():
+    @sg.register_method("center", kind="model", family="toys", gradient=False, class_specific=False)
     def explain(query, *, width: float = 4.0):
         "A Gaussian in the middle of the image, whatever the model sees."
         rows, columns = query.vit.grid
@@ -48,7 +48,7 @@ def centre():
         return torch.exp(-(x**2 + y**2) / width**2).expand(len(query.images), rows, columns)
 
     yield explain
-    METHODS.remove("centre")
+    METHODS.remove("center")
 
 
 def command(*words: str) -> str:
@@ -102,37 +102,37 @@ def test_a_metric_from_outside_resumes_after_a_kill_and_is_reported(sparseness, 
     assert "Gini sparseness" in page and "Gini coefficient of the absolute values" in page
 
 
-def test_a_method_from_outside_is_explained_and_verified(centre, tmp_path):
+def test_a_method_from_outside_is_explained_and_verified(center, tmp_path):
     model = sg.load_model("embedded")
-    scores = sg.explain(model.model, torch.rand(2, 3, 32, 32), method="centre:width=2").scores
+    scores = sg.explain(model.model, torch.rand(2, 3, 32, 32), method="center:width=2").scores
     middle = scores[:, scores.shape[1] // 2, scores.shape[2] // 2]
-    assert (middle > scores[:, 0, 0]).all() and "centre" in [info.name for info in sg.list_methods()]
+    assert (middle > scores[:, 0, 0]).all() and "center" in [info.name for info in sg.list_methods()]
     data = image_folder(tmp_path / "data")
     words = (
         *RUN,
         "--data",
         str(data),
         "--methods",
-        "centre,centre:width=2",
+        "center,center:width=2",
         "--no-random",
         "--out",
         str(tmp_path / "run"),
     )
-    assert "centre:width=2" in command("verify", *words)
-    assert {row["method"] for row in Rows.read(tmp_path / "run")} == {"centre", "centre:width=2"}
+    assert "center:width=2" in command("verify", *words)
+    assert {row["method"] for row in Rows.read(tmp_path / "run")} == {"center", "center:width=2"}
 
 
 def test_bad_metrics_are_refused(sparseness):
-    with pytest.raises(sg.BadInput, match="registered already"):
+    with pytest.raises(sg.InputError, match="registered already"):
         sg.register_metric("sparseness")(sparseness)
-    with pytest.raises(sg.BadInput, match="without spaces"):
+    with pytest.raises(sg.InputError, match="without spaces"):
         sg.register_metric("my metric")(sparseness)
     sg.register_metric("wrong")(lambda given: given.maps.mean())
     try:
         vit = sg.adapt(sg.load_model("embedded").model)
         batch = Batch(torch.rand(2, 3, 32, 32), torch.tensor([1, 2]))
         with pytest.raises(
-            sg.BadInput, match=r"'wrong': expected one number for each map and image, \(1, 2\)"
+            sg.InputError, match=r"'wrong': expected one number for each map and image, \(1, 2\)"
         ):
             evaluate(vit, batch, torch.rand(1, 2, *vit.grid), ["wrong"])
     finally:
@@ -145,5 +145,5 @@ def test_listing_does_not_need_a_model():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
     )
     families = json.loads(done.stdout)
-    expected = ["removal", "value", "perturbation", "magnitude", "localisation", "sanity", "truth"]
+    expected = ["removal", "value", "perturbation", "magnitude", "localization", "sanity", "truth"]
     assert list(dict.fromkeys(families)) == expected

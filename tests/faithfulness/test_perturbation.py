@@ -118,9 +118,9 @@ def test_fills():
     assert not torch.equal(noise[0], noise[1]) and not torch.equal(noise, fill_values(batch, "noise", 2))
     alone = Batch(batch.images[1:], batch.labels[1:], names=batch.names[1:])
     assert torch.equal(fill_values(alone, "noise", 1)[0], noise[1])
-    with pytest.raises(sg.UnknownName, match="noise"):
+    with pytest.raises(sg.UnknownNameError, match="noise"):
         fill_values(batch, "nois")
-    with pytest.raises(sg.BadInput, match="mean and std"):
+    with pytest.raises(sg.InputError, match="mean and std"):
         fill_values(alone, "zero")
 
 

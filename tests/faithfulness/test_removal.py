@@ -164,7 +164,7 @@ def test_the_model_is_left_as_it_was():
     [
         ({"metrics": ["insertion_acuracy"]}, "insertion_accuracy"),
         ({"metrics": ["miou"]}, "masks"),
-        ({"metrics": ["randomisation"]}, "explain"),
+        ({"metrics": ["randomization"]}, "explain"),
         ({"ratios": [0.5, 0.1]}, "increasing"),
         ({"ratios": [0.5, 1.2]}, "0 to 1"),
         ({"maps": torch.zeros(2, 2, 3, 3)}, "maps: expected"),
@@ -182,11 +182,11 @@ def test_bad_input_is_told(change, message):
 
 def test_batches_that_do_not_fit_are_told():
     images = torch.zeros(2, 3, 8, 8)
-    with pytest.raises(sg.BadInput, match="labels"):
+    with pytest.raises(sg.InputError, match="labels"):
         Batch(images, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(sg.BadInput, match="masks"):
+    with pytest.raises(sg.InputError, match="masks"):
         Batch(images, torch.zeros(2, dtype=torch.long), torch.zeros(2, 9, 8, dtype=torch.uint8))
-    with pytest.raises(sg.BadInput, match="names"):
+    with pytest.raises(sg.InputError, match="names"):
         Batch(images, torch.zeros(2, dtype=torch.long), names=("a",))
 
 

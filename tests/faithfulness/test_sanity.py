@@ -10,9 +10,9 @@ import steadygaze as sg
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import Batch, agreement, evaluate
 from steadygaze.faithfulness import localization as ranks
-from steadygaze.faithfulness.sanity import class_sensitivity, parameter_groups, randomisation
+from steadygaze.faithfulness.sanity import class_sensitivity, parameter_groups, randomization
 
-BOTH = ["randomisation", "class_sensitivity"]
+BOTH = ["randomization", "class_sensitivity"]
 
 
 def explainer(*names):
@@ -53,13 +53,13 @@ def test_a_blind_method_fails_and_a_true_one_passes():
     labels = model(images).argmax(1)
     explain = lambda *a: torch.cat([blind(*a), explainer("gaze")(*a)])  # noqa: E731
     results, _ = evaluate(model, Batch(images, labels), explain(model, images, labels), BOTH, explain=explain)
-    torch.testing.assert_close(results["randomisation"].value[0], torch.zeros(3).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(results["randomization"].value[0], torch.zeros(3).double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(
         results["class_sensitivity"].value[0], torch.ones(3).double(), rtol=0, atol=1e-12
     )
-    assert float(results["randomisation"].value[1].min()) > 0.3
+    assert float(results["randomization"].value[1].min()) > 0.3
     assert float(results["class_sensitivity"].value[1].max()) < 0.9
-    assert results["randomisation"].detail.shape == (2, 3, 5)  # head, three blocks, embedding
+    assert results["randomization"].detail.shape == (2, 3, 5)  # head, three blocks, embedding
 
 
 @pytest.mark.parametrize("cascade", [True, False])
@@ -71,7 +71,7 @@ def test_the_model_is_not_touched_and_seeds_decide(cascade):
     maps = explain(model, images, target)
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     values_by_seed = [
-        randomisation(explain, sg.adapt(model), images, maps, target, seed=s, cascade=cascade).value
+        randomization(explain, sg.adapt(model), images, maps, target, seed=s, cascade=cascade).value
         for s in (0, 0, 1)
     ]
     assert torch.equal(values_by_seed[0], values_by_seed[1]) and not torch.equal(
@@ -92,7 +92,7 @@ def test_cascade_adds_up_and_single_layers_are_put_back():
 
     for cascade in (True, False):
         seen.clear()
-        randomisation(spy, sg.adapt(model), images, blind(model, images, target), target, cascade=cascade)
+        randomization(spy, sg.adapt(model), images, blind(model, images, target), target, cascade=cascade)
         original = model.state_dict()
         changed = [{k for k in original if not torch.equal(s[k], original[k])} for s in seen]
         assert "head.weight" in changed[0] and not any("blocks" in k for k in changed[0])
@@ -133,7 +133,7 @@ def test_constant_maps_are_undefined():
     constant = torch.ones(1, 2, 4, 4, dtype=torch.float64)
     explain = lambda *_: constant  # noqa: E731
     results, _ = evaluate(model, Batch(images, target), constant, BOTH, explain=explain)
-    assert results["randomisation"].value.isnan().all() and results["class_sensitivity"].value.isnan().all()
+    assert results["randomization"].value.isnan().all() and results["class_sensitivity"].value.isnan().all()
 
 
 def test_agreement_is_the_mean_of_scipys():
@@ -149,5 +149,5 @@ def test_maps_of_another_shape_are_told():
     model = tiny("class")
     images, target = random_images(model, 1), torch.tensor([0])
     maps = torch.randn(2, 1, 4, 4, dtype=torch.float64)
-    with pytest.raises(sg.BadInput, match="explain: expected maps"):
+    with pytest.raises(sg.InputError, match="explain: expected maps"):
         evaluate(model, Batch(images, target), maps, ["class_sensitivity"], explain=blind)

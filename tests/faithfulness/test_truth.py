@@ -6,13 +6,13 @@ from sklearn.metrics import roc_auc_score
 
 import steadygaze as sg
 from steadygaze.faithfulness import Batch, evaluate
-from steadygaze.faithfulness.truth import COLOURS, counting, score, shortcut, subset_accuracy, train
+from steadygaze.faithfulness.truth import COLORS, counting, score, shortcut, subset_accuracy, train
 
 SMALL = {"width": 32, "depth": 2, "steps": 500, "batch_size": 64}
 
 
 def cells(task, batch):
-    """(n, cells, 3) colour of the top left pixel of each cell, 0..1."""
+    """(n, cells, 3) color of the top left pixel of each cell, 0..1."""
     pixels = batch.images * 0.5 + 0.5
     return pixels[:, :, :: task.cell, :: task.cell].flatten(2).transpose(1, 2)
 
@@ -21,10 +21,10 @@ def test_counting_counts_red_cells():
     task = counting(3, 4)
     batch = task.draw(400, torch.Generator().manual_seed(0))
     bits = cells(task, batch) > 0.5
-    red = (bits == COLOURS[0].bool()).all(-1)
+    red = (bits == COLORS[0].bool()).all(-1)
     assert torch.equal(red.sum(1), batch.labels)
     assert torch.equal(red, (batch.masks[:, ::4, ::4] == 255).flatten(1))
-    assert {tuple(c) for c in bits.flatten(0, 1).int().tolist()} == {tuple(c) for c in COLOURS.int().tolist()}
+    assert {tuple(c) for c in bits.flatten(0, 1).int().tolist()} == {tuple(c) for c in COLORS.int().tolist()}
     assert batch.labels.unique().tolist() == list(range(10)) and batch.images.shape == (400, 3, 12, 12)
 
 
@@ -33,12 +33,12 @@ def test_the_shortcut_decides_alone():
     batch = task.draw(600, torch.Generator().manual_seed(0))
     marked = (batch.masks[:, ::8, ::8] == 255).flatten(1)
     assert bool((marked.sum(1) == 1).all())
-    colour = cells(task, batch)[marked] > 0.5
-    assert torch.equal((colour[:, None] == COLOURS[:4].bool()).all(-1).int().argmax(1), batch.labels)
+    color = cells(task, batch)[marked] > 0.5
+    assert torch.equal((color[:, None] == COLORS[:4].bool()).all(-1).int().argmax(1), batch.labels)
     white = ((batch.images * 0.5 + 0.5) == 1).all(1)[:, 4::8, 4::8].flatten(1)
     assert torch.equal(white, marked)
     others = cells(task, batch)[:, :, :] > 0.5
-    same = (others == colour[:, None]).all(-1) & ~marked
+    same = (others == color[:, None]).all(-1) & ~marked
     assert float(same.sum() / (~marked).sum()) == pytest.approx(
         0.25, abs=0.03
     )  # the other cells say nothing of the label
@@ -85,7 +85,7 @@ def test_gaze_finds_the_shortcut_and_removal_agrees(trained):
         assert float(results[name].value[1].mean()) > float(results[name].value[2].mean()) + 10
 
 
-def test_counting_is_learnt_and_scored_against_the_better_side():
+def test_counting_is_learned_and_scored_against_the_better_side():
     task = counting(2, 4)
     model, accuracy = train(task, **SMALL)
     assert accuracy >= 0.99
@@ -100,7 +100,7 @@ def test_counting_is_learnt_and_scored_against_the_better_side():
     undefined = (batch.labels == 0) | (batch.labels == 4)
     assert undefined.any() and torch.equal(values["truth_auroc"].value[0].isnan(), undefined)
     assert torch.equal(values["truth_precision"].value[0].isnan(), undefined)
-    with pytest.raises(sg.BadInput, match="one relevant patch"):
+    with pytest.raises(sg.InputError, match="one relevant patch"):
         subset_accuracy(model, task, count=50)
 
 

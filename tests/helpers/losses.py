@@ -68,4 +68,4 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @cache
 def small(name: str) -> nn.Module:
-    return zoo.randomise(timm.create_model(name, num_classes=zoo.CLASSES, **SMALL[name]))
+    return zoo.randomize(timm.create_model(name, num_classes=zoo.CLASSES, **SMALL[name]))

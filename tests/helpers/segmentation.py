@@ -44,7 +44,7 @@ def recipe(folder: Path, **more):
             "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL},
             "data": {"train": str(folder), "test": str(folder)},
             "augment": {"crop": "pad", "pad": 4},
-            "optimiser": {"lr": 0.01},
+            "optimizer": {"lr": 0.01},
             "epochs": 2,
             "batch": 4,
             "log_every": 1,

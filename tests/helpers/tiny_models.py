@@ -14,7 +14,7 @@ from oracles.models import KINDS, tiny
 
 
 def _changed(**changes: Any) -> nn.Module:
-    return zoo.randomise(tiny("class", **changes))
+    return zoo.randomize(tiny("class", **changes))
 
 
 def _timm(name: str) -> nn.Module:

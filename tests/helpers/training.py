@@ -43,7 +43,7 @@ def content(data: Path, **more) -> dict:
         "model": {"name": "vit_tiny_patch16_224", "arguments": MODEL},
         "data": {"train": str(data), "test": str(data)},
         "augment": {"crop": "pad", "pad": 2},
-        "optimiser": {"lr": 0.01},
+        "optimizer": {"lr": 0.01},
         "epochs": 2,
         "batch": 4,
         "log_every": 1,

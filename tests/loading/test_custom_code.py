@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from steadygaze.cli import app
-from steadygaze.errors import BadCheckpoint
+from steadygaze.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,7 +72,7 @@ def add_code(folder: Path, marker: Path, part: str) -> None:
 def test_code_of_a_folder_is_not_executed(folder, marker, part, with_checkpoint):
     add_code(folder, marker, part)
     checkpoint = folder / "model.safetensors" if with_checkpoint else None
-    with pytest.raises(BadCheckpoint, match="would execute code that is part of the model") as caught:
+    with pytest.raises(CheckpointError, match="would execute code that is part of the model") as caught:
         sg.load_model(str(folder), checkpoint)
     assert caught.value.option == "trust_remote_code" and not marker.exists()
 
@@ -92,7 +92,7 @@ def test_a_folder_of_a_known_kind_needs_none_of_its_code(folder, marker):
 
 def test_a_compiled_kernel_is_not_fetched(folder):
     change(folder / "config.json", attn_implementation="stranger/kernel")
-    with pytest.raises(BadCheckpoint, match="compiled code of stranger/kernel"):
+    with pytest.raises(CheckpointError, match="compiled code of stranger/kernel"):
         sg.load_model(str(folder))
 
 
@@ -106,7 +106,7 @@ def test_a_compiled_kernel_is_not_fetched(folder):
 )  # fmt: skip
 def test_hostile_configs_are_refused(folder, changes):
     change(folder / "config.json", **changes)
-    with pytest.raises(BadCheckpoint, match="model"):
+    with pytest.raises(CheckpointError, match="model"):
         sg.load_model(str(folder))
 
 
@@ -125,14 +125,14 @@ def test_hostile_image_processors_are_refused_or_load(folder, changes):
     change(folder / "preprocessor_config.json", **changes)
     try:
         sg.load_model(str(folder))
-    except BadCheckpoint as error:
+    except CheckpointError as error:
         assert str(folder) in str(error)
 
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "model.safetensors"])
 def test_damaged_files_of_a_folder_are_refused(folder, file):
     (folder / file).write_bytes((folder / file).read_bytes()[:40])
-    with pytest.raises(BadCheckpoint, match="model"):
+    with pytest.raises(CheckpointError, match="model"):
         sg.load_model(str(folder))
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import steadygaze as sg
-from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.loading.checkpoint import match_names, read_weights
 from steadygaze.loading.run_folder import check_arguments, parse_description, rebuild
 from steadygaze.modules import TAP, insert
@@ -119,7 +119,7 @@ TENSORS: dict[str, tuple[str, Callable[[Tensor], Any], str]] = {  # case: name, 
     "complex": (WEIGHT, lambda w: w.to(torch.complex64), "complex"),
     "sparse": (WEIGHT, lambda w: w.to_sparse(), "sparse"),
     "sparse rows": (WEIGHT, lambda w: w.to_sparse_csr(), "sparse"),
-    "quantised": (WEIGHT, lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "quantised"),
+    "quantized": (WEIGHT, lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "quantized"),
     "meta": (WEIGHT, lambda w: w.to("meta"), "meta tensor"),
     "NaN": (WEIGHT, lambda w: w * torch.nan, "NaN or infinite"),
     "infinite": (HEAD, lambda w: w + torch.inf, "NaN or infinite"),
@@ -301,7 +301,7 @@ CHANGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize("case", METADATA)
 def test_hostile_descriptions(case):
     text = METADATA[case] if isinstance(METADATA[case], str) else json.dumps(METADATA[case])
-    with pytest.raises(BadCheckpoint, match="its description of the model"):
+    with pytest.raises(CheckpointError, match="its description of the model"):
         parse_description(text, "file")
 
 
@@ -316,10 +316,10 @@ def test_hostile_values(good, tmp_path, key, value):
 @pytest.mark.parametrize("name", ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"])
 def test_arguments_of_timm_that_read_files_never_reach_it(good, name, monkeypatch):
     description = DESCRIPTION | {"arguments": {name: "x"}}
-    with pytest.raises(BadCheckpoint, match=f"takes no argument {name}"):
+    with pytest.raises(CheckpointError, match=f"takes no argument {name}"):
         check_arguments(description, good, "file")
 
 
 def test_a_user_may_ask_for_many_branches_but_not_for_all_memory():
-    with pytest.raises(BadInput, match="at most 64"):
+    with pytest.raises(InputError, match="at most 64"):
         TAP(branches=10**9)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import steadygaze
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
+from steadygaze.errors import CheckpointError, InputError, UnknownNameError
 from steadygaze.loading import checkpoint as hub
 from steadygaze.loading import torchvision as torchvision_models
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
@@ -78,7 +78,7 @@ def test_missing_unexpected_and_clashing_tensors_are_named(tmp_path, model):
     weights["stranger"] = weights.pop("cls_token")
     weights["norm.weight"] = torch.zeros(3)
     torch.save(weights, tmp_path / "weights.pth")
-    with pytest.raises(BadCheckpoint) as caught:
+    with pytest.raises(CheckpointError) as caught:
         load_model(NAME, tmp_path / "weights.pth")
     text = str(caught.value)
     assert "1 missing (cls_token)" in text and "1 unexpected (stranger)" in text
@@ -87,14 +87,14 @@ def test_missing_unexpected_and_clashing_tensors_are_named(tmp_path, model):
 
 def test_a_clash_leaves_the_model_as_it_was(model):
     before = weights_hash(model)
-    with pytest.raises(BadCheckpoint):
+    with pytest.raises(CheckpointError):
         fit(model, {"norm.weight": torch.zeros(64)}, "file")
     assert weights_hash(model) == before
 
 
 def test_num_classes_against_the_file(tmp_path, model):
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(BadCheckpoint, match=r"head\.weight: model \(5, 64\), file \(7, 64\)"):
+    with pytest.raises(CheckpointError, match=r"head\.weight: model \(5, 64\), file \(7, 64\)"):
         load_model(NAME, tmp_path / "weights.pth", num_classes=5)
 
 
@@ -108,7 +108,7 @@ class Evil:
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     torch.save({"model": Evil(tmp_path / "made")}, tmp_path / "evil.pth")
-    with pytest.raises(BadCheckpoint, match="execute code"):
+    with pytest.raises(CheckpointError, match="execute code"):
         load_model(NAME, tmp_path / "evil.pth")
     assert not (tmp_path / "made").exists()
 
@@ -116,15 +116,15 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["broken.pth", "broken.safetensors"])
 def test_broken_and_empty_files(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x00" * 64)
-    with pytest.raises(BadCheckpoint, match=name):
+    with pytest.raises(CheckpointError, match=name):
         read_weights(tmp_path / name)
-    with pytest.raises(BadCheckpoint, match="no such file"):
+    with pytest.raises(CheckpointError, match="no such file"):
         read_weights(tmp_path / "absent.pth")
 
 
 def test_a_file_without_tensors(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "weights.pth")
-    with pytest.raises(BadCheckpoint, match="no tensors"):
+    with pytest.raises(CheckpointError, match="no tensors"):
         read_weights(tmp_path / "weights.pth")
 
 
@@ -132,7 +132,7 @@ def test_preprocessing_is_timms_own(tmp_path, photo):
     torch.save(
         timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=1000).state_dict(), tmp_path / "w.pth"
     )
-    with pytest.raises(BadCheckpoint, match="missing"):
+    with pytest.raises(CheckpointError, match="missing"):
         load_model("deit_tiny_patch16_224", tmp_path / "w.pth")
     whole = timm.create_model("deit_tiny_patch16_224")
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
@@ -153,7 +153,7 @@ def test_preprocessing_is_timms_own(tmp_path, photo):
         and loaded.class_names[281] == "tabby, tabby cat"
     )
     assert loaded.class_index("Tabby Cat") == 281 and loaded.class_index("281") == 281
-    with pytest.raises(UnknownName, match="Egyptian cat"):
+    with pytest.raises(UnknownNameError, match="Egyptian cat"):
         loaded.class_index("egyptian cap")
 
 
@@ -174,11 +174,11 @@ def test_a_name_that_two_classes_share():
     classes = ("crane", "crane", "polecat, fitch", "skunk, polecat", "missile", "shell, missile")
     loaded = dataclasses.replace(load_model("embedded"), class_names=classes)
     with pytest.raises(
-        BadInput,
+        InputError,
         match=r"'Crane' is the name of 2 classes of embedded: 0 \(crane\), 1 \(crane\). Give the number",
     ):
         loaded.class_index("Crane")
-    with pytest.raises(BadInput, match=r"2 \(polecat, fitch\), 3 \(skunk, polecat\)"):
+    with pytest.raises(InputError, match=r"2 \(polecat, fitch\), 3 \(skunk, polecat\)"):
         loaded.class_index("polecat")
     assert (
         loaded.class_index("missile") == 4 and loaded.class_index("shell") == 5
@@ -213,7 +213,7 @@ def test_torchvision_models(tmp_path, monkeypatch, photo):
     assert same(load_model("torchvision:vit_b_32", tmp_path / "w.pth").model, model)
     preset = torchvision.models.ViT_B_32_Weights.DEFAULT.transforms()
     assert torch.equal(loaded.preprocess(photo), preset(photo))
-    with pytest.raises(UnknownName, match="vit_b_16"):
+    with pytest.raises(UnknownNameError, match="vit_b_16"):
         load_model("torchvision:vit_b_15")
 
 
@@ -224,7 +224,7 @@ def test_torchvision_cnns(tmp_path, name):
     torch.save(old, tmp_path / "w.pth")
     loaded = load_model(f"torchvision:{name}", tmp_path / "w.pth")
     assert same(loaded.model, model) and loaded.size == (224, 224) and loaded.class_names is None
-    with pytest.raises(BadCheckpoint, match="missing"):
+    with pytest.raises(CheckpointError, match="missing"):
         torch.save(dict(list(old.items())[1:]), tmp_path / "w.pth")
         load_model(f"torchvision:{name}", tmp_path / "w.pth")
 
@@ -272,7 +272,7 @@ def test_transformers_folder(folder, photo):
 def test_transformers_folder_without_a_head(folder):
     transformers = pytest.importorskip("transformers")
     transformers.ViTModel(transformers.ViTConfig.from_pretrained(folder)).save_pretrained(folder)
-    with pytest.raises(BadCheckpoint, match="classifier"):
+    with pytest.raises(CheckpointError, match="classifier"):
         load_model(str(folder))
 
 
@@ -290,16 +290,16 @@ def test_transformers_with_a_file_that_it_wrote_itself(folder, tmp_path):
     source = load_model(str(folder)).model
     assert same(load_model(str(folder), folder / "model.safetensors").model, source)
     torch.save({"stranger": torch.zeros(2)}, tmp_path / "w.pth")
-    with pytest.raises(BadCheckpoint, match=r"1 unexpected \(stranger\)"):
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(stranger\)"):
         load_model(str(folder), tmp_path / "w.pth")
     torch.save({name: value[:1] for name, value in source.state_dict().items()}, tmp_path / "w.pth")
-    with pytest.raises(BadCheckpoint, match="of another shape"):
+    with pytest.raises(CheckpointError, match="of another shape"):
         load_model(str(folder), tmp_path / "w.pth")
 
 
 def test_transformers_folder_without_an_image_processor(folder):
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(BadCheckpoint, match=r"no preprocessor_config\.json.*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"no preprocessor_config\.json.*save_pretrained"):
         load_model(str(folder))
 
 
@@ -324,14 +324,14 @@ def test_without_a_network_the_error_names_the_way_out(monkeypatch, name):
     monkeypatch.setattr(timm, "create_model", offline)
     monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", offline)
     before = constants.HF_HUB_OFFLINE
-    with pytest.raises(BadCheckpoint, match="Give a local file as checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="Give a local file as checkpoint") as caught:
         load_model(name)
     assert "cannot be reached" in str(caught.value) and name in str(caught.value)
     assert before == constants.HF_HUB_OFFLINE
 
 
 def test_unknown_names():
-    with pytest.raises(UnknownName, match="'vit_tiny_patch16_224'"):
+    with pytest.raises(UnknownNameError, match="'vit_tiny_patch16_224'"):
         load_model("vit_tiny_patch16_225")
 
 
@@ -340,7 +340,7 @@ def test_a_device_that_is_not_there(monkeypatch):
         raise RuntimeError("no such device")
 
     monkeypatch.setattr(torch.nn.Module, "to", missing)
-    with pytest.raises(BadInput, match="'cpu' always can"):
+    with pytest.raises(InputError, match="'cpu' always can"):
         load_model("embedded", device="cuda:9")
 
 
@@ -355,7 +355,7 @@ def test_hash_is_over_sorted_names_and_bytes(model):
 
 
 def test_a_long_reason_of_the_hub_is_cut_between_words():
-    with pytest.raises(BadCheckpoint) as told, hub.hub("owner/name"):
+    with pytest.raises(CheckpointError) as told, hub.hub("owner/name"):
         raise OSError("reason " * 40)
     assert "(reason reason" in str(told.value) and "reason [...])" in str(told.value)
 
@@ -380,7 +380,7 @@ def test_a_module_of_transformers_is_accepted(folder, photo):
 
 def test_a_module_without_preprocessing_needs_one():
     module = torch.nn.Flatten()
-    with pytest.raises(BadInput, match="the preprocessing of Flatten is not known"):
+    with pytest.raises(InputError, match="the preprocessing of Flatten is not known"):
         load_model(module)
     preprocess = Preprocess.resize_and_crop((8, 8))
     assert load_model(module, preprocess=preprocess).size == (8, 8)

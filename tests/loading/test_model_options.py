@@ -1,4 +1,4 @@
-"""What users state about a model of their own: class names, image size, normalisation, arguments."""
+"""What users state about a model of their own: class names, image size, normalization, arguments."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from steadygaze.loading.options import read_class_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("bird", "cat", "dog")
-PLAIN = {"image_size": 64, "mean": (0, 0, 0), "std": (1, 1, 1)}  # a model that normalises its images itself
+PLAIN = {"image_size": 64, "mean": (0, 0, 0), "std": (1, 1, 1)}  # a model that normalizes its images itself
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_class_names_from_a_file(tmp_path: Path, file: str, content: str) -> Non
 )
 def test_unusable_files_of_class_names(tmp_path: Path, file: str, content: str, message: str) -> None:
     (tmp_path / file).write_text(content)
-    with pytest.raises(sg.BadInput, match=message) as error:
+    with pytest.raises(sg.InputError, match=message) as error:
         read_class_names(tmp_path / file)
     assert error.value.option == "class_names"
 
@@ -85,17 +85,17 @@ def test_a_model_by_name_with_what_is_stated(checkpoint: Path) -> None:
 
 
 def test_wrong_numbers_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(sg.BadInput, match=r"expected 3 class names.*got 2"):
+    with pytest.raises(sg.InputError, match=r"expected 3 class names.*got 2"):
         sg.load_model("vit_tiny_patch16_224", checkpoint, image_size=64, class_names=["a", "b"])
-    with pytest.raises(sg.BadInput, match="three numbers"):
+    with pytest.raises(sg.InputError, match="three numbers"):
         sg.load_model("vit_tiny_patch16_224", checkpoint, image_size=64, mean=[0.5])
-    with pytest.raises(sg.BadInput, match="a module, which is built already"):
+    with pytest.raises(sg.InputError, match="a module, which is built already"):
         sg.load_model(nn.Linear(2, 2), model_kwargs={"depth": 2})
 
 
 def test_a_module_of_ones_own_needs_its_preprocessing() -> None:
     model = Lit(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=3)).eval()
-    with pytest.raises(sg.BadInput, match="Give image_size="):
+    with pytest.raises(sg.InputError, match="Give image_size="):
         sg.load_model(model)
     loaded = sg.load_model(model, **PLAIN, class_names=NAMES)
     assert loaded.size == (64, 64) and sg.explain(loaded, torch.rand(1, 3, 64, 64), method="gae").scores.any()
@@ -113,7 +113,7 @@ def test_a_head_of_several_layers_is_named(tmp_path: Path) -> None:
     model.head = nn.Sequential(nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3))
     save_file(model.state_dict(), tmp_path / "mlp.safetensors")
     with pytest.raises(
-        sg.errors.BadCheckpoint, match=r"several layers \(head\.0\.weight.*load_model\(module"
+        sg.errors.CheckpointError, match=r"several layers \(head\.0\.weight.*load_model\(module"
     ):
         sg.load_model("vit_tiny_patch16_224", tmp_path / "mlp.safetensors", image_size=64)
     other = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
@@ -130,10 +130,10 @@ def run(*words: str) -> Any:
 def test_the_command_line_takes_and_records_the_options(checkpoint: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n".join(NAMES))
     model = ["--model", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), "--image-size", "64"]
-    normalisation = ["--mean", "0.1,0.2,0.3", "--std", "0.5,0.5,0.5"]
+    normalization = ["--mean", "0.1,0.2,0.3", "--std", "0.5,0.5,0.5"]
     names = ["--class-names", str(tmp_path / "names.txt")]
     out = ["--methods", "ixg", "--out", str(tmp_path / "seen")]
-    result = run("explain", str(data / "dog"), *model, *normalisation, *names, "--target", "dog", *out)
+    result = run("explain", str(data / "dog"), *model, *normalization, *names, "--target", "dog", *out)
     assert result.exit_code == 0, result.output
     manifest = json.loads((tmp_path / "seen" / "manifest.json").read_text())
     assert (
@@ -161,17 +161,17 @@ def test_folder_names_are_class_names_and_other_options_do_not_resume(
     assert kept.exit_code == 0, kept.output
 
 
-def test_a_module_of_no_known_library_needs_its_normalisation_and_as_many_names_as_outputs() -> None:
+def test_a_module_of_no_known_library_needs_its_normalization_and_as_many_names_as_outputs() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5)
     outer = torch.nn.Sequential(torch.nn.Identity(), vit)
     assert sg.load_model(outer, **PLAIN, class_names=list("abcde")).class_names == tuple("abcde")
-    with pytest.raises(sg.BadInput, match=r"expected 5 class names.*got 1"):
+    with pytest.raises(sg.InputError, match=r"expected 5 class names.*got 1"):
         sg.load_model(outer, **PLAIN, class_names=["a"])
-    with pytest.raises(sg.BadInput, match="mean: expected the normalisation"):
+    with pytest.raises(sg.InputError, match="mean: expected the normalization"):
         sg.load_model(outer, image_size=64)
-    with pytest.raises(sg.BadInput, match="std: expected the normalisation"):
+    with pytest.raises(sg.InputError, match="std: expected the normalization"):
         sg.load_model(outer, image_size=64, mean=(0, 0, 0))
-    with pytest.raises(sg.BadInput, match="std: expected three numbers above 0"):
+    with pytest.raises(sg.InputError, match="std: expected three numbers above 0"):
         sg.load_model(outer, image_size=64, mean=(0, 0, 0), std=(0, 0, 0))
     own = sg.load_model(timm.create_model("vit_base_patch16_siglip_224", img_size=64, depth=1), image_size=64)
     assert own.mean == (0.5, 0.5, 0.5)
@@ -181,7 +181,7 @@ def test_a_transformers_folder_without_an_image_processor_takes_what_is_stated(t
     size = {"image_size": 32, "patch_size": 8, "hidden_size": 24, "intermediate_size": 24}
     config = transformers.ViTConfig(**size, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(sg.errors.BadCheckpoint, match="Give image_size, mean and std"):
+    with pytest.raises(sg.errors.CheckpointError, match="Give image_size, mean and std"):
         sg.load_model(str(tmp_path))
     loaded = sg.load_model(str(tmp_path), image_size=32, mean=(0.5,) * 3, std=(0.25,) * 3)
     assert loaded.size == (32, 32) and loaded.std == (0.25,) * 3

@@ -397,9 +397,9 @@ def test_settings() -> None:
     ):
         with pytest.raises(sg.SteadygazeError):
             Settings(**wrong)
-    with pytest.raises(sg.UnknownName, match="preset"):
+    with pytest.raises(sg.UnknownNameError, match="preset"):
         Settings.of("mnist")
-    with pytest.raises(sg.UnknownName):
+    with pytest.raises(sg.UnknownNameError):
         paper.restarted("luck")
     assert paper.restarted("seed").seed == 1 and paper.restarted("stretch").stretch == 20
 
@@ -445,20 +445,24 @@ def test_files(tmp_path, monkeypatch) -> None:
         ("short.safetensors", "not a readable"),
         ("other.safetensors", "holds no gates"),
     ):
-        with pytest.raises(sg.BadCheckpoint, match=message):
+        with pytest.raises(sg.CheckpointError, match=message):
             sg.explain(model, random_images(model), method=sg.method("diffmask", file=str(tmp_path / name)))
 
 
 def test_what_a_mask_cannot_explain(tmp_path) -> None:
     model = tiny()
     images = random_images(model)
-    with pytest.raises(sg.MethodUnavailable, match=r"diffmask: it needs gates.*steadygaze diffmask train"):
+    with pytest.raises(
+        sg.MethodUnavailableError, match=r"diffmask: it needs gates.*steadygaze diffmask train"
+    ):
         sg.explain(model, images, method="diffmask")
     file = saved(tmp_path / "m.safetensors", model)
     for other in (tiny(depth=2), tiny(embed_dim=32)):
-        with pytest.raises(sg.MethodUnavailable, match="was trained for tokens of width 24 and 3 blocks"):
+        with pytest.raises(
+            sg.MethodUnavailableError, match="was trained for tokens of width 24 and 3 blocks"
+        ):
             sg.explain(other, images, method=sg.method("diffmask", file=file))
-    with pytest.raises(sg.UnknownName, match="read"):
+    with pytest.raises(sg.UnknownNameError, match="read"):
         sg.explain(model, images, method=sg.method("diffmask", file=file, read="sample"))
     one = saved(tmp_path / "one.safetensors", model, settings={"target": 3})
     assert sg.explain(model, images, target=3, method=sg.method("diffmask", file=one)).scores.shape == (
@@ -466,14 +470,14 @@ def test_what_a_mask_cannot_explain(tmp_path) -> None:
         4,
         4,
     )
-    with pytest.raises(sg.MethodUnavailable, match="class 3 alone"):
+    with pytest.raises(sg.MethodUnavailableError, match="class 3 alone"):
         sg.explain(model, images, target=[3, 1], method=sg.method("diffmask", file=one))
     bad = saved(tmp_path / "bad.safetensors", model, diverged="the masks are all on")
     with pytest.warns(UserWarning, match=r"bad.safetensors diverged in training: the masks are all on"):
         sg.explain(model, images, method=sg.method("diffmask", file=bad))
 
 
-def test_files_of_learnt_methods() -> None:
+def test_files_of_learned_methods() -> None:
     """--diffmask FILE: the method keeps its short name, reads the file, and is added where it was not
     named.
     """

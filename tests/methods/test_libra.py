@@ -89,5 +89,5 @@ def test_libra_fullgrad_is_complete(name: str) -> None:
 
 
 def test_an_unknown_gate_is_an_error() -> None:
-    with pytest.raises(sg.UnknownName, match="half"):
+    with pytest.raises(sg.UnknownNameError, match="half"):
         sg.method("ixg", freeze=1.0, gate="hlaf")

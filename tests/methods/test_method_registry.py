@@ -41,7 +41,7 @@ def test_a_method_from_outside_is_explained_aggregated_and_listed(grad_spread):
     assert info.summary == "Standard deviation of the gradient over channels."
     shared = {"start": None, "freeze": None, "slope": "origin", "gate": "held"}
     assert info.options == {"power": 1.0, **shared}
-    with pytest.raises(sg.UnknownName, match="Did you mean 'grad_spread'"):
+    with pytest.raises(sg.UnknownNameError, match="Did you mean 'grad_spread'"):
         parse_method("grad_spred")
 
 
@@ -60,7 +60,7 @@ def test_an_alias_from_outside(grad_spread):
 
 def test_names_from_papers_can_be_registered():
     """ "saliency" is offered as vanilla_grad as long as nobody has registered it."""
-    with pytest.raises(sg.UnknownName, match="Did you mean 'vanilla_grad'"):
+    with pytest.raises(sg.UnknownNameError, match="Did you mean 'vanilla_grad'"):
         parse_method("saliency")
     register_method("saliency")(lambda trace, layer: trace.patches(layer)[1].sum(-1))
     try:
@@ -72,9 +72,9 @@ def test_names_from_papers_can_be_registered():
 @pytest.mark.parametrize("name", ["gaze", "gae", "ixg"])
 def test_a_taken_name_is_an_error(name):
     entry = METHODS[name]
-    with pytest.raises(sg.BadInput, match="registered already"):
+    with pytest.raises(sg.InputError, match="registered already"):
         register_method(name)(lambda trace, layer: None)
-    with pytest.raises(sg.BadInput, match="registered already"):
+    with pytest.raises(sg.InputError, match="registered already"):
         register_alias(name, "ixg+plus")
     assert METHODS[name] is entry
 
@@ -82,11 +82,11 @@ def test_a_taken_name_is_an_error(name):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"name": "a+b"}, sg.BadInput, "without any of"),
-        ({"kind": "vector"}, sg.UnknownName, "kind of method 'new'"),
-        ({"aggregator": "rollout"}, sg.BadInput, "kind='matrix'"),
-        ({"kind": "model", "aggregator": "plus"}, sg.BadInput, "no layers"),
-        ({"aggregator": "sum"}, sg.UnknownName, "unknown aggregator 'sum'"),
+        ({"name": "a+b"}, sg.InputError, "without any of"),
+        ({"kind": "vector"}, sg.UnknownNameError, "kind of method 'new'"),
+        ({"aggregator": "rollout"}, sg.InputError, "kind='matrix'"),
+        ({"kind": "model", "aggregator": "plus"}, sg.InputError, "no layers"),
+        ({"aggregator": "sum"}, sg.UnknownNameError, "unknown aggregator 'sum'"),
     ],
 )
 def test_a_wrong_declaration_is_an_error(arguments, error, message):
@@ -95,7 +95,7 @@ def test_a_wrong_declaration_is_an_error(arguments, error, message):
 
 
 def test_an_option_cannot_hide_one_of_the_aggregators():
-    with pytest.raises(sg.BadInput, match="option name 'start' is reserved"):
+    with pytest.raises(sg.InputError, match="option name 'start' is reserved"):
 
         @register_method("new")
         def new(trace, layer, *, start=0):

@@ -107,7 +107,7 @@ def layers_of(name: str, kind: str, **options: Any) -> list[Tensor]:
 
 
 def cam_layers(
-    name: str, model: Any, images: Tensor, tokens: str = "patches", normalise: bool = False, **options: Any
+    name: str, model: Any, images: Tensor, tokens: str = "patches", normalize: bool = False, **options: Any
 ) -> list[Tensor]:
     """As the oracle; tokens="all" takes the sums over p with the prefix tokens in."""
     if tokens == "patches":
@@ -119,7 +119,7 @@ def cam_layers(
         )
         pairs = zip(places, vit.gradients(scalar, places), strict=True)
         maps = [vit.patches_of(model, cam.MAPS[name](a.detach(), g)) for a, g in pairs]
-    if not normalise:
+    if not normalize:
         return maps
     return [torch.stack([m / m.max() if m.max() > 0 else m for m in layer]) for layer in maps]
 
@@ -172,8 +172,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"tokens": "all"},
         {"tokens": "patches"},
         {"tokens": "all", "at": "norm1"},
-        {"normalise": True},
-        {"normalise": False},
+        {"normalize": True},
+        {"normalize": False},
     ]
     for name in CAMS
 }
@@ -256,21 +256,23 @@ def test_aggregators(kind: str, name: str) -> None:
         close(explained(kind, f"{name}:start=1"), expected(kind, name, "first", start=1), f"{name}:start=1")
 
 
-@pytest.mark.filterwarnings("ignore::steadygaze.DegenerateMap")  # attcam with relu, where all is negative
+@pytest.mark.filterwarnings(
+    "ignore::steadygaze.DegenerateMapWarning"
+)  # attcam with relu, where all is negative
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(kind: str, name: str) -> None:
     """Each value of each option, at the bare name and summed over the layers."""
     for options in OPTIONS[name]:
         if options.get("bias") == "cls" and case(kind)[0].cls_token is None:
-            with pytest.raises(sg.MethodUnavailable, match="class token"):
+            with pytest.raises(sg.MethodUnavailableError, match="class token"):
                 explained(kind, sg.method(name, **options))
             continue
         for aggregator in ("", "+plus", *(("+rollout",) if name in MATRIX else ())):
             method = sg.method(name + aggregator, **options)
             wanted = expected(kind, name, aggregator[1:] or BASES[name].aggregator or "", **options)
             vanishes = (
-                name == "hirescam" and options.get("normalise") and case(kind)[0].global_pool == "token"
+                name == "hirescam" and options.get("normalize") and case(kind)[0].global_pool == "token"
             )
             close(
                 explained(kind, method), wanted, method.name, 1e-7 if vanishes else 1e-10
@@ -334,7 +336,7 @@ def test_legrad_of_the_last_layers(kind: str) -> None:
         method = sg.method("legrad", **{key: value for key, value in options.items() if key != "score"})
         wanted = METHODS["legrad"](model, images, TARGET, **options)
         close(explained(kind, method, score), wanted, method.name)
-    with pytest.raises(sg.BadInput, match=r"from 0 \(all\) to 3, got 4"):
+    with pytest.raises(sg.InputError, match=r"from 0 \(all\) to 3, got 4"):
         explained(kind, "legrad:layers=4")
 
 
@@ -426,7 +428,7 @@ def test_shapley_cam(kind: str) -> None:
     for options in ({}, {"at": "norm1"}, *others):
         wanted = cam.shapley_cam(model, images, TARGET, **options)
         close(explained(kind, sg.method("shapley_cam", **options)), wanted, str(options), 1e-8)
-    with pytest.raises(sg.UnknownName, match="norm1"):
+    with pytest.raises(sg.UnknownNameError, match="norm1"):
         explained(kind, "shapley_cam:at=norm")
 
 
@@ -444,9 +446,9 @@ def test_attnlrp_gamma(kind: str) -> None:
 
 def test_gamma_must_be_a_weight() -> None:
     for name in ("attnlrp", "attnlrp_gamma"):
-        with pytest.raises(sg.BadInput, match="gamma"):
+        with pytest.raises(sg.InputError, match="gamma"):
             sg.method(name, gamma=-0.1)
-    with pytest.raises(sg.UnknownName, match="held"):
+    with pytest.raises(sg.UnknownNameError, match="held"):
         explained("class", "attnlrp_gamma:attention=hold")
 
 

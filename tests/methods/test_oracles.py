@@ -197,7 +197,7 @@ def test_cams(case: tuple[vit.Model, Tensor], at: str) -> None:
     if at == "input":
         for x, y in zip(hires, gradient.ixg_layers(model, images, TARGET), strict=True):
             close(x, y)
-    tops = [m.amax(1) for m in cam.layercam_layers(model, images, TARGET, at=at, normalise=True)]
+    tops = [m.amax(1) for m in cam.layercam_layers(model, images, TARGET, at=at, normalize=True)]
     assert all(((top - 1).abs() < 1e-12).logical_or(top <= 0).all() for top in tops)
 
 

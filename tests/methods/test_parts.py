@@ -56,7 +56,7 @@ def test_other_models_have_parts_that_add_up_or_none(name: str, positions: str) 
     assert found.unattributed is not None and found.unattributed.shape == (2,)
     if positions == "unknown":
         assert found.parts is None
-        with pytest.raises(sg.BadInput, match="patch \\+ position"):
+        with pytest.raises(sg.InputError, match="patch \\+ position"):
             found.part("content")
         return
     assert found.parts is not None
@@ -80,7 +80,7 @@ def test_parts_of_several_targets_slices_devices_and_files(tmp_path) -> None:
     alone.save(tmp_path)
     with np.load(tmp_path / "scores.npz") as saved:
         np.testing.assert_allclose(saved["content"] + saved["position"], saved["scores"], atol=1e-5)
-    with pytest.raises(sg.UnknownName, match="content"):
+    with pytest.raises(sg.UnknownNameError, match="content"):
         alone.part("contnet")
 
 
@@ -91,5 +91,5 @@ def test_other_maps_have_no_parts(method: str) -> None:
     model = tiny("class")
     found = sg.explain(model, random_images(model), method=method)
     assert found.parts is None
-    with pytest.raises(sg.BadInput, match="block 0"):
+    with pytest.raises(sg.InputError, match="block 0"):
         found.part("content")

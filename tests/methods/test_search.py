@@ -101,7 +101,7 @@ def test_soft_methods(kind: str) -> None:
     for name, options in cases:
         wanted = [getattr(search, name)(model, images[b], int(TARGET[b]), **options) for b in range(2)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sg.DegenerateMap)
+            warnings.simplefilter("ignore", sg.DegenerateMapWarning)
             close(
                 explained(kind, sg.method(name, **options)),
                 torch.stack(wanted),
@@ -198,7 +198,7 @@ def per_patch(kind: str, attribution: Tensor) -> Tensor:
 
 
 def test_captum_agrees() -> None:
-    """captum fills patches with mean grey. Occlusion: equal. KernelSHAP draws other samples: near the exact
+    """captum fills patches with mean gray. Occlusion: equal. KernelSHAP draws other samples: near the exact
     values as ours are. LIME: equal on our samples."""
     from captum._utils.models.linear_model import SkLearnRidge
     from captum.attr import FeatureAblation, KernelShap, LimeBase
@@ -362,11 +362,11 @@ def test_a_stopped_search_is_the_map_of_a_smaller_budget(name: str, monkeypatch:
     with monkeypatch.context() as patch:
         step_by_two(patch)
         with pytest.warns(
-            sg.PartialMap, match=f"{name}: interrupted after [36] of [0-9]+ runs; the map uses those"
+            sg.PartialMapWarning, match=f"{name}: interrupted after [36] of [0-9]+ runs; the map uses those"
         ):
             partial = explained("class", method, on_progress=interrupt_after(3))
         with warnings.catch_warnings(), pytest.raises(KeyboardInterrupt):
-            warnings.simplefilter("error", sg.PartialMap)
+            warnings.simplefilter("error", sg.PartialMapWarning)
             explained("class", method, on_progress=interrupt_after(3))
         with pytest.raises(KeyboardInterrupt):
             explained("class", method, on_progress=interrupt_after(3), allow_partial=False)
@@ -433,9 +433,9 @@ def test_models_that_need_their_grid_are_masked_and_it_is_said(name: str) -> Non
     with pytest.warns(UserWarning, match="cannot be removed, so they are hidden from attention"):
         got = sg.explain(model, images, target=1, method="occlusion:budget=3").scores
     assert got.shape == (1, *sg.adapt(model).grid) and got.abs().max() > 0
-    with pytest.warns(UserWarning, match="cannot be removed, so they are filled with the mean colour"):
+    with pytest.warns(UserWarning, match="cannot be removed, so they are filled with the mean color"):
         sg.explain(model, images, target=1, method="sufficient:budget=4,minimal=false")
-    with pytest.raises(sg.MethodUnavailable, match="hide='mask' or hide='fill'"):
+    with pytest.raises(sg.MethodUnavailableError, match="hide='mask' or hide='fill'"):
         sg.explain(model, images, method="rise:budget=2,hide=remove")
 
 
@@ -444,7 +444,7 @@ def test_a_model_that_cannot_be_masked_is_painted(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(runs, "can_mask", lambda vit, tokens: False)
     vit = sg.adapt(model)
     grid_bound = replace(vit, plan=replace(vit.plan, removable=False))
-    with pytest.warns(UserWarning, match="mean colour"):
+    with pytest.warns(UserWarning, match="mean color"):
         got = sg.explain(grid_bound, images, target=TARGET, method="occlusion").scores.flatten(1)
     close(got, explained("class", "occlusion:hide=fill"), "painted")
 
@@ -469,9 +469,9 @@ def test_bad_options(method: str, message: str) -> None:
 
 def test_sufficient_needs_a_class() -> None:
     model, images = case("class")
-    with pytest.raises(sg.BadInput, match="callable target has no confidence"):
+    with pytest.raises(sg.InputError, match="callable target has no confidence"):
         sg.explain(model, images, target=lambda y: y[:, 0], method="sufficient")
-    with pytest.raises(sg.BadInput, match="expected a class"):
+    with pytest.raises(sg.InputError, match="expected a class"):
         subsets(model, images, lambda y: y[:, 0])
 
 

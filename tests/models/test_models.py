@@ -66,7 +66,7 @@ def test_rvt_base_as_tap_was_measured_on_it() -> None:
 def test_names_are_known() -> None:
     assert set(models.names()) == set(COUNTED) and all(timm.is_model(name) for name in COUNTED)
     assert set(COUNTED) <= {info.name for info in model_infos() if info.library == "steadygaze"}
-    with pytest.raises(sg.BadCheckpoint, match="rvt_tiny"):
+    with pytest.raises(sg.CheckpointError, match="rvt_tiny"):
         sg.load_model("rvt_tiny")  # there are no weights to fetch
 
 
@@ -106,7 +106,7 @@ def test_every_method_answers_or_says_why_not(name: str) -> None:
             continue
         try:
             scores = sg.explain(model, images, method=info.name).scores
-        except sg.MethodUnavailable as error:
+        except sg.MethodUnavailableError as error:
             assert "steadygaze" in str(error) or "defined for" in str(error), error
             continue
         assert scores.shape == (1, *sg.adapt(model).grid) and torch.isfinite(scores).all(), info.name
@@ -167,7 +167,7 @@ def test_rvt_scaled_attention_by_hand() -> None:
         assert torch.allclose(attention(x), attention.proj(torch.cat(heads, -1)))
 
 
-def test_fan_hybrid_normalises_as_the_authors_on_request() -> None:
+def test_fan_hybrid_normalizes_as_the_authors_on_request() -> None:
     """Their norm uses the unbiased variance if its input is not contiguous: in every norm but the first."""
 
     class AuthorsNorm(nn.LayerNorm):

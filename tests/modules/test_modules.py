@@ -16,7 +16,7 @@ from benchmarks import zoo
 from helpers.inserted import MODELS, images_of, plain, trained
 from oracles import modules as oracle
 from oracles.models import tiny
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.modules import CB, TAP, ContextBroadcast, TokenPool, cost, insert, inserted, remove
 from steadygaze.modules import tap as tap_module
 from steadygaze.modules.base import broadcast_site, pooling_site
@@ -197,7 +197,7 @@ def test_every_make_there_and_back(name: str) -> None:
 def test_cb_at_every_position(name: str, branch: Any, position: Any) -> None:
     model = plain(name)
     if position == "mid" and branch == "msa" and name in ("Swin", "torchvision"):
-        with pytest.raises(UnsupportedModel, match="sees all tokens"):
+        with pytest.raises(UnsupportedModelError, match="sees all tokens"):
             insert(model, cb=CB(position=position, where=branch))
         return
     better = insert(model, cb=CB(position=position, where=branch))
@@ -229,7 +229,7 @@ def test_the_whole_model_by_hand() -> None:
 # -- insert and remove -----------------------------------------------------------------------------
 
 
-def test_what_was_learnt_stays_and_mode_device_and_dtype_are_the_blocks() -> None:
+def test_what_was_learned_stays_and_mode_device_and_dtype_are_the_blocks() -> None:
     model = copy.deepcopy(plain("timm class")).float().train()
     better = insert(model, tap=TAP())
     assert better.blocks[0].tap.training and better.blocks[0].tap.predict[0].weight.dtype == torch.float32
@@ -278,7 +278,7 @@ def test_one_after_the_other() -> None:
     both = insert(insert(model, tap=TAP(allocation=(0,))), cb=CB())
     assert {n.rpartition(".")[2] for n in inserted(both)} == {"tap", "cb_mlp"}
     insert(both, tap=TAP(allocation=(1,)))
-    with pytest.raises(BadInput, match=r"contains TAP\(.*remove"):
+    with pytest.raises(InputError, match=r"contains TAP\(.*remove"):
         insert(both, tap=TAP())
 
 
@@ -306,47 +306,51 @@ def test_cost_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TAP(branches=1), BadInput, "branches"),
-        (lambda: TAP(temperature=0), BadInput, "temperature"),
-        (lambda: TAP(kind="dilatd"), UnknownName, "dilated"),
-        (lambda: TAP(allocation="shalow"), UnknownName, "shallow"),
-        (lambda: TAP(allocation=()), BadInput, "block indices"),
-        (lambda: CB(variant="gated"), UnknownName, "gate"),
-        (lambda: CB(position="middle"), UnknownName, "mid"),
-        (lambda: CB(where="attention"), UnknownName, "msa"),
-        (lambda: CB(init=float("nan")), BadInput, "init"),
-        (lambda: insert(plain("timm class")), BadInput, "a module to insert"),
-        (lambda: insert(plain("timm class"), tap=CB()), BadInput, "tap: expected"),
-        (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), BadInput, "from 0 to"),
+        (lambda: TAP(branches=1), InputError, "branches"),
+        (lambda: TAP(temperature=0), InputError, "temperature"),
+        (lambda: TAP(kind="dilatd"), UnknownNameError, "dilated"),
+        (lambda: TAP(allocation="shalow"), UnknownNameError, "shallow"),
+        (lambda: TAP(allocation=()), InputError, "block indices"),
+        (lambda: CB(variant="gated"), UnknownNameError, "gate"),
+        (lambda: CB(position="middle"), UnknownNameError, "mid"),
+        (lambda: CB(where="attention"), UnknownNameError, "msa"),
+        (lambda: CB(init=float("nan")), InputError, "init"),
+        (lambda: insert(plain("timm class")), InputError, "a module to insert"),
+        (lambda: insert(plain("timm class"), tap=CB()), InputError, "tap: expected"),
+        (lambda: insert(plain("timm class"), tap=TAP(allocation=(7,))), InputError, "from 0 to"),
         (
             lambda: insert(
                 timm.create_model("vit_tiny_patch16_224", depth=1, patch_drop_rate=0.75), tap=TAP()
             ),
-            BadInput,
+            InputError,
             "drops 75%",
         ),
-        (lambda: insert(plain("transformers SigLIP"), cb=CB("gate")), BadInput, "class token"),
-        (lambda: insert(plain("timm registers, mean"), cb=CB("hybrid")), BadInput, "class token"),
-        (lambda: insert(plain("Swin"), cb=CB("gate")), BadInput, "class token"),
-        (lambda: insert(nn.Linear(2, 2), cb=CB()), UnsupportedModel, "no vision transformer"),
-        (lambda: insert("deit", cb=CB()), BadInput, "torch.nn.Module"),
+        (lambda: insert(plain("transformers SigLIP"), cb=CB("gate")), InputError, "class token"),
+        (lambda: insert(plain("timm registers, mean"), cb=CB("hybrid")), InputError, "class token"),
+        (lambda: insert(plain("Swin"), cb=CB("gate")), InputError, "class token"),
+        (lambda: insert(nn.Linear(2, 2), cb=CB()), UnsupportedModelError, "no vision transformer"),
+        (lambda: insert("deit", cb=CB()), InputError, "torch.nn.Module"),
         (
             lambda: insert(zoo.plain("vit_small_patch16_18x2_224")[0], cb=CB()),
-            UnsupportedModel,
+            UnsupportedModelError,
             "ParallelThingsBlock",
         ),
         (
             lambda: insert(zoo.hierarchical("swinv2_tiny_window8_256", "swin_transformer_v2")[0], tap=TAP()),
-            UnsupportedModel,
+            UnsupportedModelError,
             "windows",
         ),
         (
             lambda: pooling_site(type("HieraBlock", (nn.Module,), {})()),
-            UnsupportedModel,
+            UnsupportedModelError,
             "order of mask units",
         ),
-        (lambda: pooling_site(type("MultiScaleBlock", (nn.Module,), {})()), UnsupportedModel, "pools inside"),
-        (lambda: pooling_site(nn.Linear(2, 2)), UnsupportedModel, "no attention"),
+        (
+            lambda: pooling_site(type("MultiScaleBlock", (nn.Module,), {})()),
+            UnsupportedModelError,
+            "pools inside",
+        ),
+        (lambda: pooling_site(nn.Linear(2, 2)), UnsupportedModelError, "no attention"),
     ],
 )
 def test_bad_input(make: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -360,9 +364,9 @@ def test_images_of_another_shape_are_refused_where_the_grid_would_be_guessed() -
     better = insert(model, tap=TAP())
     larger = torch.randn(1, 3, 2 * height, 2 * width, dtype=torch.float64)
     assert better(larger).shape == (1, zoo.CLASSES)
-    with pytest.raises(BadInput, match="wrong grid"):
+    with pytest.raises(InputError, match="wrong grid"):
         better(larger.transpose(2, 3))
-    with pytest.raises(BadInput, match="same aspect ratio"):
+    with pytest.raises(InputError, match="same aspect ratio"):
         better.stages[0].blocks[0].tap(torch.randn(1, 7, 16, dtype=torch.float64))
     remove(better)(larger.transpose(2, 3))
 

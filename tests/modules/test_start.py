@@ -14,7 +14,7 @@ from benchmarks import checks
 from helpers.inserted import MODELS, images_of, plain, trained
 from helpers.losses import SMALL, small
 from oracles import modules as oracle
-from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
+from steadygaze.errors import CheckpointError, InputError, UnknownNameError
 from steadygaze.modules import CB, TAP, ContextBroadcast, TokenPool, insert, inserted, remove
 from steadygaze.modules import tap as tap_module
 from steadygaze.trace import Want, forward
@@ -72,14 +72,14 @@ def test_every_kind_changes_no_output_and_learns(options: dict[str, Any], dtype:
     new = new_parameters(better)
     at_first = {name for name, p in new.items() if p.grad is not None and p.grad.abs().max() > 0}
     assert at_first == {name for name in new if name.endswith((".gate", ".scale"))} != set()
-    optimiser = torch.optim.SGD(better.parameters(), lr=0.1)
-    optimiser.step()
+    optimizer = torch.optim.SGD(better.parameters(), lr=0.1)
+    optimizer.step()
     assert not torch.equal(better(images), model(images))
     backward(better, images)
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in new.values())
 
 
-def test_the_papers_initialisation_is_the_default() -> None:
+def test_the_papers_initialization_is_the_default() -> None:
     assert TAP().start == CB().start == "paper"
     model = plain("timm class")
     for options in ({"tap": TAP()}, {"cb": CB()}):
@@ -93,11 +93,11 @@ def test_the_papers_initialisation_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TAP(start="identical"), UnknownName, "identity"),  # type: ignore[arg-type]
-        (lambda: CB(start=None), UnknownName, "paper"),  # type: ignore[arg-type]
+        (lambda: TAP(start="identical"), UnknownNameError, "identity"),  # type: ignore[arg-type]
+        (lambda: CB(start=None), UnknownNameError, "paper"),  # type: ignore[arg-type]
         (
             lambda: CB("scaled", init=0.1, start="identity"),
-            BadInput,
+            InputError,
             "init: expected 0 with start='identity'",
         ),
     ],
@@ -107,7 +107,7 @@ def test_bad_starts(make: Any, error: type[Exception], message: str) -> None:
         make()
 
 
-# -- the formula with a gate that has learnt --------------------------------------------------------
+# -- the formula with a gate that has learned --------------------------------------------------------
 
 
 @pytest.mark.parametrize("dense", [True, False])
@@ -204,7 +204,7 @@ def test_checkpoints_keep_the_start(options: dict[str, Any], tmp_path: Path) -> 
     with torch.no_grad():
         assert torch.equal(loaded.model(images), model(images))
     other = {key: type(value)(**{**value.__dict__, "start": "paper"}) for key, value in options.items()}
-    with pytest.raises(BadCheckpoint, match=r"start='identity'.*where the model has"):
+    with pytest.raises(CheckpointError, match=r"start='identity'.*where the model has"):
         insert(timm.create_model("test_vit", num_classes=3), **other).load_state_dict(
             model.state_dict(), strict=False
         )

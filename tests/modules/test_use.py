@@ -13,7 +13,7 @@ import steadygaze as sg
 from benchmarks import checks, zoo
 from helpers.inserted import MODELS, images_of, plain, trained
 from oracles.models import tiny
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.errors import CheckpointError, InputError
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch
 from steadygaze.faithfulness.removal import NAMES
@@ -65,7 +65,7 @@ def test_verify_says_that_it_masks() -> None:
     maps = sg.explain(model, images, method=["ixg"])["ixg"].scores[None]
     found = evaluate(sg.adapt(model), Batch(images, torch.tensor([0, 1])), maps, metrics=["deletion_aopc"])
     assert found.notes == {"deletion_aopc": "attention masking"}
-    with pytest.raises(BadInput, match="VisionTransformer with TAP and CB cannot be removed"):
+    with pytest.raises(InputError, match="VisionTransformer with TAP and CB cannot be removed"):
         sg.adapt(model).select(sg.adapt(model).embed(images), torch.zeros(2, 1, dtype=torch.long))
 
 
@@ -92,12 +92,12 @@ def test_methods_that_lack_a_rule_say_so() -> None:
     model = insert(plain("timm class"), cb=CB()).eval()
     images = images_of(model, batch=1)
     for name in ("transatt", "decompx:bias=absdot"):
-        with pytest.raises(sg.MethodUnavailable, match="with CB"):
+        with pytest.raises(sg.MethodUnavailableError, match="with CB"):
             sg.explain(model, images, method=name)
     assert (
         sg.explain(model, images, method="alti").scores.shape[0] == 1
     )  # nothing stands in the attention branch
-    with pytest.raises(sg.MethodUnavailable, match="with TAP"):
+    with pytest.raises(sg.MethodUnavailableError, match="with TAP"):
         sg.explain(insert(plain("timm class"), tap=TAP()).eval(), images, method="alti")
 
 
@@ -139,7 +139,7 @@ def test_checkpoints_name_their_modules(tmp_path: Path, suffix: str) -> None:
 def test_a_checkpoint_of_another_make_is_refused(tmp_path: Path) -> None:
     model = timm.create_model("test_vit", num_classes=3)
     better = insert(model, cb=CB("scaled"))
-    with pytest.raises(BadCheckpoint, match=r"variant='plain'.*where the model has .*variant='scaled'"):
+    with pytest.raises(CheckpointError, match=r"variant='plain'.*where the model has .*variant='scaled'"):
         better.load_state_dict(insert(model, cb=CB()).state_dict(), strict=False)
     with pytest.raises(RuntimeError, match="_extra_state"):
         better.load_state_dict(model.state_dict())
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_make_is_refused(tmp_path: Path) -> None:
         | model.state_dict(),
         file,
     )
-    with pytest.raises(BadCheckpoint, match=r"blocks.99.cb_mlp, where this VisionTransformer has no block"):
+    with pytest.raises(CheckpointError, match=r"blocks.99.cb_mlp, where this VisionTransformer has no block"):
         sg.load_model("test_vit", file)
 
 
@@ -173,9 +173,9 @@ def test_a_folder_of_transformers_keeps_its_modules(tmp_path: Path) -> None:
 def test_half_trained_weights_go_through_a_training_step() -> None:
     model = insert(timm.create_model("test_vit", num_classes=3), tap=TAP(), cb=CB("scaled"))
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.cross_entropy(model(torch.randn(4, 3, 160, 160)), torch.tensor([0, 1, 2, 0])).backward()
-    optimiser.step()
+    optimizer.step()
     changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
     assert {n for n in changed if "tap" in n or "cb_mlp" in n} == {
         n for n, _ in model.named_parameters() if "tap" in n or "cb_mlp" in n

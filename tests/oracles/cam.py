@@ -150,11 +150,11 @@ def elementwise_gradcam(model: Model, images: Tensor, target: Tensor, **options:
 
 
 def layercam_layers(
-    model: Model, images: Tensor, target: Tensor, *, normalise: bool = False, **options: Any
+    model: Model, images: Tensor, target: Tensor, *, normalize: bool = False, **options: Any
 ) -> list[Tensor]:
-    """`normalise=True`: each image's map of each layer divided by its maximum (not where that is <= 0)."""
+    """`normalize=True`: each image's map of each layer divided by its maximum (not where that is <= 0)."""
     maps = cam_layers("layercam", model, images, target, **options)
-    if not normalise:
+    if not normalize:
         return maps
     tops = [m.amax(dim=1, keepdim=True) for m in maps]
     return [torch.where(top > 0, m / top, m) for m, top in zip(maps, tops, strict=True)]

@@ -55,8 +55,8 @@ def norm_step(D: Tensor, norm: NormState | None, rule: str) -> Tensor:
     """D (B,N,K,d); the mean of each vector is its own, sigma is that of the true state."""
     if norm is None:
         return D
-    centred = D - D.mean(-1, keepdim=True)
-    return add_bias(norm.gain * centred / norm.sigma[:, :, None], norm.bias, rule)
+    centered = D - D.mean(-1, keepdim=True)
+    return add_bias(norm.gain * centered / norm.sigma[:, :, None], norm.bias, rule)
 
 
 def linear_step(D: Tensor, weight: Tensor, b: Tensor, rule: str) -> Tensor:

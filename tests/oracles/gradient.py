@@ -77,7 +77,7 @@ def attixg(model: Model, images: Tensor, target: Tensor, **options: Any) -> Tens
 
 
 def patch_sums(model: Model, pixels: Tensor) -> Tensor:
-    """(B,3,H,W) -> (B,P): sum over the colours and pixels of each patch."""
+    """(B,3,H,W) -> (B,P): sum over the colors and pixels of each patch."""
     ph, pw = model.patch_embed.proj.kernel_size
     rows, columns = model.patch_embed.grid_size
     cells = [
@@ -102,7 +102,7 @@ def integrated_gradients(
     """x . mean over the midpoints t = (i + 1/2)/steps of dT/dx at t x: a zero baseline.
 
     space "tokens": x = x^0, the prefix tokens go to zero as well. "pixels": x = the image, summed over
-    colours and pixels of a patch (a zero image, embedded with its biases, class token and positions, is the
+    colors and pixels of a patch (a zero image, embedded with its biases, class token and positions, is the
     baseline).
     """
     total = torch.zeros(1, dtype=torch.float64)
@@ -120,7 +120,7 @@ def integrated_gradients(
 def smoothgrad(
     model: Model, images: Tensor, target: Tensor, *, noise: Tensor, spread: float = 0.1, **how: Any
 ) -> Tensor:
-    """Mean pixel gradient at noisy images, summed (signed) over colours and pixels of a patch.
+    """Mean pixel gradient at noisy images, summed (signed) over colors and pixels of a patch.
 
     noise (S,B,3,H,W) is standard normal and given; its deviation is `spread` x (max - min of each image).
     """

@@ -5,7 +5,7 @@
     b_i  = ls1 (W_o (W_v beta_1 + b_v) + b_o)       (T has no biases; x_i of block 0 is after norm_pre)
     v_ij = T_ij + ls2 LN2dec(T_ij),   LN2dec(t) = gain_2 (t - mean t) / sigma(x'_i)   (without the MLP)
 
-    attin "n"       |T_ij - delta_ij x_i|_2   rollout: rows normalised, then product of 0.5 M + 0.5 I
+    attin "n"       |T_ij - delta_ij x_i|_2   rollout: rows normalized, then product of 0.5 M + 0.5 I
     attin "n_res"   |T_ij|_2                    rollout: plain product
     globenc         |v_ij|_2                    rollout: plain product
     alti "attn"     relu(|y_i|_1 - |y_i - T_ij|_1), y = x' with biases, rows divided by their sum; plain
@@ -35,10 +35,10 @@ def mixing_vectors(block: Any, s: vit.BlockState) -> Tensor:
     T = torch.zeros(B, N, N, d, dtype=torch.float64)
     for j in range(N):
         x_j = s.x[:, j]
-        centred = s.norm1.gain * (x_j - x_j.mean(-1, keepdim=True)) / s.norm1.sigma[:, j]
+        centered = s.norm1.gain * (x_j - x_j.mean(-1, keepdim=True)) / s.norm1.sigma[:, j]
         for h in range(H):
             part = slice(h * e, (h + 1) * e)
-            f = scale * (centred @ W_v[part].T @ W_o[:, part].T)
+            f = scale * (centered @ W_v[part].T @ W_o[:, part].T)
             for i in range(N):
                 T[:, i, j] += s.A[:, h, i, j, None] * f
         T[:, j, j] += x_j
@@ -47,8 +47,8 @@ def mixing_vectors(block: Any, s: vit.BlockState) -> Tensor:
 
 def after_mlp_residual(block: Any, s: vit.BlockState, T: Tensor) -> Tensor:
     """v = T + ls2 LN2dec(T)."""
-    centred = T - T.mean(-1, keepdim=True)
-    return T + vit.gain(block.ls2, T.shape[-1]) * s.norm2.gain * centred / s.norm2.sigma[:, :, None]
+    centered = T - T.mean(-1, keepdim=True)
+    return T + vit.gain(block.ls2, T.shape[-1]) * s.norm2.gain * centered / s.norm2.sigma[:, :, None]
 
 
 def states(model: Model, images: Tensor) -> vit.State:

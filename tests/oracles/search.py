@@ -235,20 +235,20 @@ def vit_cx(
 
 def k_means(points: Tensor, first: list[int]) -> list[Tensor]:
     """Lloyd's algorithm point by point, from the points `first`; the largest cluster comes first."""
-    centres, nearest = [points[i] for i in first], None
+    centers, nearest = [points[i] for i in first], None
     for _ in range(100):
         before = nearest
         nearest = []
         for point in points:
-            distances = [float(((point - centre) ** 2).sum()) for centre in centres]
+            distances = [float(((point - center) ** 2).sum()) for center in centers]
             nearest.append(distances.index(min(distances)))
         if nearest == before:
             break
-        for k in range(len(centres)):
+        for k in range(len(centers)):
             members = [points[i] for i in range(len(points)) if nearest[i] == k]
-            centres[k] = torch.stack(members).mean(0) if members else centres[k]
-    sizes = [nearest.count(k) for k in range(len(centres))]
-    return [centres[k] for k in sorted(range(len(centres)), key=lambda k: (-sizes[k], k))]
+            centers[k] = torch.stack(members).mean(0) if members else centers[k]
+    sizes = [nearest.count(k) for k in range(len(centers))]
+    return [centers[k] for k in sorted(range(len(centers)), key=lambda k: (-sizes[k], k))]
 
 
 def tis(
@@ -272,8 +272,8 @@ def tis(
     generator = torch.Generator().manual_seed(crc32(str(seed).encode() + image.double().numpy().tobytes()))
     first = torch.randperm(len(points), generator=generator)[:clusters].tolist()
     p, answers, sets = points.shape[1], [], []
-    for centre in k_means(points, first)[:budget]:
-        order = sorted(range(p), key=lambda j: (-float(centre[j]), j))
+    for center in k_means(points, first)[:budget]:
+        order = sorted(range(p), key=lambda j: (-float(center[j]), j))
         sets.append(order[: max(1, int(keep * p))])
         answers.append(f(model, image, sets[-1], c, hide))
     scores = []

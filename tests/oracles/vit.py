@@ -150,7 +150,7 @@ def linear(x: Tensor, W: Tensor, b: Tensor, gamma: float) -> Tensor:
     return moving + (y - moving).detach()
 
 
-def normalise(x: Tensor, norm: Any, how: Rule) -> NormState:
+def normalize(x: Tensor, norm: Any, how: Rule) -> NormState:
     mu = x.mean(dim=-1, keepdim=True)
     sigma = (((x - mu) ** 2).mean(dim=-1, keepdim=True) + norm.eps).sqrt()
     divisor = sigma.detach() if how.norm else sigma
@@ -160,7 +160,7 @@ def normalise(x: Tensor, norm: Any, how: Rule) -> NormState:
 
 
 def optional_norm(x: Tensor, norm: Any, how: Rule) -> NormState | None:
-    return None if isinstance(norm, nn.Identity) else normalise(x, norm, how)
+    return None if isinstance(norm, nn.Identity) else normalize(x, norm, how)
 
 
 def half(x: Tensor, how: Rule) -> Tensor:
@@ -208,7 +208,7 @@ def run_block(block: Any, x: Tensor, how: Rule, normed: Tensor | None = None) ->
     """normed: in place of what the first norm gives."""
     B, N, d = x.shape
     H, e = block.attn.num_heads, block.attn.head_dim
-    norm1 = normalise(x, block.norm1, how)
+    norm1 = normalize(x, block.norm1, how)
     norm1 = norm1 if normed is None else replace(norm1, out=normed)
     qkv = linear(norm1.out, weight(block.attn.qkv.weight), bias(block.attn.qkv), how.gamma)
     q, k, v = (qkv[:, :, i * H * e : (i + 1) * H * e].reshape(B, N, H, e).transpose(1, 2) for i in range(3))
@@ -221,7 +221,7 @@ def run_block(block: Any, x: Tensor, how: Rule, normed: Tensor | None = None) ->
     z = (half(A, how) @ half(v, how)).transpose(1, 2).reshape(B, N, H * e)
     o = linear(z, weight(block.attn.proj.weight), bias(block.attn.proj), how.gamma)
     x_mid = x + gain(block.ls1, d) * o
-    norm2 = normalise(x_mid, block.norm2, how)
+    norm2 = normalize(x_mid, block.norm2, how)
     h = linear(norm2.out, weight(block.mlp.fc1.weight), bias(block.mlp.fc1), how.gamma)
     f = h * (phi(h).detach() if how.slope == "origin" else phi(h))
     m = linear(f, weight(block.mlp.fc2.weight), bias(block.mlp.fc2), how.gamma)

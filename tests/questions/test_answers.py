@@ -7,7 +7,7 @@ import torch
 
 import steadygaze as sg
 from benchmarks.vision_language import ANSWER, PROMPT, QUESTION, llava, photograph, vilt
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 
 
 def images() -> torch.Tensor:
@@ -55,9 +55,9 @@ def test_prepared_images_give_what_the_image_gives() -> None:
     from_file = sg.explain(model, photograph(), **options)
     from_tensor = sg.explain(model, pixels, **options)
     torch.testing.assert_close(from_tensor.scores, from_file.scores)
-    with pytest.raises(BadInput, match="56 x 56 pixels, got 42 x 56"):
+    with pytest.raises(InputError, match="56 x 56 pixels, got 42 x 56"):
         sg.explain(model, pixels[:, :, :42], **options)
-    with pytest.raises(BadInput, match="may answer differently"):
+    with pytest.raises(InputError, match="may answer differently"):
         sg.explain(model, torch.cat([pixels, pixels]), prompt=PROMPT, processor=processor)
 
 
@@ -98,20 +98,20 @@ def test_folders_load_with_what_they_need(tmp_path: Path) -> None:
 
 def test_refusals_say_what_to_do() -> None:
     model, tokenizer = vilt()
-    with pytest.raises(UnknownName, match="answer"):
+    with pytest.raises(UnknownNameError, match="answer"):
         sg.explain(model, images(), question=QUESTION, target="cups", tokenizer=tokenizer)
-    with pytest.raises(BadInput, match="tokenizer="):
+    with pytest.raises(InputError, match="tokenizer="):
         sg.explain(model, images(), question=QUESTION)
-    with pytest.raises(BadInput, match="give one question"):
+    with pytest.raises(InputError, match="give one question"):
         sg.ask(model, question=QUESTION, prompt=PROMPT)
-    with pytest.raises(UnsupportedModel, match="ViltForQuestionAnswering"):
+    with pytest.raises(UnsupportedModelError, match="ViltForQuestionAnswering"):
         sg.explain(sg.load_model("embedded"), torch.randn(1, 3, 32, 32), question=QUESTION)
     writer, processor = llava()
-    with pytest.raises(BadInput, match="processor="):
+    with pytest.raises(InputError, match="processor="):
         sg.explain(writer, photograph(), prompt=PROMPT)
-    with pytest.raises(UnsupportedModel, match="prompt="):
+    with pytest.raises(UnsupportedModelError, match="prompt="):
         sg.adapt(writer)
-    with pytest.raises(BadInput, match="image: expected"):
+    with pytest.raises(InputError, match="image: expected"):
         sg.ask(writer, prompt=PROMPT, processor=processor)
-    with pytest.raises(UnsupportedModel, match="AutoModelForImageTextToText"):
+    with pytest.raises(UnsupportedModelError, match="AutoModelForImageTextToText"):
         sg.explain(sg.load_model("embedded"), photograph(), prompt=PROMPT)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import checks, region_zoo, zoo
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.questions.detections import QueryClassifier
 from steadygaze.trace import forward
 
@@ -142,7 +142,7 @@ def test_names_of_the_configuration_are_labels_and_no_object_is_the_last() -> No
         assert question.class_names == ("dog", "cat", "cup", "car", "bus", "no object")
         assert sg.explain(model, image, sg.Detection("cup", BOX), "ixg").target.tolist() == [2]
         assert sg.explain(question, image, "no object", "ixg").target.tolist() == [5]
-        with pytest.raises(UnknownName, match="cupp"):
+        with pytest.raises(UnknownNameError, match="cupp"):
             sg.explain(model, image, sg.Detection("cupp", BOX))
     finally:
         model.config.id2label = before
@@ -164,17 +164,17 @@ def test_nothing_is_left_on_the_model() -> None:
 
 def test_refusals_say_what_to_do() -> None:
     model, images = yolos(), images_of(yolos())
-    with pytest.raises(BadInput, match="give the box"):
+    with pytest.raises(InputError, match="give the box"):
         sg.Detection("dog")
-    with pytest.raises(BadInput, match="right <= 40"):
+    with pytest.raises(InputError, match="right <= 40"):
         sg.explain(model, images[:1], sg.Detection(1, (0, 0, 41, 10)))
-    with pytest.raises(BadInput, match=r"class 5 is out of range; the model has classes 0\.\.4"):
+    with pytest.raises(InputError, match=r"class 5 is out of range; the model has classes 0\.\.4"):
         sg.explain(model, images[:1], sg.Detection(5, BOX))
-    with pytest.raises(BadInput, match="expected the image it is in"):
+    with pytest.raises(InputError, match="expected the image it is in"):
         sg.ask(model, region=sg.Detection(1, BOX))
-    with pytest.raises(UnsupportedModel, match="is a detector"):
+    with pytest.raises(UnsupportedModelError, match="is a detector"):
         sg.explain(model, images, sg.Region(1, box=BOX))
-    with pytest.raises(UnsupportedModel, match=r"target=steadygaze\.Detection"):
+    with pytest.raises(UnsupportedModelError, match=r"target=steadygaze\.Detection"):
         sg.explain(model, images, 1)
 
 
@@ -186,7 +186,7 @@ def test_a_box_that_no_query_overlaps_is_refused() -> None:
         last.weight.zero_()
         last.bias.copy_(torch.tensor([3.0, 3.0, -3.0, -3.0]))  # all boxes at the lower right corner
     try:
-        with pytest.raises(BadInput, match="none of the 6 boxes"):
+        with pytest.raises(InputError, match="none of the 6 boxes"):
             sg.explain(model, image, sg.Detection(1, (0, 0, 8, 8)))
     finally:
         with torch.no_grad():

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import steadygaze as sg
 from benchmarks.vision_language import ANSWER, GENERATIVE, PROMPT, llava, log_probabilities, photograph
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.generation import Answer, answer_model
 from steadygaze.trace.rules import frozen
 from steadygaze.trace.seam import Seam
@@ -135,9 +135,9 @@ def test_the_norm_of_language_models_is_held_like_the_norm_of_torch() -> None:
 
 def test_refusals_say_what_to_do() -> None:
     model, processor = llava()
-    with pytest.raises(BadInput, match="prompt: expected a text"):
+    with pytest.raises(InputError, match="prompt: expected a text"):
         answer_model(model, processor, photograph(), "  ")
-    with pytest.raises(BadInput, match="answer: expected a text"):
+    with pytest.raises(InputError, match="answer: expected a text"):
         answer_model(model, processor, photograph(), PROMPT, "")
-    with pytest.raises(UnsupportedModel, match="AutoModelForImageTextToText"):
+    with pytest.raises(UnsupportedModelError, match="AutoModelForImageTextToText"):
         answer_model(nn.Linear(1, 1), processor, photograph(), PROMPT)

@@ -48,12 +48,12 @@ def test_an_image_tower_of_open_clip_takes_text_embeddings() -> None:
 
 def test_coca_is_refused_in_words() -> None:
     model = text_zoo.open_clip_model(attentional_pool=True, attn_pooler_heads=2)
-    with pytest.raises(sg.UnsupportedModel, match="several queries"):
+    with pytest.raises(sg.UnsupportedModelError, match="several queries"):
         sg.adapt(model)
 
 
 def test_without_a_known_vocabulary_the_tokenizer_is_asked_for() -> None:
-    with pytest.raises(sg.BadInput, match="a vocabulary of 40 is not that of CLIP's own tokenizer"):
+    with pytest.raises(sg.InputError, match="a vocabulary of 40 is not that of CLIP's own tokenizer"):
         sg.explain(text_zoo.open_clip_model(), torch.randn(1, 3, 32, 32).double(), target="a dog")
 
 
@@ -89,7 +89,7 @@ def test_a_folder_of_open_clip_is_loaded_with_tokenizer_and_preprocessing(tmp_pa
 
 
 def test_names_of_open_clip_are_checked() -> None:
-    with pytest.raises(sg.UnknownName, match="ViT-B-32"):
+    with pytest.raises(sg.UnknownNameError, match="ViT-B-32"):
         sg.load_model("open_clip:ViT-B-33")
-    with pytest.raises(sg.BadInput, match="has no weights: give a checkpoint"):
+    with pytest.raises(sg.InputError, match="has no weights: give a checkpoint"):
         sg.load_model("open_clip:ViT-B-32")

@@ -10,7 +10,7 @@ from PIL import Image
 import steadygaze as sg
 from benchmarks import region_zoo
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 
 NAMES = {0: "road", 1: "sky", 2: "traffic light", 3: "tree, plant", 4: "person"}
 PROCESSORS = {
@@ -45,7 +45,7 @@ def test_a_folder_loads_and_knows_names_and_size(kind: str, tmp_path: Path) -> N
     if target is sg.Region:
         assert other.weights_hash != asked.weights_hash
         assert sg.explain(loaded, image, sg.Region("tree", point=(1, 2)), "ixg").target.tolist() == [3]
-    with pytest.raises(UnknownName):
+    with pytest.raises(UnknownNameError):
         sg.explain(loaded, image, target("bicycle", box=(4, 8, 20, 28)))
 
 

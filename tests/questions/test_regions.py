@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import steadygaze as sg
 from benchmarks import checks, region_zoo, zoo
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.methods.sufficient import gate_gradient
 from steadygaze.questions.regions import RegionClassifier, region_weights
 from steadygaze.trace import Want, forward
@@ -203,7 +203,7 @@ def test_nothing_is_left_on_the_model(kind: str) -> None:
     attributes = [sorted(vars(m)) for m in model.modules()]
     model.train()
     sg.explain(model, images, sg.Region(1, box=BOX), methods=["gaze", "ixg"])
-    with pytest.raises(BadInput):
+    with pytest.raises(InputError):
         sg.explain(model, images, sg.Region(99, box=BOX))
     assert all(module.training for module in model.modules())
     model.eval()
@@ -224,7 +224,7 @@ def test_names_of_the_configuration_are_labels() -> None:
         question = sg.ask(model, region=sg.Region(box=BOX), image=images)
         assert question.class_names == tuple(names.values()) and question.class_index("tree") == 3
         assert torch.equal(sg.explain(question, images, "car", "ixg").scores, found.scores)
-        with pytest.raises(UnknownName, match=r"raod.*road"):
+        with pytest.raises(UnknownNameError, match=r"raod.*road"):
             sg.explain(model, images, sg.Region("raod", box=BOX))
     finally:
         model.config.id2label = before
@@ -241,7 +241,7 @@ def test_the_size_is_that_of_the_image_the_mask_or_the_model() -> None:
 def test_refusals_say_what_to_do() -> None:
     model, images = model_of("Segmenter of a ViT"), images_of("Segmenter of a ViT")
 
-    def refused(match: str, region: sg.Region, error: type[Exception] = BadInput) -> None:
+    def refused(match: str, region: sg.Region, error: type[Exception] = InputError) -> None:
         with pytest.raises(error, match=match):
             sg.explain(model, images, region)
 
@@ -255,24 +255,24 @@ def test_refusals_say_what_to_do() -> None:
     refused("32 pixels wide", sg.Region(point=(32, 0)))
     refused("class 7 is out of range; the model has classes 0..4", sg.Region(7, point=(0, 0)))
     refused("names of the classes of this Segmenter are not known", sg.Region("road", point=(0, 0)))
-    with pytest.raises(BadInput, match="got none"):
+    with pytest.raises(InputError, match="got none"):
         sg.Region("road")
-    with pytest.raises(BadInput, match="got box and point"):
+    with pytest.raises(InputError, match="got box and point"):
         sg.Region("road", box=BOX, point=(1, 2))
-    with pytest.raises(BadInput, match="label by name or index"):
+    with pytest.raises(InputError, match="label by name or index"):
         sg.Region(1.5, point=(1, 2))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="2, one for each, got 1"):
+    with pytest.raises(InputError, match="2, one for each, got 1"):
         sg.explain(model, images, [sg.Region(0, point=(1, 2))])
-    with pytest.raises(UnsupportedModel, match=r"Detection: expected a Yolos.*Region"):
+    with pytest.raises(UnsupportedModelError, match=r"Detection: expected a Yolos.*Region"):
         sg.explain(model, images[:1], sg.Detection(0, BOX))
     classifier = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
-    with pytest.raises(UnsupportedModel, match="Region: VisionTransformer: expected a segmenter"):
+    with pytest.raises(UnsupportedModelError, match="Region: VisionTransformer: expected a segmenter"):
         sg.explain(classifier, images.float(), sg.Region(0, point=(1, 2)))
-    with pytest.raises(BadInput, match=r"give one question.*region="):
+    with pytest.raises(InputError, match=r"give one question.*region="):
         sg.ask(model)
-    with pytest.raises(UnsupportedModel, match=r"target=steadygaze\.Region"):
+    with pytest.raises(UnsupportedModelError, match=r"target=steadygaze\.Region"):
         sg.explain(model_of("DPTForSemanticSegmentation"), images, 1)
-    with pytest.raises(BadInput, match="tokens remember 1"):
+    with pytest.raises(InputError, match="tokens remember 1"):
         vit = sg.adapt(asked("DPTForSemanticSegmentation"))
         vit.head(vit.embed(images).clone())
 
@@ -301,7 +301,7 @@ class OwnSegmenter(nn.Module):
 
 
 def test_a_segmenter_of_one_s_own_around_a_vit() -> None:
-    model = zoo.randomise(OwnSegmenter())
+    model = zoo.randomize(OwnSegmenter())
     images = zoo.image_of(model, (3, 32, 32), batch=2)
     question = sg.ask(model, region=sg.Region(2, box=BOX), image=images)
     with torch.no_grad():
@@ -319,7 +319,7 @@ def test_a_segmenter_of_one_s_own_around_a_vit() -> None:
 
 
 class Gates(TorchFunctionMode):
-    """Attention to patch j from every other token times m_j, and normalised again."""
+    """Attention to patch j from every other token times m_j, and normalized again."""
 
     def __init__(self, m: Tensor) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ def test_against_other_prompts_there_are_log_odds() -> None:
     classifier = sg.zero_shot(model, PROMPTS, templates="none", tokenizer=TOKENIZER)
     same = sg.explain(classifier, images, target=0, score="log_odds", method="ixg")
     torch.testing.assert_close(against.scores, same.scores)
-    with pytest.raises(sg.BadInput, match="log_odds"):  # alone, a similarity has no odds
+    with pytest.raises(sg.InputError, match="log_odds"):  # alone, a similarity has no odds
         sg.explain(model, images, target=PROMPTS[0], score="log_odds", tokenizer=TOKENIZER)
     predicted = sg.explain(model, images, prompts=PROMPTS, tokenizer=TOKENIZER)
     assert torch.equal(predicted.target, own_logits(model, images, PROMPTS).argmax(1))
@@ -192,7 +192,7 @@ def test_a_class_name_is_a_target_of_a_loaded_classifier() -> None:
     named = sg.explain(loaded, images, target="dog", method="ixg")
     assert named.target is not None and named.target.tolist() == [1, 1]
     assert sg.explain(loaded, images, target=["dog", "cat"], method="ixg").scores.shape == (2, 2, 2, 2)
-    with pytest.raises(sg.UnknownName, match="tree"):
+    with pytest.raises(sg.UnknownNameError, match="tree"):
         sg.explain(loaded, images, target="treee")
 
 
@@ -222,13 +222,13 @@ def test_a_set_of_templates_has_a_name() -> None:
     by_name = sg.zero_shot(model, ["dog", "cat"], "seven", tokenizer=TOKENIZER)
     given = sg.zero_shot(model, ["dog", "cat"], TEMPLATES["seven"], tokenizer=TOKENIZER)
     assert torch.equal(by_name.weight, given.weight) and len(TEMPLATES["seven"]) == 7
-    with pytest.raises(sg.UnknownName, match="seven"):
+    with pytest.raises(sg.UnknownNameError, match="seven"):
         sg.zero_shot(model, ["dog"], "sevn", tokenizer=TOKENIZER)
-    with pytest.raises(sg.BadInput, match="once"):
+    with pytest.raises(sg.InputError, match="once"):
         sg.zero_shot(model, ["dog"], ["a {} and a {}"], tokenizer=TOKENIZER)
-    with pytest.raises(sg.BadInput, match="twice"):
+    with pytest.raises(sg.InputError, match="twice"):
         sg.zero_shot(model, ["dog", "dog"], tokenizer=TOKENIZER)
-    with pytest.raises(sg.BadInput, match="at least one name"):
+    with pytest.raises(sg.InputError, match="at least one name"):
         sg.zero_shot(model, [], tokenizer=TOKENIZER)
 
 
@@ -270,10 +270,10 @@ def test_a_bare_model_finds_the_tokenizer_where_it_came_from(tmp_path: Path) -> 
 
 
 def test_without_a_tokenizer_the_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(sg.BadInput, match="Give tokenizer="):
+    with pytest.raises(sg.InputError, match="Give tokenizer="):
         sg.explain(model_of("CLIPModel"), images_of(), target="a dog")
     loaded = sg.load_model(str(save(model_of("CLIPModel"), tmp_path, tokenizer=False)))
-    with pytest.raises(sg.BadInput, match=r"no tokenizer was found in .*tokenizer="):
+    with pytest.raises(sg.InputError, match=r"no tokenizer was found in .*tokenizer="):
         sg.explain(loaded, images_of().float(), target="a dog")
 
 
@@ -290,7 +290,7 @@ def test_a_long_prompt_is_truncated_with_a_warning() -> None:
 @pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel"])
 def test_a_model_of_images_and_text_needs_a_prompt(kind: str) -> None:
     for target in (None, 3):
-        with pytest.raises(sg.BadInput, match="target='a photo of a dog'"):
+        with pytest.raises(sg.InputError, match="target='a photo of a dog'"):
             sg.explain(model_of(kind), images_of(), target=target)
     features = sg.explain(model_of(kind), images_of(), target=lambda f: f[:, 0], method="ixg")
     assert features.scores.shape == (2, 4, 4)
@@ -299,23 +299,23 @@ def test_a_model_of_images_and_text_needs_a_prompt(kind: str) -> None:
 def test_a_classifier_without_names_takes_no_text() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3).eval()
     images = torch.randn(1, 3, 32, 32)
-    with pytest.raises(sg.BadInput, match=r"no text tower.*class_names="):
+    with pytest.raises(sg.InputError, match=r"no text tower.*class_names="):
         sg.explain(model, images, target="a dog")
-    with pytest.raises(sg.BadInput, match="prompts: VisionTransformer has no text tower"):
+    with pytest.raises(sg.InputError, match="prompts: VisionTransformer has no text tower"):
         sg.explain(model, images, prompts=["a dog"])
-    with pytest.raises(sg.BadInput, match="text tower"):
+    with pytest.raises(sg.InputError, match="text tower"):
         sg.zero_shot(model, ["dog"])
 
 
 def test_an_image_tower_needs_text_embeddings() -> None:
     tower, images = model_of("SiglipModel").vision_model, images_of()
-    with pytest.raises(sg.BadInput, match="no text tower"):
+    with pytest.raises(sg.InputError, match="no text tower"):
         sg.explain(tower, images, target="a dog")
-    with pytest.raises(sg.BadInput, match="no classifier"):
+    with pytest.raises(sg.InputError, match="no classifier"):
         sg.explain(tower, images)
-    with pytest.raises(sg.BadInput, match=r"expected shape \(K, 24\).*got \(2, 7\)"):
+    with pytest.raises(sg.InputError, match=r"expected shape \(K, 24\).*got \(2, 7\)"):
         sg.explain(tower, images, target=0, text_embeddings=torch.zeros(2, 7))
-    with pytest.raises(sg.BadInput, match=r"embeddings \(K, D\), got list"):
+    with pytest.raises(sg.InputError, match=r"embeddings \(K, D\), got list"):
         sg.explain(tower, images, target=0, text_embeddings=[1.0])
 
 
@@ -323,7 +323,7 @@ def test_an_image_tower_needs_text_embeddings() -> None:
 def test_runs_need_a_classifier(kind: str) -> None:
     model, data = model_of(kind), [(images_of(), torch.tensor([0, 1]))]
     for measure in (sg.verify, sg.stress):
-        with pytest.raises(sg.BadInput, match=r"steadygaze.zero_shot\(model, class_names\)"):
+        with pytest.raises(sg.InputError, match=r"steadygaze.zero_shot\(model, class_names\)"):
             measure(model, data)
     rows = sg.verify(sg.zero_shot(model, ["dog", "cat"], tokenizer=TOKENIZER), data, methods=["ixg"])
     assert len(rows) > 0
@@ -334,7 +334,7 @@ def test_runs_need_a_classifier(kind: str) -> None:
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'promts'"):
         sg.explain(model_of("CLIPModel"), images_of(), promts=["a"])
-    with pytest.raises(sg.BadInput, match="give one question: text=, text_embeddings="):
+    with pytest.raises(sg.InputError, match="give one question: text=, text_embeddings="):
         sg.ask(model_of("CLIPModel"))
-    with pytest.raises(sg.BadInput, match="not empty"):
+    with pytest.raises(sg.InputError, match="not empty"):
         sg.explain(model_of("CLIPModel"), images_of(), target=["a dog", ""], tokenizer=TOKENIZER)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from benchmarks.vision_language import QUESTION, question_logits, vilt
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.vqa import VisualQuestion, visual_question
 
 
@@ -105,20 +105,20 @@ def test_context_broadcasting_goes_in(question: VisualQuestion) -> None:
         plain, question.question, question.input_ids[0].tolist(), question.pieces, question.is_word
     )
     torch.testing.assert_close(restored(pixels), question(pixels), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UnsupportedModel, match="TAP cannot be inserted"):
+    with pytest.raises(UnsupportedModelError, match="TAP cannot be inserted"):
         sg.modules.insert(model, tap=sg.modules.TAP())
 
 
 def test_refusals_say_what_to_do() -> None:
     model, tokenizer = vilt()
-    with pytest.raises(BadInput, match="question: expected a text"):
+    with pytest.raises(InputError, match="question: expected a text"):
         visual_question(model, " ", tokenizer)
-    with pytest.raises(BadInput, match="at most 12 tokens, got 22"):
+    with pytest.raises(InputError, match="at most 12 tokens, got 22"):
         visual_question(model, "what is on the " * 5, tokenizer)
-    with pytest.raises(UnsupportedModel, match="expected a ViltForQuestionAnswering"):
+    with pytest.raises(UnsupportedModelError, match="expected a ViltForQuestionAnswering"):
         visual_question(torch.nn.Linear(1, 1), QUESTION, tokenizer)
-    with pytest.raises(UnsupportedModel, match="question="):
+    with pytest.raises(UnsupportedModelError, match="question="):
         sg.adapt(model)
     model.config.max_image_length = 7
-    with pytest.raises(UnsupportedModel, match="max_image_length = -1"):
+    with pytest.raises(UnsupportedModelError, match="max_image_length = -1"):
         sg.adapt(visual_question(model, QUESTION, tokenizer))

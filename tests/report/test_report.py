@@ -142,7 +142,7 @@ def test_a_chosen_baseline(run, tmp_path):
         0
     ].read_text()
     assert "against rollout · logit" in text
-    with pytest.raises(sg.BadInput, match="nobody"):
+    with pytest.raises(sg.InputError, match="nobody"):
         write_report([run], tmp_path / "a.html", baseline="nobody", images=False)
 
 
@@ -250,4 +250,4 @@ def test_charts_escape_names():
         [svg.Series(f"m{i}", [1.0], [2.0], i) for i in range(12)], x_label="x", y_label="y", title="t"
     )
     heights = re.findall(r'class="name[^>]* y="([\d.]+)"', chart)
-    assert len(heights) == svg.LABELLED == len(set(heights)), "labels of one place are moved apart"
+    assert len(heights) == svg.LABELED == len(set(heights)), "labels of one place are moved apart"

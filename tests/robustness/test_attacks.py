@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from oracles.models import tiny
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import fgsm, pgd
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Pixels in, logits out."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float64) -> None:
@@ -40,7 +40,7 @@ def cnn() -> nn.Module:
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels with many at both ends of the scale, the same normalised, labels."""
+    """Pixels with many at both ends of the scale, the same normalized, labels."""
     generator = torch.Generator().manual_seed(3)
     pixels = (1.4 * torch.rand(count, 3, 12, 12, generator=generator, dtype=torch.float64) - 0.2).clamp(0, 1)
     m, s = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (MEAN, STD))
@@ -64,7 +64,7 @@ def naive(
         now = x0.clone()
         for _ in range(steps):
             leaf = now.clone().requires_grad_()
-            loss = -torch.log_softmax(Normalised(model)(leaf[None]), 1)[0, y]
+            loss = -torch.log_softmax(Normalized(model)(leaf[None]), 1)[0, y]
             loss.backward()
             now = now + alpha * torch.sign(leaf.grad)
             now = torch.maximum(torch.minimum(now, x + eps), x - eps).clip(0, 1)
@@ -101,10 +101,10 @@ def test_agrees_with_torchattacks(name: str) -> None:
     torchattacks = pytest.importorskip("torchattacks")
     model = MODELS[name]()
     pixels, images, labels = batch()
-    theirs = torchattacks.FGSM(Normalised(model), eps=8 / 255)(pixels, labels)
+    theirs = torchattacks.FGSM(Normalized(model), eps=8 / 255)(pixels, labels)
     ours = to_pixels(fgsm(model, images, labels, epsilon=8 / 255, mean=MEAN, std=STD))
     assert torch.allclose(ours, theirs.double(), atol=1e-6)
-    theirs = torchattacks.PGD(Normalised(model), eps=8 / 255, alpha=2 / 255, steps=4, random_start=False)(
+    theirs = torchattacks.PGD(Normalized(model), eps=8 / 255, alpha=2 / 255, steps=4, random_start=False)(
         pixels, labels
     )
     ours = to_pixels(pgd(model, images, labels, epsilon=8 / 255, step=2 / 255, steps=4, mean=MEAN, std=STD))
@@ -157,7 +157,7 @@ def test_a_random_start_of_its_own_for_each_image() -> None:
         whole[2:3], run([2]), atol=1e-10
     )
     assert not torch.allclose(whole, pgd(model, images, labels, **options), atol=1e-6)
-    with pytest.raises(BadInput, match="one for each of 4 images, got 1"):
+    with pytest.raises(InputError, match="one for each of 4 images, got 1"):
         pgd(model, images, labels, generator=[torch.Generator()], **options)
 
 
@@ -196,7 +196,7 @@ def test_nothing_happens_with_a_budget_of_zero() -> None:
         ({"epsilon": float("nan")}, "expected a number from 0 to 1"),
         ({"step": 2, "epsilon": 0.1}, "pass 2/255"),
         ({"steps": 0}, "steps"),
-        ({"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}, "normalised with"),
+        ({"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}, "normalized with"),
         ({"mean": (0.5,)}, "3 numbers each"),
         ({"labels": torch.tensor([0, 1])}, "3 class indices"),
         ({"labels": torch.tensor([0, 1, 5])}, r"classes 0\.\.4"),
@@ -214,5 +214,5 @@ def test_bad_input(changes: dict[str, Any], says: str) -> None:
         "mean": MEAN,
         "std": STD,
     } | changes
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InputError, match=says):
         pgd(cnn(), **options)

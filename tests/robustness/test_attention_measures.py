@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from helpers.tiny_models import HIERARCHICAL, PLAIN, images_of
 from oracles.models import random_images, tiny
-from steadygaze.errors import BadInput, MethodUnavailable
+from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.robustness import attention as measured
 from steadygaze.robustness.attention import attention_figure, attention_measures, attention_stability, walk
 
@@ -156,14 +156,14 @@ def test_image_has_a_row_for_clean_and_corrupted_and_a_column_for_each_head() ->
 def test_bad_input() -> None:
     model = tiny()
     images = random_images(model)
-    with pytest.raises(MethodUnavailable, match="windows"):
+    with pytest.raises(MethodUnavailableError, match="windows"):
         swin = HIERARCHICAL["Swin"]()
         attention_measures(swin, images_of(swin))
-    with pytest.raises(BadInput, match=r"from 1 to 17"):
+    with pytest.raises(InputError, match=r"from 1 to 17"):
         attention_measures(model, images, top=18)
-    with pytest.raises(BadInput, match="one shape"):
+    with pytest.raises(InputError, match="one shape"):
         attention_stability(model, images, images[:1])
-    with pytest.raises(BadInput, match=r"0\.\.2"):
+    with pytest.raises(InputError, match=r"0\.\.2"):
         attention_figure(model, images[:1], layer=3)
-    with pytest.raises(BadInput, match="one image"):
+    with pytest.raises(InputError, match="one image"):
         attention_figure(model, images)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.by_class import (
     class_changes,
     mcnemar,
@@ -119,15 +119,15 @@ def test_seeds_give_mean_and_spread() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(BadInput, match="same images"):
+    with pytest.raises(InputError, match="same images"):
         mcnemar([True], [True, False])
-    with pytest.raises(BadInput, match="0 and 1"):
+    with pytest.raises(InputError, match="0 and 1"):
         mcnemar([2, 0], [1, 0])
-    with pytest.raises(BadInput, match="labels"):
+    with pytest.raises(InputError, match="labels"):
         class_changes([0.5, 1.5], [1, 0], [1, 0])
-    with pytest.raises(BadInput, match="names"):
+    with pytest.raises(InputError, match="names"):
         turned(["a"], [1, 0], [1, 0])
-    with pytest.raises(BadInput, match="finite"):
+    with pytest.raises(InputError, match="finite"):
         paired_difference([1.0, float("nan")], [1.0, 2.0])
-    with pytest.raises(BadInput, match="at least one"):
+    with pytest.raises(InputError, match="at least one"):
         over_seeds([])

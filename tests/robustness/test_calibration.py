@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.calibration import reliability, reliability_of
 
 
@@ -56,11 +56,11 @@ def test_certainty_belongs_to_the_last_bin_and_booleans_are_taken() -> None:
 
 def test_bad_input() -> None:
     logits, labels = answers(1.0)
-    with pytest.raises(BadInput, match="labels or booleans"):
+    with pytest.raises(InputError, match="labels or booleans"):
         reliability(logits, labels[:3])
-    with pytest.raises(BadInput, match="bins"):
+    with pytest.raises(InputError, match="bins"):
         reliability(logits, labels, bins=0)
-    with pytest.raises(BadInput, match=r"0\.\.1"):
+    with pytest.raises(InputError, match=r"0\.\.1"):
         reliability_of(torch.tensor([93.0]), torch.tensor([True]))
-    with pytest.raises(BadInput, match="logits"):
+    with pytest.raises(InputError, match="logits"):
         reliability(labels, labels)

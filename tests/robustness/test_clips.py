@@ -6,7 +6,7 @@ import pytest
 import steadygaze as sg
 from helpers.runs import thousand
 from steadygaze.data.datasets.imagenet import PERTURBATIONS, imagenet_synsets
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 from steadygaze.robustness import flip_probability, read_clip, read_shift
 from steadygaze.runs.evaluator import Evaluator
 
@@ -14,7 +14,7 @@ cv2 = pytest.importorskip("cv2")
 
 
 def film(path, frames: int, seed: int) -> np.ndarray:
-    """A film of big coloured squares, which survive compression."""
+    """A film of big colored squares, which survive compression."""
     path.parent.mkdir(parents=True, exist_ok=True)
     squares = np.random.default_rng(seed).integers(0, 256, (frames, 4, 4, 3), dtype=np.uint8)
     pixels = squares.repeat(8, 1).repeat(8, 2)
@@ -55,18 +55,18 @@ def test_the_published_tree(root, tmp_path):
     assert {item.group for item in found.items} == set(PERTURBATIONS) and {
         item.right for item in found.items
     } == {(0,), (1,)}
-    with pytest.raises(BadInput, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         read_shift("imagenet-p", tmp_path / "nowhere")
     film(tmp_path / "tilt" / imagenet_synsets()[0] / "a.mp4", 3, 0)
-    with pytest.raises(BadInput, match="lacks 9 of 10 kinds"):
+    with pytest.raises(InputError, match="lacks 9 of 10 kinds"):
         read_shift("imagenet-p", tmp_path)
     assert read_shift("imagenet-p", tmp_path, partial=True).notes == ("1 of 10 kinds",)
     (tmp_path / "tilt" / "cat").mkdir()
-    with pytest.raises(BadInput, match="not synsets of ImageNet: cat"):
+    with pytest.raises(InputError, match="not synsets of ImageNet: cat"):
         read_shift("imagenet-p", tmp_path, partial=True)
     (tmp_path / "tilt" / "cat").rmdir()
     (tmp_path / "fog").mkdir()
-    with pytest.raises(BadInput, match="match no class: fog"):
+    with pytest.raises(InputError, match="match no class: fog"):
         read_shift("imagenet-p", tmp_path, partial=True)
 
 
@@ -74,7 +74,7 @@ def test_broken_films(tmp_path):
     film(tmp_path / "one.mp4", 1, 0)
     (tmp_path / "none.mp4").write_bytes(b"nothing")
     for name in ("one.mp4", "none.mp4", "missing.mp4"):
-        with pytest.raises(BadImage, match=name):
+        with pytest.raises(ImageError, match=name):
             read_clip(tmp_path / name)
 
 
@@ -87,7 +87,7 @@ def test_flips_of_films(root, tmp_path):
     evaluator = Evaluator(loaded.model, loaded.preprocess)
     for kind in ("tilt", "shot_noise"):
         name = f"{kind}/{imagenet_synsets()[1]}/ILSVRC2012_val_00000001.mp4"
-        frames = evaluator.normalise(as_tensor(read_clip(root / name)))
+        frames = evaluator.normalize(as_tensor(read_clip(root / name)))
         wanted = flip_probability(evaluator.logits(frames).argmax(1)[None].numpy(), kind)
         (row,) = [r for r in rows if r["image"] == f"imagenet-p:{name}" and r["metric"] == "flips"]
         assert row["value"] == pytest.approx(wanted)

@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from benchmarks.corruptions import sample_image
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions import blurs, frost, pixelwise, weather
 from steadygaze.robustness.corruptions import filters as kernels
 from steadygaze.robustness.corruptions.corrupt import CIFAR, IMAGENET, corrupt
@@ -119,23 +119,23 @@ def test_threads_give_the_same_bytes():
 @pytest.mark.parametrize(
     ("image", "name", "severity", "options", "kind", "words"),
     [
-        (IMAGE, "gausian_noise", 1, {}, UnknownName, "Did you mean 'gaussian_noise'"),
-        (IMAGE, "fog", 0, {}, BadInput, "severity of 1, 2, 3, 4 or 5, got 0"),
-        (IMAGE, "fog", 6, {}, BadInput, "got 6"),
-        (IMAGE, "fog", 2.0, {}, BadInput, "got 2.0"),
-        (IMAGE, "fog", True, {}, BadInput, "got True"),
-        (IMAGE / 255, "fog", 1, {}, BadInput, "dtype float64"),
-        (IMAGE[..., 0], "fog", 1, {}, BadInput, r"shape \(80, 80\)"),
-        (IMAGE[..., :1], "fog", 1, {}, BadInput, "grey and RGBA"),
-        (np.zeros((80, 80, 4), dtype=np.uint8), "fog", 1, {}, BadInput, "grey and RGBA"),
-        (IMAGE.transpose(2, 0, 1), "fog", 1, {}, BadInput, "channels last"),
-        (IMAGE.tolist(), "fog", 1, {}, BadInput, "got list"),
-        (IMAGE[:7], "fog", 1, {}, BadInput, "at least 8 x 8 pixels, got 7 x 80"),
-        (IMAGE, "fog", 1, {"settings": "cifr"}, UnknownName, "Did you mean 'cifar'"),
-        (IMAGE, "fog", 1, {"seed": -1}, BadInput, "integer >= 0"),
-        (IMAGE, "fog", 1, {"seed": 1.5}, BadInput, "seed"),
-        (IMAGE, "fog", 1, {"seed": [1, 2]}, BadInput, "2 seeds"),
-        (IMAGE, "frost", 1, {"frost_folder": "no such folder"}, BadInput, "frost1.png"),
+        (IMAGE, "gausian_noise", 1, {}, UnknownNameError, "Did you mean 'gaussian_noise'"),
+        (IMAGE, "fog", 0, {}, InputError, "severity of 1, 2, 3, 4 or 5, got 0"),
+        (IMAGE, "fog", 6, {}, InputError, "got 6"),
+        (IMAGE, "fog", 2.0, {}, InputError, "got 2.0"),
+        (IMAGE, "fog", True, {}, InputError, "got True"),
+        (IMAGE / 255, "fog", 1, {}, InputError, "dtype float64"),
+        (IMAGE[..., 0], "fog", 1, {}, InputError, r"shape \(80, 80\)"),
+        (IMAGE[..., :1], "fog", 1, {}, InputError, "gray and RGBA"),
+        (np.zeros((80, 80, 4), dtype=np.uint8), "fog", 1, {}, InputError, "gray and RGBA"),
+        (IMAGE.transpose(2, 0, 1), "fog", 1, {}, InputError, "channels last"),
+        (IMAGE.tolist(), "fog", 1, {}, InputError, "got list"),
+        (IMAGE[:7], "fog", 1, {}, InputError, "at least 8 x 8 pixels, got 7 x 80"),
+        (IMAGE, "fog", 1, {"settings": "cifr"}, UnknownNameError, "Did you mean 'cifar'"),
+        (IMAGE, "fog", 1, {"seed": -1}, InputError, "integer >= 0"),
+        (IMAGE, "fog", 1, {"seed": 1.5}, InputError, "seed"),
+        (IMAGE, "fog", 1, {"seed": [1, 2]}, InputError, "2 seeds"),
+        (IMAGE, "frost", 1, {"frost_folder": "no such folder"}, InputError, "frost1.png"),
     ],
 )
 def test_bad_input(image, name, severity, options, kind, words):
@@ -228,7 +228,7 @@ def test_distance_is_that_of_opencv():
 
 
 def test_mean_of_equal_pixels_is_exact():
-    """A mean just below a whole grey level would lose it when the fraction is cut off."""
+    """A mean just below a whole gray level would lose it when the fraction is cut off."""
     for level in range(1, 21):
         assert (weather._box3(torch.full((5, 5), float(level))) == level).all()
 
@@ -293,8 +293,8 @@ def test_imagenet_snow_by_its_published_definition(severity):
     layer[layer < least] = 0
     flakes = (np.clip(layer, 0, 1) * 255).astype(np.uint8).astype(np.float32)[..., None]
     fallen = kernels.motion(torch.from_numpy(flakes), radius, sigma, draw.uniform(-135, -45)).numpy() // 1
-    grey = (image @ np.array(weather.GREY))[..., None] * 1.5 + 127.5
-    wanted = keep * image + (1 - keep) * np.maximum(image, grey) + fallen + fallen[::-1, ::-1]
+    gray = (image @ np.array(weather.GRAY))[..., None] * 1.5 + 127.5
+    wanted = keep * image + (1 - keep) * np.maximum(image, gray) + fallen + fallen[::-1, ::-1]
     function, levels = IMAGENET["snow"]
     made = function(image, *levels[severity - 1], rng(6))
     off = np.abs(made.astype(int) - np.clip(wanted, 0, 255).astype(np.uint8))
@@ -357,14 +357,14 @@ def reference():
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", FIXED)
-def test_fixed_corruptions_agree_within_one_grey_level(name, severity):
+def test_fixed_corruptions_agree_within_one_gray_level(name, severity):
     theirs = reference().corrupt(FULL, severity, name).astype(int)
     assert np.abs(corrupt(FULL, name, severity, seed=0) - theirs).max() <= 1
-    grey = np.repeat(
+    gray = np.repeat(
         FULL[:96, :128, :1], 3, axis=2
-    )  # grey pixels have no hue; and an image that is not square
-    theirs = reference().corrupt(grey, severity, name).astype(int)
-    assert np.abs(corrupt(grey, name, severity, seed=0) - theirs).max() <= 1
+    )  # gray pixels have no hue; and an image that is not square
+    theirs = reference().corrupt(gray, severity, name).astype(int)
+    assert np.abs(corrupt(gray, name, severity, seed=0) - theirs).max() <= 1
 
 
 def statistics(image: np.ndarray) -> tuple[float, float, float]:
@@ -416,8 +416,8 @@ def test_imagenet_elastic_by_its_published_definition(severity):
     alpha, sigma, corner = published[severity]
     image, size = sample_image(224, seed=9), 224
     draw = rng(5)
-    centre, reach = np.array([size // 2, size // 2], dtype=np.float64), size // 3
-    old = np.array([centre + reach, [centre[0] + reach, centre[1] - reach], centre - reach])
+    center, reach = np.array([size // 2, size // 2], dtype=np.float64), size // 3
+    old = np.array([center + reach, [center[0] + reach, center[1] - reach], center - reach])
     new = old + draw.uniform(-corner, corner, size=(3, 2))
     matrix = np.linalg.solve(np.column_stack((new, np.ones(3))), old)
     y, x = np.mgrid[:size, :size].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Centre square, and drop curves against a loop that removes tokens by hand."""
+"""Center square, and drop curves against a loop that removes tokens by hand."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch import Tensor
 import steadygaze as sg
 from helpers.tiny_models import HIERARCHICAL, images_of
 from oracles.models import random_images, tiny
-from steadygaze.errors import BadInput
-from steadygaze.robustness.occlusion import centre_square, random_drop, salient_drop
+from steadygaze.errors import InputError
+from steadygaze.robustness.occlusion import center_square, random_drop, salient_drop
 
 LABELS = torch.tensor([1, 3])
 
@@ -29,10 +29,10 @@ def by_hand(model: torch.nn.Module, image: Tensor, gone: list[int]) -> Tensor:
     return model.forward_head(model.norm(x))[0].detach()
 
 
-def test_centre_square_is_half_the_side_and_nothing_else() -> None:
+def test_center_square_is_half_the_side_and_nothing_else() -> None:
     images = torch.rand(2, 3, 224, 224) + 1
     before = images.clone()
-    out = centre_square(images)
+    out = center_square(images)
     changed = out != images
     assert (
         changed.sum() == 2 * 3 * 112 * 112
@@ -45,7 +45,7 @@ def test_centre_square_is_half_the_side_and_nothing_else() -> None:
 def test_black_is_black_in_pixels() -> None:
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
     images = (torch.rand(1, 3, 9, 12) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    out = centre_square(images, share=0.34, fill="black", mean=mean, std=std)
+    out = center_square(images, share=0.34, fill="black", mean=mean, std=std)
     pixels = out * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     assert pixels[:, :, 3:6, 4:8].abs().max() < 1e-6
     assert (out != images).sum() == 3 * 3 * 4
@@ -108,19 +108,19 @@ def test_a_model_with_windows_is_masked_and_says_so() -> None:
 def test_bad_input() -> None:
     model = tiny()
     images = random_images(model)
-    with pytest.raises(BadInput, match="rising order"):
+    with pytest.raises(InputError, match="rising order"):
         random_drop(model, images, LABELS, generator=seeded(0), shares=(0.5, 0.1))
-    with pytest.raises(BadInput, match="16 patches"):
+    with pytest.raises(InputError, match="16 patches"):
         salient_drop(model, images, LABELS, torch.zeros(2, 3, 3))
-    with pytest.raises(BadInput, match="NaN"):
+    with pytest.raises(InputError, match="NaN"):
         salient_drop(model, images, LABELS, torch.full((2, 4, 4), float("nan")))
-    with pytest.raises(BadInput, match=r"classes 0\.\.4"):
+    with pytest.raises(InputError, match=r"classes 0\.\.4"):
         random_drop(model, images, torch.tensor([0, 9]), generator=seeded(0))
-    with pytest.raises(BadInput, match="one for each of 2"):
+    with pytest.raises(InputError, match="one for each of 2"):
         random_drop(model, images, LABELS, generator=[seeded(0)])
-    with pytest.raises(BadInput, match="0 to 1"):
-        centre_square(images, share=112)
-    with pytest.raises(BadInput, match="mean and std"):
-        centre_square(images, fill="black")
-    with pytest.raises(BadInput, match="'zero'"):
-        centre_square(images, fill="grey")
+    with pytest.raises(InputError, match="0 to 1"):
+        center_square(images, share=112)
+    with pytest.raises(InputError, match="mean and std"):
+        center_square(images, fill="black")
+    with pytest.raises(InputError, match="'zero'"):
+        center_square(images, fill="gray")

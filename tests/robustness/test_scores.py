@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness import scores
 from steadygaze.robustness.sequences import NOISE
 
@@ -79,11 +79,11 @@ def test_fifteen_or_nineteen():
 @pytest.mark.parametrize(
     ("errors", "kind", "words"),
     [
-        ({name: [0.5] * 5 for name in COMMON[1:]}, BadInput, "gaussian_noise"),
-        (flat(0.5) | {"fogg": [0.5] * 5}, UnknownName, "Did you mean .fog"),
-        (flat(0.5) | {"fog": [0.5] * 4}, BadInput, "5 errors of fog"),
-        (flat(50.0), BadInput, "divide percentages by 100"),
-        (flat(float("nan")), BadInput, "in 0"),
+        ({name: [0.5] * 5 for name in COMMON[1:]}, InputError, "gaussian_noise"),
+        (flat(0.5) | {"fogg": [0.5] * 5}, UnknownNameError, "Did you mean .fog"),
+        (flat(0.5) | {"fog": [0.5] * 4}, InputError, "5 errors of fog"),
+        (flat(50.0), InputError, "divide percentages by 100"),
+        (flat(float("nan")), InputError, "in 0"),
     ],
 )
 def test_bad_errors(errors, kind, words):
@@ -92,9 +92,9 @@ def test_bad_errors(errors, kind, words):
 
 
 def test_a_baseline_needs_its_clean_error():
-    with pytest.raises(BadInput, match="together"):
+    with pytest.raises(InputError, match="together"):
         scores.relative_mean_corruption_error(flat(0.5), 0.3, baseline=flat(0.6))
-    with pytest.raises(BadInput, match="clean error in"):
+    with pytest.raises(InputError, match="clean error in"):
         scores.relative_mean_corruption_error(flat(0.5), 30)
 
 
@@ -163,15 +163,15 @@ def test_mean_flip_rate_and_distance_by_hand():
 
 
 def test_bad_sequences():
-    with pytest.raises(UnknownName, match="'rotate'"):
+    with pytest.raises(UnknownNameError, match="'rotate'"):
         scores.flip_probability(np.zeros((2, 3), dtype=int), "rotated")
-    with pytest.raises(BadInput, match="integers"):
+    with pytest.raises(InputError, match="integers"):
         scores.flip_probability(np.zeros((2, 3)), "rotate")
-    with pytest.raises(BadInput, match="more than 3 frames"):
+    with pytest.raises(InputError, match="more than 3 frames"):
         scores.flip_probability(np.zeros((2, 3), dtype=int), "rotate", difficulty=3)
-    with pytest.raises(BadInput, match="6 classes"):
+    with pytest.raises(InputError, match="6 classes"):
         scores.top5_distance(np.zeros((2, 3, 5)), "rotate")
-    with pytest.raises(BadInput, match="missing: tilt"):
+    with pytest.raises(InputError, match="missing: tilt"):
         scores.mean_flip_rate({name: 0.1 for name in PERTURBATIONS if name != "tilt"})
-    with pytest.raises(BadInput, match="divide percentages"):
+    with pytest.raises(InputError, match="divide percentages"):
         scores.mean_flip_rate(dict.fromkeys(PERTURBATIONS, 10.0))

@@ -21,7 +21,7 @@ from steadygaze.cli import app
 from steadygaze.data.label_maps import CITYSCAPES_IDS, find_maps
 from steadygaze.data.masks import read_mask
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.runs.compare import compare
 
 C = 4
@@ -87,7 +87,7 @@ def test_the_set_is_summed_before_it_is_divided():
     ],
 )
 def test_label_maps_that_do_not_fit_are_named(said, truth, words):
-    with pytest.raises(sg.BadInput, match=words):
+    with pytest.raises(sg.InputError, match=words):
         r.confusion(said, truth, C)
 
 
@@ -99,9 +99,9 @@ def test_both_protocols():
     assert r.mean_miou(found, "cityscapes-c") == pytest.approx(0.5), "noise at 1 to 3, and no zoom blur"
     assert len(r.CITYSCAPES_C) == len(set(r.CITYSCAPES_C)) == 16 and set(r.CITYSCAPES_C) <= set(r.CORRUPTIONS)
     assert r.retention(0.3, 0.6) == 0.5
-    with pytest.raises(sg.UnknownName):
+    with pytest.raises(sg.UnknownNameError):
         r.mean_miou(found, "coco-c")
-    with pytest.raises(sg.BadInput, match="no corruption"):
+    with pytest.raises(sg.InputError, match="no corruption"):
         r.mean_miou({"zoom_blur": {1: 0.5}}, "cityscapes-c")
 
 
@@ -157,11 +157,11 @@ def test_acdc(tmp_path):
     assert read(found, 3) == [[3, 18], [255, 7]]
     assert read(find_maps(tmp_path, part="train")) == [[0, 18], [255, 7]]
     (tmp_path / "rgb_anon" / "sleet").mkdir()
-    with pytest.raises(BadInput, match=r"ACDC: expected folders fog, night, rain, snow in .*, got sleet"):
+    with pytest.raises(InputError, match=r"ACDC: expected folders fog, night, rain, snow in .*, got sleet"):
         find_maps(tmp_path)
     (tmp_path / "rgb_anon" / "sleet").rmdir()
     shutil.rmtree(tmp_path / "rgb_anon" / "snow" / "val")
-    with pytest.raises(BadInput, match=r"ACDC: .*snow/val is missing"):
+    with pytest.raises(InputError, match=r"ACDC: .*snow/val is missing"):
         find_maps(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_ade20k(tmp_path):
     assert (found.layout, found.classes, found.without, found.names) == ("ADE20K", 150, 1, None)
     assert read(found) == [[255, 0], [149, 1]]
     save(tmp_path / "annotations" / "validation" / "a.png", np.zeros((2, 2, 3)))
-    with pytest.raises(sg.BadImage, match="one channel of 8 bits, got an image of mode RGB"):
+    with pytest.raises(sg.ImageError, match="one channel of 8 bits, got an image of mode RGB"):
         read(found)
 
 
@@ -239,11 +239,11 @@ def test_maps_of_your_own(tmp_path):
     assert read(found) == [[0, 1], [2, 255]]
     save(tmp_path / "maps" / "a.png", [[0, 1], [7, 255]])
     with pytest.raises(
-        sg.BadImage, match=r"expected classes 0..2, and 255 for pixels that are not counted, got \[7\]"
+        sg.ImageError, match=r"expected classes 0..2, and 255 for pixels that are not counted, got \[7\]"
     ):
         read(found)
     (tmp_path / "maps" / "classes.txt").write_text("ground\n")
-    with pytest.raises(sg.BadInput, match="expected 2 to 255 class names, one on each line, got 1"):
+    with pytest.raises(sg.InputError, match="expected 2 to 255 class names, one on each line, got 1"):
         find_maps(tmp_path / "images", tmp_path / "maps")
 
 
@@ -257,7 +257,7 @@ def test_masks_of_an_object(tmp_path):
     )
     coded = np.asarray(Image.open(found.items[0].mask))
     assert np.array_equal(np.array(read(found)), np.select([coded == 255, coded == 128], [1, 255], 0))
-    with pytest.raises(sg.BadInput, match="segmentation: expected a folder of masks"):
+    with pytest.raises(sg.InputError, match="segmentation: expected a folder of masks"):
         (tmp_path / "bare" / "1").mkdir(parents=True)
         save(tmp_path / "bare" / "1" / "a.png", np.zeros((2, 2, 3)))
         find_maps(tmp_path / "bare")
@@ -274,8 +274,8 @@ class Bright(nn.Module):
         self.form, self.broken, self.weight = form, broken, nn.Parameter(torch.ones(()))
 
     def forward(self, images):
-        grey = nn.functional.avg_pool2d(images.mean(1, keepdim=True), 4) * self.weight
-        scores = torch.cat([-grey, grey], 1)
+        gray = nn.functional.avg_pool2d(images.mean(1, keepdim=True), 4) * self.weight
+        scores = torch.cat([-gray, gray], 1)
         if self.broken:
             scores[0] = float("nan")
         return {
@@ -370,16 +370,16 @@ def test_broken_scores_are_flagged():
 def test_a_kind_of_model_or_label_that_does_not_fit_is_named():
     classifier = timm.create_model("vit_tiny_patch16_224", num_classes=3, **MODEL)
     images, labels = batches()[0]
-    with pytest.raises(sg.UnsupportedModel, match="expected a segmenter"):
+    with pytest.raises(sg.UnsupportedModelError, match="expected a segmenter"):
         sg.stress(classifier, batches(), **HOW)
-    with pytest.raises(sg.BadInput, match=r"expected label maps \(3, 32, 32\) of integers"):
+    with pytest.raises(sg.InputError, match=r"expected label maps \(3, 32, 32\) of integers"):
         sg.stress(Bright(), [(images, torch.zeros(3).long())], **HOW)
-    with pytest.raises(sg.BadInput, match=r"expected classes 0..1, got 0..2"):
+    with pytest.raises(sg.InputError, match=r"expected classes 0..1, got 0..2"):
         sg.stress(Bright(), [(images, labels.masked_fill(labels == 1, 2))], **HOW)
-    with pytest.raises(sg.BadInput, match="Run it alone"):
+    with pytest.raises(sg.InputError, match="Run it alone"):
         sg.stress(Bright(), batches(), suite="segmentation,attacks")
     for form in ("tensor", "dict", "logits"):
-        with pytest.raises(sg.UnsupportedModel, match="suite segmentation"):
+        with pytest.raises(sg.UnsupportedModelError, match="suite segmentation"):
             sg.stress(Bright(form), [(images, torch.zeros(3).long())], suite="corruptions")
 
 
@@ -492,7 +492,7 @@ def test_the_command_the_report_and_the_comparison(trained, tmp_path):
     )
     assert (
         "Images are left out" not in page
-        and "coloured by the class that the model predicts for each pixel" in page
+        and "colored by the class that the model predicts for each pixel" in page
     )
     table = list(csv.DictReader((tmp_path / "a" / "table.csv").open()))
     assert {"miou", "mean_miou", "retention", "iou_object"} <= {row["metric"] for row in table}
@@ -509,7 +509,7 @@ def test_classes_must_be_those_of_the_masks(trained, tmp_path):
     run, _ = trained
     save(tmp_path / "images" / "validation" / "a.png", np.zeros((SIDE, SIDE, 3)))
     save(tmp_path / "annotations" / "validation" / "a.png", np.ones((SIDE, SIDE)))
-    with pytest.raises(sg.BadInput, match=r"has 2 classes, the masks of .* \(ADE20K\) have 150"):
+    with pytest.raises(sg.InputError, match=r"has 2 classes, the masks of .* \(ADE20K\) have 150"):
         sg.stress(sg.load_model(str(run)), tmp_path, "segmentation")
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms import functional as tv
 
 from benchmarks.corruptions import sample_image
 from steadygaze.data.datasets.imagenet import PERTURBATIONS
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.sequences import sequence
 
 FRAMES = {"translate": 41}
@@ -93,12 +93,12 @@ def test_tilt_agrees_with_opencv(frame):
 
 
 def test_noise_has_its_strength():
-    grey = np.full((72, 72, 3), 128, dtype=np.uint8)
+    gray = np.full((72, 72, 3), 128, dtype=np.uint8)
     for difficulty, scale in ((1, 0.03), (2, 0.05), (3, 0.08)):
-        frames = sequence(grey, "gaussian_noise", seed=0, difficulty=difficulty, settings="imagenet")
+        frames = sequence(gray, "gaussian_noise", seed=0, difficulty=difficulty, settings="imagenet")
         assert frames[1:].std() == pytest.approx(255 * scale, rel=0.02)
     for difficulty, photons in ((1, 300), (2, 120), (3, 60)):
-        frames = sequence(grey, "shot_noise", seed=0, difficulty=difficulty, settings="imagenet")
+        frames = sequence(gray, "shot_noise", seed=0, difficulty=difficulty, settings="imagenet")
         assert frames[1:].std() == pytest.approx(255 * np.sqrt(128 / 255 / photons), rel=0.02)
 
 
@@ -108,13 +108,13 @@ def test_brightness_rises():
 
 
 def test_bad_input():
-    with pytest.raises(UnknownName, match="Did you mean 'rotate'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'rotate'"):
         sequence(IMAGE, "rotat", seed=0)
-    with pytest.raises(BadInput, match="difficulty of 1, 2 or 3"):
+    with pytest.raises(InputError, match="difficulty of 1, 2 or 3"):
         sequence(IMAGE, "snow", seed=0, difficulty=4)
-    with pytest.raises(BadInput, match="shorter side"):
+    with pytest.raises(InputError, match="shorter side"):
         sequence(IMAGE, "snow", seed=0, size=100)
-    with pytest.raises(BadInput, match=r"uint8 array \(H, W, 3\)"):
+    with pytest.raises(InputError, match=r"uint8 array \(H, W, 3\)"):
         sequence(IMAGE[None], "snow", seed=0)
-    with pytest.raises(BadInput, match="float"):
+    with pytest.raises(InputError, match="float"):
         sequence(IMAGE / 255, "snow", seed=0)

@@ -14,7 +14,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 
 from steadygaze.data.datasets.imagenet import COMMON, imagenet_synsets
 from steadygaze.data.datasets.shifts import READERS, Shift, read_shift
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.shift import any_correct, shift_scores
 
 INFO = ImageNetInfo()
@@ -75,11 +75,11 @@ def test_scores_are_named_by_their_protocol(tmp_path: Path, image: bytes) -> Non
 
 
 def test_top_k_wants_logits_of_those_classes() -> None:
-    with pytest.raises(BadInput, match=r"0\.\.9"):
+    with pytest.raises(InputError, match=r"0\.\.9"):
         any_correct(torch.zeros(1, 10), [(281,)], k=1)
-    with pytest.raises(BadInput, match="at least one"):
+    with pytest.raises(InputError, match="at least one"):
         any_correct(torch.zeros(1, 10), [()], k=1)
-    with pytest.raises(BadInput, match="k: expected"):
+    with pytest.raises(InputError, match="k: expected"):
         any_correct(torch.zeros(1, 10), [(1,)], k=11)
 
 
@@ -93,7 +93,7 @@ def test_sets_of_200_synsets(tmp_path: Path, image: bytes, name: str, subset: st
     synsets = imagenet_synsets(subset)
     plant(tmp_path, [f"{s}/{file}" for s in synsets], image)
     (tmp_path / "README.txt").write_text("read me")
-    with pytest.raises(BadInput, match=r"expected (7500|30000) images .* found 200"):
+    with pytest.raises(InputError, match=r"expected (7500|30000) images .* found 200"):
         read_shift(name, tmp_path)
     shift = read_shift(name, tmp_path, partial=True)
     assert labels_of(shift) == {f"{s}/{file}": (SYNSETS.index(s),) for s in synsets}
@@ -121,25 +121,25 @@ def test_sketch_in_the_folder_of_its_archive(tmp_path: Path, image: bytes) -> No
 
 @pytest.mark.parametrize("name", sorted(set(READERS) - {"imagenet-real"}))
 def test_a_missing_folder_says_what_was_expected(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match=r"expected .*does not exist"):
+    with pytest.raises(InputError, match=r"expected .*does not exist"):
         read_shift(name, tmp_path / "nowhere")
 
 
 def test_half_a_tree_names_what_is_missing(tmp_path: Path, image: bytes) -> None:
     plant(tmp_path, [f"{s}/a.jpg" for s in imagenet_synsets("a")[3:]], image)
-    with pytest.raises(BadInput, match="lacks 3 of 200 class folders: n01498041"):
+    with pytest.raises(InputError, match="lacks 3 of 200 class folders: n01498041"):
         read_shift("imagenet-a", tmp_path)
     (tmp_path / imagenet_synsets("a")[0]).mkdir()
-    with pytest.raises(BadInput, match="lacks 2 of 200"):
+    with pytest.raises(InputError, match="lacks 2 of 200"):
         read_shift("imagenet-a", tmp_path)
     assert "n01498041 is empty" in read_shift("imagenet-a", tmp_path, partial=True).notes
 
 
 def test_folders_that_do_not_map_are_named(tmp_path: Path, image: bytes) -> None:
     plant(tmp_path, ["n01498041/a.jpg", "n99999999/a.jpg"], image)
-    with pytest.raises(BadInput, match="match no class: n99999999"):
+    with pytest.raises(InputError, match="match no class: n99999999"):
         read_shift("imagenet-a", tmp_path, partial=True)
-    with pytest.raises(UnknownName, match="imagenet-sketch"):
+    with pytest.raises(UnknownNameError, match="imagenet-sketch"):
         read_shift("imagenet-sketsh", tmp_path)
 
 
@@ -165,18 +165,18 @@ def test_real_labels_agree_with_timm(tmp_path: Path, image: bytes) -> None:
 
 def test_real_labels_of_a_part(tmp_path: Path, image: bytes) -> None:
     plant(tmp_path / "val", ["ILSVRC2012_val_00000002.JPEG"], image)
-    with pytest.raises(BadInput, match=r"real\.json is missing"):
+    with pytest.raises(InputError, match=r"real\.json is missing"):
         read_shift("imagenet-real", tmp_path / "val")
     (tmp_path / "real.json").write_text("[[1], [2]")
-    with pytest.raises(BadInput, match="truncated"):
+    with pytest.raises(InputError, match="truncated"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json")
     (tmp_path / "real.json").write_text("[[1], [2]]")
-    with pytest.raises(BadInput, match="expected 2 images"):
+    with pytest.raises(InputError, match="expected 2 images"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json")
     shift = read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json", partial=True)
     assert [item.right for item in shift.items] == [(2,)] and shift.notes == ("1 of 2 images",)
     (tmp_path / "real.json").write_text("[[1], [1000]]")
-    with pytest.raises(BadInput, match=r"expected 0\.\.999"):
+    with pytest.raises(InputError, match=r"expected 0\.\.999"):
         read_shift("imagenet-real", tmp_path / "val", real=tmp_path / "real.json", partial=True)
 
 
@@ -221,18 +221,18 @@ def test_objectnet(tmp_path: Path) -> None:
 
 def test_objectnet_broken(tmp_path: Path) -> None:
     root = objectnet_tree(tmp_path)
-    with pytest.raises(BadInput, match="'any' or 'first'"):
+    with pytest.raises(InputError, match="'any' or 'first'"):
         read_shift("objectnet", root, labels="all")
     (root / "images" / "backpack").rename(root / "backpack")
-    with pytest.raises(BadInput, match="lacks 1 of 3 folders: backpack"):
+    with pytest.raises(InputError, match="lacks 1 of 3 folders: backpack"):
         read_shift("objectnet", root)
     assert list(labels_of(read_shift("objectnet", root, partial=True))) == ["alarm_clock/0.png"]
     mapping = root / "mappings" / "objectnet_to_imagenet_1k.json"
     mapping.write_text(json.dumps({"Backpack": "no such thing"}))
-    with pytest.raises(BadInput, match="do not map: no such thing"):
+    with pytest.raises(InputError, match="do not map: no such thing"):
         read_shift("objectnet", root)
     mapping.unlink()
-    with pytest.raises(BadInput, match=r"objectnet_to_imagenet_1k.json is missing"):
+    with pytest.raises(InputError, match=r"objectnet_to_imagenet_1k.json is missing"):
         read_shift("objectnet", root)
 
 
@@ -255,12 +255,12 @@ def test_si_score(tmp_path: Path, image: bytes) -> None:
         writer = csv.writer(file)
         writer.writerow(["image_id", "x_coord", "y_coord", "area", "rotation", "foreground_class"])
         writer.writerows([i, 0.5, 0.5, 0.2, 20 * i + 1, 0] for i in range(7))
-    with pytest.raises(BadInput, match="expected 7 images"):
+    with pytest.raises(InputError, match="expected 7 images"):
         read_shift("si-score", tmp_path)
     groups = {item.name: item.group for item in read_shift("si-score", tmp_path, partial=True).items}
     assert groups["common fig/1.jpg"] == "x=0.5 y=0.5 area=0.2 rotation=21"
     plant(tmp_path, ["gizmo/9.jpg"], image)
-    with pytest.raises(BadInput, match="do not map: gizmo"):
+    with pytest.raises(InputError, match="do not map: gizmo"):
         read_shift("si-score", tmp_path, partial=True)
     (tmp_path / "foreground_classes.csv").write_text("int,label\n17,gizmo\n")
     assert labels_of(read_shift("si-score", tmp_path, partial=True))["gizmo/9.jpg"] == (17,)
@@ -271,18 +271,18 @@ def test_imagenet_c(tmp_path: Path, image: bytes) -> None:
     wanted = {f"blur/defocus_blur/{s}/{SYNSETS[7]}/{file}": (7, f"defocus_blur:{s}") for s in range(1, 6)}
     wanted |= {f"fog/{s}/{SYNSETS[9]}/{file}": (9, f"fog:{s}") for s in range(1, 6)}
     plant(tmp_path, wanted, image)
-    with pytest.raises(BadInput, match="lacks 13 of 15 corruptions: gaussian_noise"):
+    with pytest.raises(InputError, match="lacks 13 of 15 corruptions: gaussian_noise"):
         read_shift("imagenet-c", tmp_path)
     shift = read_shift("imagenet-c", tmp_path, partial=True)
     assert {i.name: (i.right[0], i.group) for i in shift.items} == wanted and shift.ready
     assert "2 of 15 corruptions" in shift.notes
     plant(tmp_path, [f"snow/3/{SYNSETS[0]}/{file}"], image)
     assert "snow: 1 of 5 severity folders" in read_shift("imagenet-c", tmp_path, partial=True).notes
-    with pytest.raises(BadInput, match="lacks 999 of 1000 class folders"):
+    with pytest.raises(InputError, match="lacks 999 of 1000 class folders"):
         read_shift("imagenet-c", tmp_path, corruptions=("fog",))
-    with pytest.raises(BadInput, match="lacks 4 of 5"):
+    with pytest.raises(InputError, match="lacks 4 of 5"):
         read_shift("imagenet-c", tmp_path, corruptions=("snow",))
-    with pytest.raises(UnknownName, match="fog"):
+    with pytest.raises(UnknownNameError, match="fog"):
         read_shift("imagenet-c", tmp_path, corruptions=("fogg",))
 
 
@@ -306,9 +306,9 @@ def test_imagenet_c_tells_once_what_many_parts_lack_and_names_what_is_not_asked_
 
 
 def test_every_image_of_a_shift_can_be_read(tmp_path: Path) -> None:
-    grey: dict[str, Any] = {"L": 90, "RGBA": (1, 2, 3, 90), "P": 3}
-    for i, (mode, colour) in enumerate(grey.items()):
+    gray: dict[str, Any] = {"L": 90, "RGBA": (1, 2, 3, 90), "P": 3}
+    for i, (mode, color) in enumerate(gray.items()):
         (tmp_path / str(i)).mkdir()
-        Image.new(mode, (3, 2), colour).save(tmp_path / str(i) / "a.png")
+        Image.new(mode, (3, 2), color).save(tmp_path / str(i) / "a.png")
     shift = read_shift("imagenet-v2", tmp_path, partial=True)
     assert [shift.read(item).mode for item in shift.items] == ["RGB"] * 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.synthetic import (
     FACTORS,
     cut_out,
@@ -19,7 +19,7 @@ BLUE = np.full((64, 64, 3), (0, 0, 200), dtype=np.uint8)
 
 
 def scene() -> tuple[np.ndarray, np.ndarray]:
-    """A red bar, 30 wide and 10 high, on grey, with its mask."""
+    """A red bar, 30 wide and 10 high, on gray, with its mask."""
     image, mask = np.full((60, 80, 3), 90, dtype=np.uint8), np.zeros((60, 80), dtype=np.uint8)
     image[20:30, 15:45] = (255, 0, 0)
     mask[20:30, 15:45] = 255
@@ -31,7 +31,7 @@ def reds(pixels: np.ndarray) -> np.ndarray:
     return pixels[..., 0].astype(float) / 255
 
 
-def centre(pixels: np.ndarray) -> tuple[float, float]:
+def center(pixels: np.ndarray) -> tuple[float, float]:
     weight = reds(pixels)
     rows, columns = np.indices(weight.shape) + 0.5
     height, width = weight.shape
@@ -72,7 +72,7 @@ def test_locations_are_where_they_were_asked_for_and_nothing_else_changes() -> N
     made = vary(*scene(), [BLUE], "location", seed=0, area=0.01, side=200)
     assert [m.value for m in made] == list(FACTORS["location"]) and len(made) == 25
     for m in made:
-        assert centre(m.pixels) == pytest.approx((m.x, m.y), abs=0.01)
+        assert center(m.pixels) == pytest.approx((m.x, m.y), abs=0.01)
         assert reds(m.pixels).sum() == pytest.approx(0.01 * 200 * 200, rel=0.05)
         assert (
             m.inside == 1 and m.pixels.shape == (200, 200, 3) and angle(m.pixels) == pytest.approx(0, abs=0.5)
@@ -86,7 +86,7 @@ def test_rotations_turn_the_object_counterclockwise_in_its_place() -> None:
     for m in made:
         off = (angle(m.pixels) - m.rotation) % 180
         assert min(off, 180 - off) < 1.0
-        assert centre(m.pixels) == pytest.approx((0.5, 0.5), abs=0.01)
+        assert center(m.pixels) == pytest.approx((0.5, 0.5), abs=0.01)
         assert reds(m.pixels).sum() == pytest.approx(0.2 * 224 * 224, rel=0.03)
 
 
@@ -128,12 +128,12 @@ def test_the_background_is_drawn_by_seed_and_index() -> None:
 def test_swap_and_removal_keep_the_object_where_it_is() -> None:
     image, mask = scene()
     mask[30, 15:45] = 128
-    for made, colour in (
+    for made, color in (
         (swap_background(image, mask, BLUE), (0, 0, 200)),
-        (remove_background(image, mask, colour=(9, 8, 7)), (9, 8, 7)),
+        (remove_background(image, mask, color=(9, 8, 7)), (9, 8, 7)),
     ):
-        assert np.array_equal(made[mask == 255], image[mask == 255]) and (made[mask == 0] == colour).all()
-        half = 128 / 255 * image[30, 20].astype(float) + 127 / 255 * np.array(colour)
+        assert np.array_equal(made[mask == 255], image[mask == 255]) and (made[mask == 0] == color).all()
+        half = 128 / 255 * image[30, 20].astype(float) + 127 / 255 * np.array(color)
         assert np.abs(made[30, 20] - half).max() <= 0.5
     assert (remove_background(image, mask)[0, 0] == 128).all()
 
@@ -147,23 +147,23 @@ def test_a_background_keeps_its_proportions() -> None:
 
 def test_bad_input() -> None:
     image, mask = scene()
-    with pytest.raises(UnknownName, match="rotation"):
+    with pytest.raises(UnknownNameError, match="rotation"):
         vary(image, mask, [BLUE], "rotatoin", seed=0)
-    with pytest.raises(BadInput, match="got none"):
+    with pytest.raises(InputError, match="got none"):
         vary(image, mask, [], "size", seed=0)
-    with pytest.raises(BadInput, match="no pixel is marked"):
+    with pytest.raises(InputError, match="no pixel is marked"):
         vary(image, np.zeros_like(mask), [BLUE], "size", seed=0)
-    with pytest.raises(BadInput, match="one value for each pixel"):
+    with pytest.raises(InputError, match="one value for each pixel"):
         cut_out(image, mask.T)
-    with pytest.raises(BadInput, match="255"):
+    with pytest.raises(InputError, match="255"):
         cut_out(image, mask // 2)
-    with pytest.raises(BadInput, match="uint8 array"):
+    with pytest.raises(InputError, match="uint8 array"):
         remove_background(image / 255, mask)
-    with pytest.raises(BadInput, match=r"0\.\.1"):
+    with pytest.raises(InputError, match=r"0\.\.1"):
         place(cut_out(image, mask), BLUE, x=112, y=112)
-    with pytest.raises(BadInput, match="area"):
+    with pytest.raises(InputError, match="area"):
         place(cut_out(image, mask), BLUE, area=0)
-    with pytest.raises(BadInput, match="seed"):
+    with pytest.raises(InputError, match="seed"):
         vary(image, mask, [BLUE], "size", seed=-1)
-    with pytest.raises(BadInput, match="three numbers"):
-        remove_background(image, mask, colour=(300, 0, 0))
+    with pytest.raises(InputError, match="three numbers"):
+        remove_background(image, mask, color=(300, 0, 0))

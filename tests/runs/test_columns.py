@@ -38,7 +38,7 @@ def outcome(folder):
     """The columns of a run as plain values, or the error."""
     try:
         columns = Rows.read(folder).columns()
-    except sg.BadInput as error:
+    except sg.InputError as error:
         return str(error)
     texts = {name: columns.text(name).tolist() for name in CODED}
     return texts, columns.value.tolist(), list(columns.detail_lists()), list(columns.unreadable)
@@ -101,7 +101,7 @@ def test_blocks_are_read_as_lines_are(tmp_path, monkeypatch, name):
     assert repr(fast) == repr(slow)
     try:
         listed = list(Rows.read(folder))
-    except sg.BadInput as error:
+    except sg.InputError as error:
         assert str(error) == slow and "line 2" in slow
     else:
         assert [row["image"] for row in listed] == slow[0]["image"]
@@ -111,7 +111,7 @@ def test_an_object_over_two_lines_is_no_row(tmp_path):
     text = json.dumps(ROW)
     half = text.index(', "metric"')
     folder = run_of(tmp_path / "run", ROW, text[:half] + ",", text[half + 1 :])
-    with pytest.raises(sg.BadInput, match="line 2"):
+    with pytest.raises(sg.InputError, match="line 2"):
         len(Rows.read(folder))
 
 
@@ -142,7 +142,7 @@ def test_a_broken_line_far_down_is_named(tmp_path, monkeypatch):
     assert len(Rows.read(folder)) == 200
     path = folder / "rows-00000.jsonl"
     path.write_text(path.read_text().replace('"image": "150"', '"image": 150'))
-    with pytest.raises(sg.BadInput, match=r"line 151, is not a row \(image: expected text, got int"):
+    with pytest.raises(sg.InputError, match=r"line 151, is not a row \(image: expected text, got int"):
         Rows.read(folder).table()
 
 

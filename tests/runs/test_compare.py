@@ -159,22 +159,22 @@ def test_seeds_are_a_mean_and_a_spread(tmp_path):
         app, ["compare-models", f"{folders[0]},{folders[1]}", f"{folders[2]},{folders[3]}", "--no-images"]
     )
     assert done.exit_code == 0 and "2 and 2 seeds" in done.output
-    with pytest.raises(sg.BadInput, match="same seed twice"):
+    with pytest.raises(sg.InputError, match="same seed twice"):
         compare([folders[0], kept(runs[0], tmp_path / "again")], folders[2:3])
 
 
 def test_what_is_refused(pair, tmp_path):
     one, _, a, b = pair
-    with pytest.raises(sg.BadInput, match="no image in common"):
+    with pytest.raises(sg.InputError, match="no image in common"):
         compare([a], [kept(one, tmp_path / "x", lambda r: {**r, "image": "other/" + r["image"]})])
-    with pytest.raises(sg.BadInput, match="do not map"):
+    with pytest.raises(sg.InputError, match="do not map"):
         compare(
             [a],
             [kept(one, tmp_path / "y", lambda r: {**r, "detail": [8, 8]} if r["metric"] == "top1" else r)],
         )
-    with pytest.raises(sg.UnknownName, match="Did you mean 'fog/3'"):
+    with pytest.raises(sg.UnknownNameError, match="Did you mean 'fog/3'"):
         compare([a], [b], setting="fog/33")
-    with pytest.raises(sg.BadInput, match="no rows yet"):
+    with pytest.raises(sg.InputError, match="no rows yet"):
         compare([a], [kept(Rows(one.runs, []), tmp_path / "z")])
     done = CliRunner().invoke(app, ["compare-models", str(a), str(tmp_path / "nowhere")])
     assert done.exit_code == 2 and "run.json" in done.output
@@ -182,7 +182,7 @@ def test_what_is_refused(pair, tmp_path):
     del facts["settings"]["kind"]
     (tmp_path / "verify").mkdir()
     (tmp_path / "verify" / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(sg.BadInput, match="run of verify"):
+    with pytest.raises(sg.InputError, match="run of verify"):
         compare([a], [tmp_path / "verify"])
 
 

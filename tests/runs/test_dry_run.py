@@ -86,7 +86,7 @@ VERIFY: dict[str, tuple[list[str], list[str]]] = {
         ["gae", "cat", "gaze", "rollout", "occlusion:budget=9", "pami:budget=20"],
         ["insertion_accuracy"],
     ),
-    "metrics that explain again": (["gae", "gaze"], ["class_sensitivity", "agreement", "randomisation"]),
+    "metrics that explain again": (["gae", "gaze"], ["class_sensitivity", "agreement", "randomization"]),
     "painted pixels": (["gae"], ["positive_perturbation", "negative_kl"]),
 }
 
@@ -241,5 +241,5 @@ def test_another_run_in_the_folder_is_refused(data: Path, tmp_path: Path) -> Non
     command = ["verify", "--model", "embedded", "--data", data, "--limit", "2", "--out", tmp_path]
     run(*command, "--methods", "gae")
     assert "other settings" in run(*command, "--methods", "rollout", "--dry-run", code=2)
-    with pytest.raises(sg.BadInput, match="expected data in a folder"):
+    with pytest.raises(sg.InputError, match="expected data in a folder"):
         estimate_verify(VerifyRequest(model="embedded", data=[]))

@@ -123,7 +123,7 @@ def test_text_files(tmp_path):
     lines = gzip.decompress((tmp_path / "rows.jsonl.gz").read_bytes()).splitlines()
     assert [json.loads(line) for line in lines][1:] == list(Rows.read(run))
     assert ".parquet, .csv, .jsonl.gz, got rows.xlsx" in command(run, "--to", tmp_path / "rows.xlsx", code=2)
-    with pytest.raises(sg.BadInput, match=r"ends in \.parquet"):
+    with pytest.raises(sg.InputError, match=r"ends in \.parquet"):
         Rows.read(run).to_parquet(tmp_path / "rows.csv")
 
 

@@ -191,7 +191,7 @@ def test_maps_of_explain_are_measured(tmp_path):
     assert {("maps:gae", "logit", metric, image) for _, _, metric, image in direct} == set(rows)
     close = [abs(rows["maps:" + m, *rest] - value) < 0.2 for (m, *rest), value in direct.items()]
     assert np.mean(close) > 0.8
-    with pytest.raises(sg.BadInput, match=r"explains class .* measures class .*predicted"):
+    with pytest.raises(sg.InputError, match=r"explains class .* measures class .*predicted"):
         sg.verify(loaded, data, maps=tmp_path / "maps", target=9, out=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "an error that is known before the run left a folder"
 
@@ -208,7 +208,7 @@ def test_attributions_save_their_maps(model, tmp_path):
 
 
 def _refused(model, folder, words: str, **more):
-    with pytest.raises(sg.BadInput, match=words):
+    with pytest.raises(sg.InputError, match=words):
         sg.verify(model, batches(), maps=folder, **more)
 
 
@@ -255,7 +255,7 @@ def test_a_folder_with_missing_maps_is_refused_before_anything_is_written(tmp_pa
     data = image_folder(tmp_path / "data")
     maps = write(tmp_path / "maps", {"m": maps_of_six(*GRID)}, images=["cat/0.png", *"abcde"])
     with pytest.raises(
-        sg.BadInput, match=r"got none for 23 of 24: .*5 keys are no image of the data: 'a', 'b'"
+        sg.InputError, match=r"got none for 23 of 24: .*5 keys are no image of the data: 'a', 'b'"
     ):
         sg.verify(sg.load_model("embedded"), data, maps=maps, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -272,7 +272,7 @@ def test_reports_do_not_mix_given_maps_of_one_name(model, tmp_path):
     for seed in (1, 2):
         maps = {"mine": maps_of_six(*GRID, seed=seed)}
         sg.verify(model, batches(), maps=maps, metrics=RANKS[3], out=tmp_path / f"{seed}")
-    with pytest.raises(sg.BadInput, match="other settings: maps was"):
+    with pytest.raises(sg.InputError, match="other settings: maps was"):
         sg.verify(model, batches(), maps=maps, metrics=RANKS[3], out=tmp_path / "1")
     sections = Rows.read(tmp_path / "1", tmp_path / "2").table(repeats=10).sections
     assert len(sections) == 2 and all("maps" in section.variant for section in sections)

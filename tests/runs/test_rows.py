@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import steadygaze as sg
-from steadygaze.errors import RowsNotWritten
+from steadygaze.errors import RowsNotWrittenError
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.quantity import mean, pooled
 from steadygaze.runs import store as store_module
@@ -89,10 +89,10 @@ def test_rows_that_cannot_be_written_are_told(tmp_path, monkeypatch):
     Store(folder).close()  # nothing to cut off
     with (folder / "rows-00000.jsonl").open("ab") as file:
         file.write(b'{"half')
-    with pytest.raises(RowsNotWritten, match="Permission denied"):
+    with pytest.raises(RowsNotWrittenError, match="Permission denied"):
         Store(folder)
     monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(RowsNotWritten, match="Permission denied"):
+    with pytest.raises(RowsNotWrittenError, match="Permission denied"):
         Store(folder)
 
 
@@ -107,29 +107,29 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     filled(tmp_path, [row("a")])
     with (tmp_path / "rows-00000.jsonl").open("a") as file:
         file.write("{oops\n" + json.dumps(row("b")) + "\n")
-    with pytest.raises(sg.BadInput, match="line 2"):
+    with pytest.raises(sg.InputError, match="line 2"):
         list(Rows.read(tmp_path))
 
 
 def test_other_settings_are_refused_and_rows_stay(tmp_path):
     filled(tmp_path, [row("a")])
     before = (tmp_path / "rows-00000.jsonl").read_bytes()
-    with pytest.raises(sg.BadInput, match="seed was 0, is now 1"):
+    with pytest.raises(sg.InputError, match="seed was 0, is now 1"):
         prepare(tmp_path, {**SETTINGS, "seed": 1}, {})
     prepare(tmp_path, SETTINGS, {"command": "another"})
     assert (tmp_path / "rows-00000.jsonl").read_bytes() == before
 
 
 def test_no_run(tmp_path):
-    with pytest.raises(sg.BadInput, match=r"no run\.json"):
+    with pytest.raises(sg.InputError, match=r"no run\.json"):
         Rows.read(tmp_path)
-    with pytest.raises(sg.BadInput):
+    with pytest.raises(sg.InputError):
         Rows.read()
 
 
 def test_one_writer_at_a_time(tmp_path):
     prepare(tmp_path, SETTINGS, {})
-    with Store(tmp_path), pytest.raises(sg.BadInput, match="another process"):
+    with Store(tmp_path), pytest.raises(sg.InputError, match="another process"):
         Store(tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
 
     with Store(tmp_path) as store:
         monkeypatch.setattr(store_module.os, "write", full)
-        with pytest.raises(RowsNotWritten, match=r"No space left on device.*intact") as caught:
+        with pytest.raises(RowsNotWrittenError, match=r"No space left on device.*intact") as caught:
             store.append([row("b")])
         monkeypatch.undo()
         assert isinstance(caught.value, OSError) and isinstance(caught.value, sg.SteadygazeError)
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
 def test_the_full_device(tmp_path):
     prepare(tmp_path, SETTINGS, {})
     (tmp_path / "rows-00000.jsonl").symlink_to("/dev/full")
-    with Store(tmp_path) as store, pytest.raises(RowsNotWritten, match="No space"):
+    with Store(tmp_path) as store, pytest.raises(RowsNotWrittenError, match="No space"):
         store.append([row("a")])
 
 
@@ -251,7 +251,7 @@ def test_ranking(tmp_path):
     assert section.curve("insertion_accuracy", ("fair", "logit")).tolist() == [30, 29]
     gap = section.versus("good")["fair", "logit"]
     assert gap.high < -15 and abs(gap.value + 20) < 1
-    with pytest.raises(sg.BadInput, match="nobody"):
+    with pytest.raises(sg.InputError, match="nobody"):
         section.versus("nobody")
     text = Rows.read(tmp_path).table(repeats=200).markdown()
     assert text.count("| good |") == 1 and "↓" in text and "**" in text

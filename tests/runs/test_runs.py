@@ -118,7 +118,7 @@ def test_all_is_what_the_model_serves(model):
     names = {m.name for m in choose(vit, ["all"])}
     assert {"gaze", "rollout", "decompx"} <= names <= {info.name for info in sg.list_methods()}
     assert {"ixg+plus", "rollout"} <= {m.name for m in choose(vit, ["all+plus", "rollout"])}
-    with pytest.raises(sg.UnknownName, match="aggregator"):
+    with pytest.raises(sg.UnknownNameError, match="aggregator"):
         choose(vit, ["all+minus"])
 
 
@@ -132,7 +132,7 @@ def test_targets(model):
     with torch.no_grad():
         assert value("predicted") == value(model(images).argmax(-1))
     for bad in ("best", [0], 9, torch.zeros(3, 2)):
-        with pytest.raises(sg.BadInput):
+        with pytest.raises(sg.InputError):
             value(bad)
 
 
@@ -157,7 +157,7 @@ def test_targets(model):
     ],
 )
 def test_bad_data(model, data, metrics, says):
-    with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
+    with pytest.raises((sg.InputError, sg.UnknownNameError), match=says):
         sg.verify(model, data, methods=["ixg"], metrics=metrics)
 
 
@@ -175,7 +175,7 @@ def test_bad_names(model):
         ([], None, "at least one"),
         (["gaze"], "odds", "log_odds"),
     ):
-        with pytest.raises((sg.BadInput, sg.UnknownName), match=says):
+        with pytest.raises((sg.InputError, sg.UnknownNameError), match=says):
             sg.verify(model, batches(1), methods=methods, score=score)
 
 
@@ -187,7 +187,7 @@ def test_broken_and_zero_maps_are_flagged_and_the_run_goes_on(model, monkeypatch
         for name, attribution in many.items():
             hit = clean.images[:, 0, 0, 0] > 0.5
             if name == "ixg" and hit.any():
-                raise sg.BrokenMap("NaN")
+                raise sg.BrokenMapError("NaN")
             if name == "rollout":
                 attribution.scores[hit] = 0
         return many
@@ -229,7 +229,7 @@ def test_out_goes_on_where_it_stopped(model, tmp_path, monkeypatch):
     frame = sg.verify(model, batches(3), **kwargs).to_pandas()
     assert computed == [("6", "7", "8")]
     assert frame.equals(whole)
-    with pytest.raises(sg.BadInput, match="other settings"):
+    with pytest.raises(sg.InputError, match="other settings"):
         sg.verify(model, batches(3), methods=["ixg"], out=tmp_path / "run", seed=1)
 
 
@@ -243,9 +243,9 @@ def test_out_is_not_gone_on_with_by_other_data(model, tmp_path):
     before = sg.verify(model, batches(2), **kwargs, **normal).to_pandas()
     (images, labels), *rest = batches(2)
     for other in (list(batches(2, seed=1)), list(batches(2, size=2)), [(images, (labels + 1) % 5), *rest]):
-        with pytest.raises(sg.BadInput, match="other images"):
+        with pytest.raises(sg.InputError, match="other images"):
             sg.verify(model, other, **kwargs, **normal)
-    with pytest.raises(sg.BadInput, match="mean was"):
+    with pytest.raises(sg.InputError, match="mean was"):
         sg.verify(model, batches(2), **kwargs, mean=[0.4] * 3, std=[0.5] * 3)
     assert Rows.read(tmp_path / "run").to_pandas().equals(before)
 
@@ -524,7 +524,7 @@ def test_the_model_is_left_alone(model):
 
 def test_sanity_measures_run_the_methods_again(model):
     frame = sg.verify(
-        model, batches(1), methods=["gaze", "rollout"], metrics=["class_sensitivity", "randomisation"]
+        model, batches(1), methods=["gaze", "rollout"], metrics=["class_sensitivity", "randomization"]
     ).to_pandas()
     values = frame.set_index(["metric", "method"])["value"]
     assert np.allclose(values["class_sensitivity", "rollout"], 1), "attention does not look at the class"
@@ -556,18 +556,18 @@ def test_agreement_is_a_matrix_over_the_columns(model, tmp_path):
     page = write_report([tmp_path / "run"])[0].read_text()
     assert "Which methods agree" in page and page.count("<rect") >= 36
     assert page.count('class="tick strong"') >= 6 and "text.strong {" in page, (
-        "numbers on strong colours are light"
+        "numbers on strong colors are light"
     )
     assert "agreement ↑" not in rows.table().markdown() and "agreement ↓" not in rows.table().markdown()
 
 
-def test_normalisation_is_asked_for(model):
+def test_normalization_is_asked_for(model):
     with pytest.warns(UserWarning, match="mean="):
         sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_perturbation"])
-    with warnings.catch_warnings():  # noise is drawn after the normalisation
+    with warnings.catch_warnings():  # noise is drawn after the normalization
         warnings.simplefilter("error")
         sg.verify(model, batches(1), methods=["ixg"], metrics=["positive_kl"])
-    with pytest.raises(sg.BadInput, match="both or none"):
+    with pytest.raises(sg.InputError, match="both or none"):
         sg.verify(model, batches(1), methods=["ixg"], mean=[0.5] * 3)
 
 

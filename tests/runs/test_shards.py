@@ -162,13 +162,13 @@ def locked(folder: Path, shard: Shard) -> Run:
 def test_other_shards_write_at_the_same_time_the_same_one_does_not(tmp_path):
     with locked(tmp_path, Shard(0, 4)), locked(tmp_path, Shard(1, 4)):
         for shard in (Shard(1, 4), Shard()):
-            with pytest.raises(sg.BadInput, match="another process is writing"):
+            with pytest.raises(sg.InputError, match="another process is writing"):
                 locked(tmp_path, shard).__enter__()
-        with pytest.raises(sg.BadInput, match=r"0/3 splits the run differently\. Wait for the 4 shards"):
+        with pytest.raises(sg.InputError, match=r"0/3 splits the run differently\. Wait for the 4 shards"):
             locked(tmp_path, Shard(0, 3)).__enter__()
     with locked(tmp_path, Shard(0, 3)):
         pass
-    with locked(tmp_path, Shard()), pytest.raises(sg.BadInput, match="another process is writing"):
+    with locked(tmp_path, Shard()), pytest.raises(sg.InputError, match="another process is writing"):
         locked(tmp_path, Shard(0, 3)).__enter__()
 
 
@@ -177,7 +177,7 @@ def begin(folder: Path, number: int, barrier, results) -> None:
     try:
         prepare(folder, {**SETTINGS, "seed": number % 2}, {"number": number})
         results.put((number % 2, ""))
-    except sg.BadInput as error:
+    except sg.InputError as error:
         results.put((number % 2, str(error)))
 
 
@@ -207,7 +207,7 @@ def test_shards_that_begin_in_the_same_instant_agree_on_the_settings(tmp_path, m
 
 @pytest.mark.parametrize("text", ["4/4", "-1/4", "1", "a/b", "1/2/3", "", "0/0", "0/100000", (1, 2, 3), 3])
 def test_a_shard_that_is_none(text):
-    with pytest.raises(sg.BadInput, match="shard: expected I/N with I from 0 to N-1"):
+    with pytest.raises(sg.InputError, match="shard: expected I/N with I from 0 to N-1"):
         parse_shard(text)
 
 

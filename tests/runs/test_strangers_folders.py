@@ -88,7 +88,7 @@ def test_a_report_loads_no_model_and_opens_no_file_outside(tmp_path, monkeypatch
 def test_stored_names_that_lead_outside_are_refused(tmp_path, file):
     (tmp_path / "secret.jpg").write_text("secret")
     folder = with_sample(stored(tmp_path / "run"), file)
-    with pytest.raises(sg.BadInput, match=r"names of files|expected a file"):
+    with pytest.raises(sg.InputError, match=r"names of files|expected a file"):
         write_report([folder])
 
 
@@ -99,7 +99,7 @@ def test_links_that_lead_outside_are_refused(tmp_path, file):
     folder = with_sample(stored(tmp_path / "run"), "image0.jpg")
     outside = shutil.move(folder / file, tmp_path / "outside")
     (folder / file).symlink_to(outside)
-    with pytest.raises(sg.BadInput, match="leads out of its run folder"):
+    with pytest.raises(sg.InputError, match="leads out of its run folder"):
         write_report([folder])
 
 
@@ -129,11 +129,11 @@ def test_unpacking_is_bounded(tmp_path, monkeypatch):
     with gzip.open(packed, "wb") as file:
         for _ in range(300):
             file.write(b" " * 65535 + b"\n")  # 20 MB from about 20 kB
-    with pytest.raises(sg.BadInput, match="unpacks to more than"):
+    with pytest.raises(sg.InputError, match="unpacks to more than"):
         list(json_files.raw_lines(packed))
     with gzip.open(packed, "wb") as file:
         file.write(b" " * (20 * 2**20))
-    with pytest.raises(sg.BadInput, match="rows of at most"):
+    with pytest.raises(sg.InputError, match="rows of at most"):
         list(json_files.raw_lines(packed))
 
 
@@ -186,7 +186,7 @@ def check_escaped(page: Path, table: Path) -> None:
 def test_rows_of_another_run_are_refused(tmp_path):
     folder, other = stored(tmp_path / "a"), stored(tmp_path / "b", model="b")
     shutil.copy(other / "rows-00000.jsonl", folder / "rows-00001.jsonl")
-    with pytest.raises(sg.BadInput, match="a row of another run"):
+    with pytest.raises(sg.InputError, match="a row of another run"):
         list(Rows.read(folder))
 
 
@@ -199,7 +199,7 @@ def test_rows_twice_count_once_and_must_agree(tmp_path):
     assert twice.numbers["clean", "top1"].value == whole.numbers["clean", "top1"].value
     path = folder / "rows-00001.jsonl"
     path.write_text(re.sub(r'"top1", "value": \d', '"top1", "value": 7', path.read_text()))
-    with pytest.raises(sg.BadInput, match="two rows with different values"):
+    with pytest.raises(sg.InputError, match="two rows with different values"):
         Card.of(Rows.read(folder), repeats=10)[0].numbers  # noqa: B018
 
 
@@ -222,7 +222,7 @@ def test_a_resumed_run_refuses_rows_of_another_run(tmp_path):
     folder, other = stored(tmp_path / "a"), stored(tmp_path / "b", model="b")
     shutil.copy(other / "rows-00000.jsonl", folder / "rows-00001.jsonl")
     settings = json.loads((folder / "run.json").read_text())["settings"]
-    with pytest.raises(sg.BadInput, match=r"rows-00001\.jsonl.*a row of another run"):
+    with pytest.raises(sg.InputError, match=r"rows-00001\.jsonl.*a row of another run"):
         Run(folder, settings, {}, task="stress").__enter__()
 
 
@@ -237,5 +237,5 @@ def test_the_same_images_are_those_of_equal_contents(tmp_path):
     assert [note for note in unknown.notes if "could not be compared" in note]
     path = after / "rows-00000.jsonl"
     path.write_text(path.read_text().replace("c0ffee", "decaf", 1))
-    with pytest.raises(sg.BadInput, match="not the same image"):
+    with pytest.raises(sg.InputError, match="not the same image"):
         compare([before], [after], repeats=10)

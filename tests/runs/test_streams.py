@@ -121,7 +121,7 @@ def test_a_damaged_shard_loses_nothing_that_can_be_measured(tmp_path, kind):
     file = tmp_path / "data" / "0001.tar"
     whole = file.read_bytes()
     file.write_bytes(whole[: whole.index(b"k4.png") + 700])
-    with pytest.warns(sg.DamagedData, match=r"0001\.tar: cannot be read further"):
+    with pytest.warns(sg.DamagedDataWarning, match=r"0001\.tar: cannot be read further"):
         rows = run(request(data, tmp_path / "run"))
     measured = set(rows.to_pandas()["image"])
     assert measured == {"k0", "k1", "k2", "k3", "k6", "k7", "k8"}
@@ -170,7 +170,7 @@ def test_other_data_is_refused(tmp_path):
         verify_request(shards(tmp_path / "data", count=2), tmp_path / "run", limit=4),
         verify_request(f"{data}?image=png", tmp_path / "run", limit=4),
     ):
-        with pytest.raises(sg.BadInput, match="contains a run with other settings"):
+        with pytest.raises(sg.InputError, match="contains a run with other settings"):
             run_verify(other)
 
 
@@ -183,10 +183,10 @@ def test_moved_shards_are_the_same_data(tmp_path):
 
 
 def test_labels_targets_and_masks(tmp_path):
-    unlabelled = [(name, data) for name, data in samples(range(3)) if name.endswith(".png")]
-    write_tar(tmp_path / "0.tar", unlabelled)
+    unlabeled = [(name, data) for name, data in samples(range(3)) if name.endswith(".png")]
+    write_tar(tmp_path / "0.tar", unlabeled)
     data = f"wds:{tmp_path}/0.tar"
-    with pytest.raises(sg.BadInput, match="no label"):
+    with pytest.raises(sg.InputError, match="no label"):
         run_verify(verify_request(data))
     frame = run_verify(verify_request(data, target="predicted")).to_pandas()
     assert set(frame["image"]) == {"k0", "k1", "k2"}
@@ -194,9 +194,9 @@ def test_labels_targets_and_masks(tmp_path):
     one = run_verify(verify_request(data, target=6)).to_pandas()
     pick = lambda table: table[table["image"] == "k1"]["value"].tolist()  # noqa: E731
     assert pick(given) == pick(one) != pick(frame)
-    with pytest.raises(sg.BadInput, match="Masks of a stream are members or a column"):
+    with pytest.raises(sg.InputError, match="Masks of a stream are members or a column"):
         run_verify(verify_request(data, masks=tmp_path, target="predicted"))
-    masked = [*unlabelled[:1], ("k0.seg.png", _mask())]
+    masked = [*unlabeled[:1], ("k0.seg.png", _mask())]
     write_tar(tmp_path / "1.tar", masked)
     request = verify_request(f"wds:{tmp_path}/1.tar?mask=seg.png", target="predicted", metrics=["miou"])
     assert len(run_verify(request).to_pandas()) == 1

@@ -83,7 +83,7 @@ def test_bootstrap_does_not_depend_on_the_order_of_rows():
     turned = Rows(rows.runs, list(rows)[::-1])
     one, two = (r.cards(repeats=30)[0] for r in (rows, turned))
     assert all(one.numbers[key].low == n.low for key, n in two.numbers.items())
-    with pytest.raises(sg.BadInput, match="cards"):
+    with pytest.raises(sg.InputError, match="cards"):
         rows.table()
 
 
@@ -153,7 +153,7 @@ def test_the_closing_tables(data, tmp_path):
         "clean",
         "fgsm/8",
         "pgd/8",
-        "centre_square/0.5",
+        "center_square/0.5",
         "top1 at 5",
         "random drop",
         "salient drop by gaze",

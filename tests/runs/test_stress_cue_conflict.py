@@ -18,7 +18,7 @@ from steadygaze.cli import app
 from steadygaze.data.datasets.cue_conflict import read_cue_conflict, sixteen_classes
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.report.pages import write_stress
 from steadygaze.robustness.by_class import wilson
 from steadygaze.robustness.cue_conflict import group_decisions, shape_bias
@@ -131,12 +131,12 @@ def test_groups_of_the_authors() -> None:
 
 
 def test_decisions_are_of_mean_probabilities() -> None:
-    """Not of summed ones, which favour large groups, and not of mean logits."""
+    """Not of summed ones, which favor large groups, and not of mean logits."""
     logits = torch.tensor([[3.0, 3.0, 3.0, 3.5, -20.0], [0.0, 0.0, 0.0, 1.0, -20.0]])
     assert group_decisions(logits, [[0, 1, 2], [3]]).tolist() == [1, 1]
     assert group_decisions(logits[:1], [[0], [3, 4]]).tolist() == [0]
     assert np.isnan(shape_bias(np.array([2]), np.array([0]), np.array([1])))
-    with pytest.raises(BadInput, match="from 0 to 4"):
+    with pytest.raises(InputError, match="from 0 to 4"):
         group_decisions(logits, [[0], [5]])
 
 
@@ -176,7 +176,7 @@ def test_layouts_that_do_not_fit_are_named(change, message: str, tmp_path: Path)
         texture = "dog" if shape != "dog" else "cat"
         Image.new("RGB", (4, 4)).save(tmp_path / shape / f"{shape}1-{texture}1.png")
     change(tmp_path)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InputError, match=message):
         read_cue_conflict(tmp_path)
 
 
@@ -191,5 +191,5 @@ def test_classes_of_the_folder(tmp_path: Path) -> None:
         ("cat/cat1-dog2.jpg", 0, 1),
         ("dog/dog1-cat2.jpg", 1, 0),
     }
-    with pytest.raises(BadInput, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         read_cue_conflict(tmp_path / "gone")

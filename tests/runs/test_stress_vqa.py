@@ -13,9 +13,9 @@ import steadygaze as sg
 from benchmarks.vision_language import vilt
 from steadygaze.data.datasets.vqa import read_vqa
 from steadygaze.data.images import read_image
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.report.pages import write_stress
-from steadygaze.robustness.vqa import normalise_answer, vqa_accuracy
+from steadygaze.robustness.vqa import normalize_answer, vqa_accuracy
 from steadygaze.runs.compare import compare
 from steadygaze.runs.suites.vqa import VisualQuestions
 
@@ -61,7 +61,7 @@ def test_accuracy_is_the_mean_over_sets_of_nine_people() -> None:
     assert vqa_accuracy("green", people) == 1.0
     assert vqa_accuracy("yellow", people) == 0.0
     assert vqa_accuracy("Red", ["red"] * 10) == 0.0  # all agree: compared as they are
-    assert [normalise_answer(text) for text in ("The two.", "dont know!", "1,000", "red/white", "3.5")] == [
+    assert [normalize_answer(text) for text in ("The two.", "dont know!", "1,000", "red/white", "3.5")] == [
         "2",
         "don't know",
         "1000",
@@ -117,15 +117,15 @@ def test_runs_of_other_suites_have_no_table_of_questions() -> None:
 
 
 def test_refusals_say_what_to_do(data: Path, model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="expected a ViltForQuestionAnswering"):
+    with pytest.raises(UnsupportedModelError, match="expected a ViltForQuestionAnswering"):
         sg.stress("embedded", None, suites=[f"vqa:{data}"])
-    with pytest.raises(BadInput, match="expected vqa:FOLDER"):
+    with pytest.raises(InputError, match="expected vqa:FOLDER"):
         sg.stress(str(model_folder), None, suites=["vqa"])
-    with pytest.raises(BadInput, match=r"expected one file \*questions\*.json, got none"):
+    with pytest.raises(InputError, match=r"expected one file \*questions\*.json, got none"):
         sg.stress(str(model_folder), None, suites=[f"vqa:{tmp_path}"])
     (tmp_path / "questions.json").write_text("{")
-    with pytest.raises(BadInput, match="expected JSON"):
+    with pytest.raises(InputError, match="expected JSON"):
         read_vqa(tmp_path)
     (tmp_path / "questions.json").write_text('{"questions": [{"question_id": 1}]}')
-    with pytest.raises(BadInput, match="expected question_id, image_id, question"):
+    with pytest.raises(InputError, match="expected question_id, image_id, question"):
         read_vqa(tmp_path)

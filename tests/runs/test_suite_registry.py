@@ -17,7 +17,6 @@ from steadygaze.runs.suite import SUITES, Bar, BarChart, Condition, Option, Sett
 
 
 class Mirror(Suite):
-    name = "toy"
     title = "Mirrored images"
     summary = "Images flipped from left to right, or upside down."
     options = (Option("axes", lambda text: tuple(str(text).split(",")), ("x",), "x, y or x,y"),)
@@ -38,7 +37,7 @@ class Mirror(Suite):
 
 @pytest.fixture
 def toy():
-    sg.register_suite(Mirror)
+    sg.register_suite("toy")(Mirror)
     yield
     SUITES.remove("toy")
 
@@ -93,8 +92,8 @@ def test_resumes_after_a_kill(toy, data, tmp_path):
 
 
 def test_a_name_is_registered_once(toy):
-    with pytest.raises(sg.BadInput, match="registered already"):
-        sg.register_suite(Mirror)
+    with pytest.raises(sg.InputError, match="registered already"):
+        sg.register_suite("toy")(Mirror)
 
 
 def test_suites_come_in_the_order_of_runs_and_tables():

@@ -92,23 +92,23 @@ def test_values_are_verified_in_their_own_unit(model) -> None:
 )
 def test_metrics_that_the_outputs_lack_are_refused(model, task, metric) -> None:
     data = [(random_images(model), torch.tensor([0, 1]))]
-    with pytest.raises(sg.BadInput, match=f"{metric} measures classes.* Use insertion_value"):
+    with pytest.raises(sg.InputError, match=f"{metric} measures classes.* Use insertion_value"):
         sg.verify(sg.adapt(model, task=task), data, "gae", metric, target=0)
 
 
 def test_sanity_checks_keep_the_task(model) -> None:
     """The shuffled copies of the model are explained as labels too."""
     data = [(random_images(model), torch.tensor([0, 1]))]
-    metrics = ["randomisation", "class_sensitivity", "positive_perturbation"]
+    metrics = ["randomization", "class_sensitivity", "positive_perturbation"]
     rows = sg.verify(sg.adapt(model, task="multilabel"), data, "gaze", metrics, mean=[0.5] * 3, std=[0.5] * 3)
     assert all(np.isfinite(row["value"]) for row in rows)
-    rows = sg.verify(sg.adapt(model, task="regression"), data, "gaze", "randomisation", target=1)
+    rows = sg.verify(sg.adapt(model, task="regression"), data, "gaze", "randomization", target=1)
     assert all(np.isfinite(row["value"]) for row in rows)
 
 
 def test_a_folder_of_a_regression_needs_no_classes(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(sg.BadInput, match="Give the index of the value"):
+    with pytest.raises(sg.InputError, match="Give the index of the value"):
         sg.verify(embedded("regression"), folder, "gae", out=out)
     rows = sg.verify(embedded("regression"), folder, "gae", target=2, out=out, random=False)
     assert len(rows) == 12
@@ -122,7 +122,7 @@ def test_a_folder_of_a_regression_needs_no_classes(folder: Path, tmp_path: Path)
 
 def test_stress_measures_attention_and_refuses_accuracy(folder: Path, tmp_path: Path) -> None:
     for task in ("multilabel", "regression"):
-        with pytest.raises(sg.BadInput, match=r"corruptions measures classes.* Use attention"):
+        with pytest.raises(sg.InputError, match=r"corruptions measures classes.* Use attention"):
             sg.stress(embedded(task), folder, suites="corruptions")
     out = tmp_path / "stress"
     rows = sg.stress(
@@ -148,7 +148,7 @@ def test_explain_names_labels_and_values(folder: Path, tmp_path: Path, task: str
     if task == "regression":
         assert entry["value"] == pytest.approx(np.load(out / "scores.npz")["logits"][0, 3], abs=1e-5)
         assert "cat " in text and "values" in text
-        with pytest.raises(sg.BadInput, match="--top"):
+        with pytest.raises(sg.InputError, match="--top"):
             run(ExplainOptions([folder], "embedded", ["gae"], out, top=2, task=task), console)
     else:
         assert 0 < entry["probability"] < 1 and "labels" in text
@@ -174,9 +174,9 @@ def test_siglip2_runs_in_verify_and_stress() -> None:
     """It takes patches, not images; a run gives it images as every other model."""
     small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = Siglip2Config(vision_config={**small, "patch_size": 4, "num_patches": 16}, num_labels=5)
-    siglip = zoo.randomise(Siglip2ForImageClassification(config))
+    siglip = zoo.randomize(Siglip2ForImageClassification(config))
     data = [(torch.rand(2, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 3]))]
     assert len(sg.verify(siglip, data, "gae")) == 8
-    with pytest.warns(UserWarning, match="normalised"):
+    with pytest.warns(UserWarning, match="normalized"):
         rows = sg.stress(siglip, data, suites="occlusion")
     assert len(rows)

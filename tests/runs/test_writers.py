@@ -68,9 +68,9 @@ def test_a_row_that_is_being_written_is_not_cut_off(folder: Path, writer: subpro
     before = path.read_bytes()
     assert not before.endswith(b"\n"), "the writer is in the middle of a row"
     assert [row["image"] for row in Rows.read(folder)] == ["a"]
-    with pytest.raises(sg.BadInput, match="another process"):
+    with pytest.raises(sg.InputError, match="another process"):
         Run(folder, SETTINGS, {}, task="verify").__enter__()
-    with pytest.raises(sg.BadInput, match="another process"):
+    with pytest.raises(sg.InputError, match="another process"):
         Store(folder)
     assert path.read_bytes() == before
     assert proceed(writer) == "whole\n"
@@ -80,13 +80,13 @@ def test_a_row_that_is_being_written_is_not_cut_off(folder: Path, writer: subpro
 def test_a_second_run_does_not_replace_the_settings_of_the_first(tmp_path: Path) -> None:
     """Both start in an empty folder; the one that is refused has written nothing."""
     with lock_folder(tmp_path):
-        with pytest.raises(sg.BadInput, match="another process"):
+        with pytest.raises(sg.InputError, match="another process"):
             Run(tmp_path, SETTINGS, {}, task="verify").__enter__()
         assert not (tmp_path / "run.json").exists()
 
 
 def test_a_run_that_cannot_start_gives_the_lock_back(folder: Path) -> None:
-    with pytest.raises(sg.BadInput, match="seed was 0, is now 1"):
+    with pytest.raises(sg.InputError, match="seed was 0, is now 1"):
         Run(folder, {**SETTINGS, "seed": 1}, {}, task="verify").__enter__()
     with Run(folder, SETTINGS, {}, task="verify"):
         pass

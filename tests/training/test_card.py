@@ -109,7 +109,7 @@ def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
         ["fog", "error ↓"],
         ["fgsm/2", "top1 ↑"],
         ["pgd/2", "top1 ↑"],
-        ["centre_square/0.5", "top1 ↑"],
+        ["center_square/0.5", "top1 ↑"],
     ):
         assert wanted in rows, wanted  # changed for sure or not
     assert not any(row and row[0] == "fog/3" for row in rows)

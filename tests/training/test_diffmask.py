@@ -101,7 +101,9 @@ def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
     assert count == [(9, 9)], "nothing is left to do"
     run(data, cut, loaded, steps=10).execute()
     assert read_file(cut)[1]["steps"] == 10, "more steps can be asked for"
-    with pytest.raises(sg.BadInput, match=r"holds a mask of another training: margin was 0\.1, is now 0\.3"):
+    with pytest.raises(
+        sg.InputError, match=r"holds a mask of another training: margin was 0\.1, is now 0\.3"
+    ):
         run(data, cut, loaded, steps=12, options={"margin": 0.3})
 
 
@@ -152,7 +154,7 @@ def test_warm_start(data, tmp_path, loaded, gates) -> None:
         assert torch.equal(a, b), name
     assert begun.trainer.mask.shape.stretch == 20 and begun.trainer.steps == 0
     begun.execute()
-    with pytest.raises(sg.BadInput, match="warm_start was"):
+    with pytest.raises(sg.InputError, match="warm_start was"):
         run(data, tmp_path / "m", loaded, steps=4, options={"stretch": 20.0})
     model = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=10
@@ -160,7 +162,7 @@ def test_warm_start(data, tmp_path, loaded, gates) -> None:
     small = sg.load_model("embedded")
     object.__setattr__(small, "model", model)
     with pytest.raises(
-        sg.BadCheckpoint, match=r"expected a mask for 4 states of widths 16.*has 8 of widths 128"
+        sg.CheckpointError, match=r"expected a mask for 4 states of widths 16.*has 8 of widths 128"
     ):
         run(data, tmp_path / "other", small, warm_start=gates)
 
@@ -211,7 +213,7 @@ def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, caplog
 
 
 def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
-    """Gates keep some share of the patches before they have learnt anything: the share at the end means
+    """Gates keep some share of the patches before they have learned anything: the share at the end means
     little without it."""
     out = tmp_path / "m"
     words = ("diffmask", "train", *WORDS, "--data", data, "--out", out)

@@ -161,7 +161,7 @@ def full(folder, recipe, wanted, loop, files) -> None:
     message = ""
     try:
         loop.train(recipe, out)
-    except files.TrainingStopped as error:
+    except files.TrainingStoppedError as error:
         message = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     small = (
@@ -171,7 +171,7 @@ def full(folder, recipe, wanted, loop, files) -> None:
     told = ""
     try:
         files.save_weights(out / "model.safetensors", {"w": torch.zeros(small)}, {})
-    except files.TrainingStopped as error:
+    except files.TrainingStoppedError as error:
         told = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     after, parts = files.load_state(out / "state.pt")["step"], [p.name for p in out.glob("*.part")]

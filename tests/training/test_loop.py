@@ -12,14 +12,14 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.training import CLASSES, MODEL, SIDE, content, image_folder, masks_of, recipe, same, weights
-from steadygaze.data.masks import LabelledImages
+from steadygaze.data.masks import LabeledImages
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.training import loop
 from steadygaze.training import run_files as files
 from steadygaze.training.images import TrainingImages, select_images
 from steadygaze.training.model import build_recipe_model
 from steadygaze.training.recipe import Augment, make_recipe, read_recipe, shipped_recipes
-from steadygaze.training.run_files import TrainingStopped, seeded
+from steadygaze.training.run_files import TrainingStoppedError, seeded
 from steadygaze.training.sampling import StepSampler
 
 
@@ -172,7 +172,7 @@ def test_mixing_and_erasing_train(data, tmp_path):
 def test_accumulated_pieces_are_train_step(data, tmp_path):
     for pieces in (1, 2, 4):
         sg.train(
-            recipe(data, accumulate=pieces, optimiser={"name": "sgd", "lr": 0.1}), tmp_path / str(pieces)
+            recipe(data, accumulate=pieces, optimizer={"name": "sgd", "lr": 0.1}), tmp_path / str(pieces)
         )
     one = weights(tmp_path / "1")
     for pieces in (2, 4):
@@ -187,7 +187,7 @@ def test_the_step_schedule_is_the_papers(data, tmp_path):
 
 
 def test_the_best_epoch_is_kept(data, tmp_path):
-    got = sg.train(recipe(data, keep="best", epochs=3, optimiser={"lr": 0.3}), tmp_path)
+    got = sg.train(recipe(data, keep="best", epochs=3, optimizer={"lr": 0.3}), tmp_path)
     losses = [float(row["test_loss"]) for row in got.log if row["test_loss"]]
     model = build_recipe_model(recipe(data)).model.eval()
     model.load_state_dict(weights(tmp_path))
@@ -257,7 +257,7 @@ def test_a_run_that_had_ended_says_so(data, tmp_path):
         f'train = "{data}"',
         f'test = "{data}"',
     ]
-    lines += ["[augment]", 'crop = "pad"', "pad = 2", "[optimiser]", "lr = 0.01"]
+    lines += ["[augment]", 'crop = "pad"', "pad = 2", "[optimizer]", "lr = 0.01"]
     (tmp_path / "r.toml").write_text("\n".join(lines))
     done = CliRunner().invoke(app, ["train", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")])
     assert done.exit_code == 0 and "the run had finished before" in done.output and "wrote" not in done.output
@@ -312,7 +312,7 @@ def test_test_images_are_what_the_loaded_model_will_see(size):
     for width, height in ((50, 50), (80, 40), (31, 77)):
         pixels = np.random.default_rng(0).integers(60, 255, (height, width, 3), dtype=np.uint8)
         mask = Image.fromarray(np.where(pixels[..., 0] > 128, 255, 0).astype(np.uint8))
-        found = TrainingImages(LabelledImages([]), shape, Augment(), 0).for_testing(
+        found = TrainingImages(LabeledImages([]), shape, Augment(), 0).for_testing(
             Image.fromarray(pixels), mask
         )
         assert torch.equal(found[0], own(Image.fromarray(pixels)))
@@ -326,7 +326,7 @@ def test_a_step_is_the_same_images_for_any_number_of_processes():
 
     assert of(1, 1) == of(2, 1) == of(2, 2) == of(1, 4)
     assert all(len(step) == 8 for step in of(2, 2))
-    with pytest.raises(sg.BadInput, match="cannot be divided among 3"):
+    with pytest.raises(sg.InputError, match="cannot be divided among 3"):
         StepSampler(23, 8, 1, seed=0, world_size=3)
 
 
@@ -351,9 +351,9 @@ def test_some_classes_and_some_images(data):
 
     assert names(images=[1, 3]) == {f"{c}/{i}.png" for c in CLASSES for i in (1, 2)}
     assert names(classes=[1, 2]) == names(only=["dark"]) == {f"dark/{i}.png" for i in range(6)}
-    with pytest.raises(sg.BadInput, match=r"data.images: expected \[first, stop\]"):
+    with pytest.raises(sg.InputError, match=r"data.images: expected \[first, stop\]"):
         names(images=[3, 1])
-    with pytest.raises(sg.BadInput, match="selects no image of"):
+    with pytest.raises(sg.InputError, match="selects no image of"):
         names(images=[50, 60])
 
 
@@ -363,7 +363,7 @@ def test_some_classes_and_some_images(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimiser": {"learning_rate": 1.0}}, r"unknown key 'optimiser.learning_rate'"),
+        ({"optimizer": {"learning_rate": 1.0}}, r"unknown key 'optimizer.learning_rate'"),
         ({"epoch": 3}, r"unknown key 'epoch'. Did you mean 'epochs'"),
         (
             {"losses": {"adl": {"weight": -0.5}}},
@@ -394,8 +394,8 @@ def test_recipes_are_checked(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimiser": {"clip": -1.0}}, r"optimiser.clip: expected a number above 0, got -1.0"),
-        ({"optimiser": {"betas": [0.9]}}, r"optimiser.betas: expected two numbers, got \[0.9\]"),
+        ({"optimizer": {"clip": -1.0}}, r"optimizer.clip: expected a number above 0, got -1.0"),
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas: expected two numbers, got \[0.9\]"),
         ({"data": {"crop": 0.0}}, r"data.crop: expected a number above 0"),
         ({"data": {"size": -8}}, r"data.size: expected a number above 0"),
         ({"data": {"size": SIDE + 1}}, r"data.size: the model does not accept images of 17x17"),
@@ -446,7 +446,7 @@ def test_values_that_only_fail_later_are_refused_by_name(change, message, data, 
 
 
 def test_another_device_is_refused(data, tmp_path):
-    with pytest.raises(sg.BadInput, match="device: expected auto or cpu, got 'cuda:7'"):
+    with pytest.raises(sg.InputError, match="device: expected auto or cpu, got 'cuda:7'"):
         sg.train(recipe(data), tmp_path / "run", device="cuda:7")
 
 
@@ -461,15 +461,15 @@ def test_recipes_are_read_from_files(tmp_path):
         1.5,
     )
     (tmp_path / "b.toml").write_text("epochs = ")
-    with pytest.raises(sg.BadInput, match="not a readable TOML"):
+    with pytest.raises(sg.InputError, match="not a readable TOML"):
         read_recipe(tmp_path / "b.toml")
-    with pytest.raises(sg.UnknownName, match="unknown recipe"):
+    with pytest.raises(sg.UnknownNameError, match="unknown recipe"):
         read_recipe("nothing-like-that")
 
 
 def test_a_recipe_in_another_encoding_is_refused(tmp_path):
     (tmp_path / "latin.toml").write_bytes("about = 'caf\xe9'".encode("latin-1"))
-    with pytest.raises(sg.BadInput, match=r"latin.toml is not a readable TOML file"):
+    with pytest.raises(sg.InputError, match=r"latin.toml is not a readable TOML file"):
         read_recipe(tmp_path / "latin.toml")
 
 
@@ -480,41 +480,41 @@ def test_masks_without_images_and_without_objects(masked, tmp_path):
 
     shutil.copytree(masks_of(masked), tmp_path / "m")
     shutil.copy(tmp_path / "m/bright/0.png", tmp_path / "m/bright/lonely.png")
-    with pytest.raises(sg.BadInput, match=r"lonely.png is a mask without an image"):
+    with pytest.raises(sg.InputError, match=r"lonely.png is a mask without an image"):
         sg.train(make_recipe(given), tmp_path / "run")
     (tmp_path / "m/bright/lonely.png").unlink()
     for i in range(6):
         Image.new("L", (SIDE, SIDE)).save(tmp_path / f"m/dark/{i}.png")
-    with pytest.raises(sg.BadImage, match=r"dark/\d.png is background everywhere"):
+    with pytest.raises(sg.ImageError, match=r"dark/\d.png is background everywhere"):
         sg.train(make_recipe(given), tmp_path / "run2")
     listed = tmp_path / "listed"
     listed.mkdir()
     (listed / "index.csv").write_text("image,mask,index\nnot-there.png,m.png,0\n")
     given["data"] = {"train": str(listed), "masks": str(listed)}
     given["model"]["num_classes"] = 2
-    with pytest.raises(sg.BadInput, match=r"not-there.png is listed, with a mask, but does not exist"):
+    with pytest.raises(sg.InputError, match=r"not-there.png is listed, with a mask, but does not exist"):
         sg.train(make_recipe(given), tmp_path / "run3")
 
 
 def test_a_checkpoint_of_another_model(data, tmp_path):
     sg.train(recipe(data, epochs=1), tmp_path / "a")
-    with pytest.raises(sg.BadInput, match=r"run of another recipe: seed was 0, is now 1"):
+    with pytest.raises(sg.InputError, match=r"run of another recipe: seed was 0, is now 1"):
         sg.train(recipe(data, epochs=1, seed=1), tmp_path / "a")
     other = content(data, epochs=1)
     other["model"] = {"name": "vit_tiny_patch16_224", "arguments": MODEL | {"embed_dim": 16}}
     sg.train(make_recipe(other), tmp_path / "b", stop_after=1)
     (tmp_path / "a" / "state.pt").rename(tmp_path / "b" / "state.pt")
-    with pytest.raises(sg.BadCheckpoint, match="of another shape"):
+    with pytest.raises(sg.CheckpointError, match="of another shape"):
         sg.train(make_recipe(other), tmp_path / "b")
     (tmp_path / "b" / "state.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(sg.BadCheckpoint, match="not a readable checkpoint"):
+    with pytest.raises(sg.CheckpointError, match="not a readable checkpoint"):
         sg.train(make_recipe(other), tmp_path / "b")
     begun = content(data)
     begun["model"] |= {
         "checkpoint": str(tmp_path / "a" / "model.safetensors"),
         "arguments": MODEL | {"depth": 3},
     }
-    with pytest.raises(sg.BadCheckpoint, match="missing"):
+    with pytest.raises(sg.CheckpointError, match="missing"):
         sg.train(make_recipe(begun), tmp_path / "c")
 
 
@@ -528,7 +528,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(data, tmp
 
     monkeypatch.setattr(loop.TrainingRun, "train_step", broken)
     with pytest.raises(
-        TrainingStopped, match=r"not finite at step 5 .*loss nan.*last good checkpoint, of step 4"
+        TrainingStoppedError, match=r"not finite at step 5 .*loss nan.*last good checkpoint, of step 4"
     ):
         sg.train(recipe(data), tmp_path / "run")
     state = files.load_state(tmp_path / "run" / "state.pt")

@@ -85,31 +85,31 @@ def test_it_trains_through_python_and_resumes(logit_norm, data, tmp_path):
     sg.train(recipe, tmp_path / "resumed", stop_after=2)
     sg.train(recipe, tmp_path / "resumed")
     assert same(weights(tmp_path / "run"), weights(tmp_path / "resumed"))
-    with pytest.raises(sg.BadInput, match=r"losses.logit_norm.target was 1.0, is now 2.0"):
+    with pytest.raises(sg.InputError, match=r"losses.logit_norm.target was 1.0, is now 2.0"):
         sg.train(recipe, tmp_path / "run", changes={"losses.logit_norm.target": 2.0})
 
 
 def test_its_options_are_checked(logit_norm, data):
-    with pytest.raises(sg.UnknownName, match=r"unknown key 'losses.logit_norm.targt'. Did you mean"):
+    with pytest.raises(sg.UnknownNameError, match=r"unknown key 'losses.logit_norm.targt'. Did you mean"):
         make_recipe(content(data, losses={"logit_norm": {"targt": 1.0}}))
-    with pytest.raises(sg.BadInput, match=r"losses.logit_norm.target: expected a number, got 'high'"):
+    with pytest.raises(sg.InputError, match=r"losses.logit_norm.target: expected a number, got 'high'"):
         make_recipe(content(data, losses={"logit_norm": {"target": "high"}}))
-    with pytest.raises(sg.UnknownName, match=r"unknown loss 'logit_nrm'. Did you mean 'logit_norm'"):
+    with pytest.raises(sg.UnknownNameError, match=r"unknown loss 'logit_nrm'. Did you mean 'logit_norm'"):
         make_recipe(content(data, losses={"logit_nrm": {}}))
 
 
 def test_what_it_needs_is_respected(data):
     sg.register_loss("spread", options=SpreadOptions)(Spread)
     try:
-        with pytest.raises(sg.BadInput, match=r"losses.spread: expected masks"):
+        with pytest.raises(sg.InputError, match=r"losses.spread: expected masks"):
             make_recipe(content(data, losses={"spread": {}}))
-        with pytest.raises(sg.BadInput, match=r"losses.spread: it is defined for classifiers"):
+        with pytest.raises(sg.InputError, match=r"losses.spread: it is defined for classifiers"):
             make_recipe(content(data, losses={"spread": {}}, task="segmentation"))
-        with pytest.raises(sg.BadInput, match="registered already"):
+        with pytest.raises(sg.InputError, match="registered already"):
             sg.register_loss("spread", options=SpreadOptions)(Spread)
     finally:
         LOSSES.remove("spread")
-    with pytest.raises(sg.BadInput, match="expected a subclass of Loss, got"):
+    with pytest.raises(sg.InputError, match="expected a subclass of Loss, got"):
         sg.register_loss("no_loss")(dict)
 
 

@@ -167,7 +167,7 @@ def test_the_value_alone_needs_no_graph(loss):
         found = loss(model, *given)
     assert {k: v.item() for k, v in found.items()} == {k: v.item() for k, v in wanted.items()}
     assert not any(v.requires_grad for v in found.values())
-    with torch.inference_mode(), pytest.raises(sg.BadInput, match=r"torch.inference_mode\(\) forbids"):
+    with torch.inference_mode(), pytest.raises(sg.InputError, match=r"torch.inference_mode\(\) forbids"):
         loss(model, *given)
 
 
@@ -180,10 +180,10 @@ def test_the_value_alone_needs_no_graph(loss):
 )
 def test_labels_that_do_not_fit_are_refused(loss, labels, message):
     images, masks, _ = batch()
-    with pytest.raises(sg.BadInput, match=message):
+    with pytest.raises(sg.InputError, match=message):
         loss(tiny(), images, masks, torch.tensor(labels))
     if loss is losses.relevance.relevance_terms:
-        with pytest.raises(sg.BadInput, match=message):
+        with pytest.raises(sg.InputError, match=message):
             loss(tiny(), images, masks, torch.tensor(labels), explained="predicted", confidence="label")
 
 
@@ -201,7 +201,7 @@ def test_label_or_own_prediction():
     )
     alone = losses.relevance.relevance_terms(model, images, masks, explained="predicted")
     assert alone["background"].item() == by["predicted", "predicted"]["background"].item()
-    with pytest.raises(sg.BadInput, match="expected labels"):
+    with pytest.raises(sg.InputError, match="expected labels"):
         losses.relevance.relevance_terms(model, images, masks)
 
 
@@ -220,21 +220,21 @@ def test_bad_masks_are_refused():
     model, (images, masks, labels) = tiny(), batch()
     empty = masks.clone()
     empty[1] = 0
-    with pytest.raises(sg.BadInput, match=r"image\(s\) \[1\].*background everywhere"):
+    with pytest.raises(sg.InputError, match=r"image\(s\) \[1\].*background everywhere"):
         losses.relevance.relevance_terms(model, images, empty, labels)
-    with pytest.raises(sg.BadInput, match=r"expected \(3, 16, 16\).*got \(3, 8, 8\)"):
+    with pytest.raises(sg.InputError, match=r"expected \(3, 16, 16\).*got \(3, 8, 8\)"):
         losses.input_gradient.gradmask_terms(model, images, masks[:, :8, :8], labels)
-    with pytest.raises(sg.BadInput, match="got \\[7\\]"):
+    with pytest.raises(sg.InputError, match="got \\[7\\]"):
         losses.input_gradient.rrr_terms(
             model, images, torch.where(masks == 0, 7, masks).to(torch.uint8), labels
         )
-    with pytest.raises(sg.BadInput, match=r"shares of the object in 0..1, got nan"):
+    with pytest.raises(sg.InputError, match=r"shares of the object in 0..1, got nan"):
         losses.relevance.relevance_terms(model, images, torch.full(masks.shape, float("nan")), labels)
-    with pytest.raises(sg.MethodUnavailable, match="cannot be trained"):
+    with pytest.raises(sg.MethodUnavailableError, match="cannot be trained"):
         losses.relevance.relevance_terms(model, images, masks, labels, method="integrated_gradients")
-    with pytest.raises(sg.UnknownName, match="form"):
+    with pytest.raises(sg.UnknownNameError, match="form"):
         losses.adl.adl([torch.ones(1, 1, 2, 2)], form="papers")
-    with pytest.raises(sg.BadInput, match="sequence"):
+    with pytest.raises(sg.InputError, match="sequence"):
         losses.adl.adl(torch.ones(1, 1, 2, 2))
 
 
@@ -345,7 +345,7 @@ def test_adl_of_uniform_and_of_random_attention():
     ids=["none", "empty", "numbers", "bare tensor", "no heads", "empty iterator"],
 )
 def test_adl_of_something_else(given):
-    with pytest.raises(sg.BadInput, match="adl: expected"):
+    with pytest.raises(sg.InputError, match="adl: expected"):
         losses.adl.adl(given)
 
 
@@ -377,7 +377,7 @@ def test_distillation():
             lambda s, form=form: losses.distillation.distillation(s, teacher, form=form),
             student.requires_grad_(),
         )
-    with pytest.raises(sg.BadInput, match="same classes"):
+    with pytest.raises(sg.InputError, match="same classes"):
         losses.distillation.distillation(student, teacher[:, :3])
 
 

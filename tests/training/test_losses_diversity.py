@@ -75,5 +75,5 @@ def test_masks_and_single_queries(form, stored, monkeypatch):
 def test_a_model_without_attention_is_refused():
     with DiversitySeam() as seam:
         torch.nn.Linear(2, 2)(torch.ones(1, 2))
-    with pytest.raises(sg.MethodUnavailable, match="no attention"):
+    with pytest.raises(sg.MethodUnavailableError, match="no attention"):
         seam_loss(seam)

@@ -159,7 +159,7 @@ def test_input_gradients_reach_the_weights(name):
 def test_a_map_that_cannot_be_trained_is_refused(method, words):
     """Otherwise the terms of the map would be numbers, and only the confidence would be trained."""
     model = zoo.plain("vit_tiny_patch16_224")[0]
-    with pytest.raises(sg.MethodUnavailable, match=f"{method} cannot be trained: .*{words}"):
+    with pytest.raises(sg.MethodUnavailableError, match=f"{method} cannot be trained: .*{words}"):
         losses.relevance.relevance_terms(model, *batch(model), method=method)
     if "second" in words:
         assert losses.relevance.relevance_terms(model, *batch(model), method=method, second_order=True)[

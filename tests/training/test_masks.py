@@ -32,11 +32,11 @@ def scene() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_object_is_found_in_one_piece():
     features, where = scene()
-    found = masks.normalised_cut(features)
+    found = masks.normalized_cut(features)
     assert torch.equal(found, where), "the corner is alike, but not connected"
 
 
-def test_it_is_the_generalised_eigenproblem():
+def test_it_is_the_generalized_eigenproblem():
     features, _ = scene()
     f = features.reshape(-1, 3).double().numpy()
     f = f / np.linalg.norm(f, axis=1, keepdims=True)
@@ -46,7 +46,7 @@ def test_it_is_the_generalised_eigenproblem():
     v = vectors[:, np.argsort(values.real)[1]].real
     seed = np.abs(v).argmax()
     side = (v > v.mean()) == (v > v.mean())[seed]
-    found = masks.normalised_cut(features).flatten().numpy()
+    found = masks.normalized_cut(features).flatten().numpy()
     assert side[found].all() and found[seed]
 
 
@@ -62,22 +62,22 @@ def test_keys_are_the_last_blocks():
 
 
 def test_what_all_keys_have_in_common_can_be_taken_away():
-    """Nothing stands out beside a large common part; attention does not see it, and centred keys do not have
+    """Nothing stands out beside a large common part; attention does not see it, and centered keys do not have
     it."""
     features, where = scene()
     features[6, 0] = features[6, 1]  # without the thing in the corner
     shifted = features + torch.tensor([0.0, 0.0, 50.0])
-    assert not torch.equal(masks.normalised_cut(shifted), where)
-    assert torch.equal(masks.normalised_cut(shifted - shifted.mean((0, 1))), where)
+    assert not torch.equal(masks.normalized_cut(shifted), where)
+    assert torch.equal(masks.normalized_cut(shifted - shifted.mean((0, 1))), where)
     model, images = tiny(), torch.randn(3, 3, 16, 16, dtype=torch.float64)
     keys = masks.last_keys(model, images)
-    wanted = torch.stack([masks.normalised_cut(one - one.mean((0, 1))) for one in keys])
-    assert torch.equal(masks.tokencut(model, images, centred=True), wanted)
+    wanted = torch.stack([masks.normalized_cut(one - one.mean((0, 1))) for one in keys])
+    assert torch.equal(masks.tokencut(model, images, centered=True), wanted)
     common = model.blocks[-1].attn.qkv.bias.data.view(3, -1)[1]
     before = model(images)
     common += 30.0
     assert torch.allclose(model(images), before)
-    assert torch.equal(masks.tokencut(model, images, centred=True), wanted)
+    assert torch.equal(masks.tokencut(model, images, centered=True), wanted)
 
 
 def test_masks_that_cover_nothing_are_noted(tmp_path, monkeypatch):
@@ -86,7 +86,9 @@ def test_masks_that_cover_nothing_are_noted(tmp_path, monkeypatch):
     small = torch.zeros(14, 14, dtype=torch.bool)
     small[3, 3] = True
     monkeypatch.setattr(masks, "tokencut", lambda model, images, **options: small.expand(len(images), 14, 14))
-    assert any("cut_centred" in note for note in loop.TrainingRun(make_recipe(given), tmp_path / "run").notes)
+    assert any(
+        "cut_centered" in note for note in loop.TrainingRun(make_recipe(given), tmp_path / "run").notes
+    )
 
 
 def test_training_with_masks_that_were_found(tmp_path):
@@ -108,7 +110,7 @@ def test_training_with_masks_found_by_another_model(tmp_path):
         set(mask.unique().tolist()) <= {0, 255} and mask.any() for mask in run.images.generated_masks.values()
     )
     given["data"] |= {"cut_by": None, "cut_checkpoint": "some.safetensors"}
-    with pytest.raises(sg.BadInput, match="cut_by"):
+    with pytest.raises(sg.InputError, match="cut_by"):
         make_recipe(given)
 
 
@@ -120,7 +122,7 @@ def test_an_empty_mask_is_named_before_the_first_step(tmp_path):
         Image.fromarray(np.full((16, 16), 0 if number == 3 else 255, np.uint8)).save(mask)
     given = content(data, losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = str(tmp_path / "masks")
-    with pytest.raises(sg.BadImage, match="background everywhere"):
+    with pytest.raises(sg.ImageError, match="background everywhere"):
         loop.TrainingRun(make_recipe(given), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -133,7 +135,7 @@ def test_a_mask_of_another_size_is_named_before_the_first_step(tmp_path):
         Image.fromarray(np.full((8, 16) if number == 3 else (16, 16), 255, np.uint8)).save(mask)
     given = content(data, losses={"relevance": {}}, epochs=1)
     given["data"]["masks"] = str(tmp_path / "masks")
-    with pytest.raises(sg.BadImage, match=r"the mask is 16x8, its image bright/3\.png is 16x16"):
+    with pytest.raises(sg.ImageError, match=r"the mask is 16x8, its image bright/3\.png is 16x16"):
         loop.TrainingRun(make_recipe(given), tmp_path / "run")
 
 
@@ -192,9 +194,9 @@ def test_models_with_stages_have_keys_in_their_last_block(name):
 
 def test_keys_made_of_several_patches_are_refused():
     model = timm.create_model("mvitv2_tiny", num_classes=3)
-    with pytest.raises(sg.MethodUnavailable, match="tokencut"):
+    with pytest.raises(sg.MethodUnavailableError, match="tokencut"):
         masks.tokencut(model, torch.randn(1, 3, 224, 224))
-    with pytest.raises(sg.BadInput, match="tau"):
+    with pytest.raises(sg.InputError, match="tau"):
         masks.tokencut(tiny(), torch.zeros(1, 3, 16, 16), tau=3)
 
 
@@ -203,8 +205,8 @@ def test_keys_made_of_several_patches_are_refused():
 
 def dense(target: np.ndarray, image: np.ndarray) -> np.ndarray:
     """The same system by dictionaries and a direct solver."""
-    colours = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
-    yuv = np.einsum("kc,chw->khw", colours, image * 255)
+    colors = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+    yuv = np.einsum("kc,chw->khw", colors, image * 255)
     yuv[1:] += 128
     height, width = target.shape
     cell = {

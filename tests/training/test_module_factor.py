@@ -1,4 +1,4 @@
-"""`optimiser.module_factor`: the learning rate of inserted modules as a multiple of the others'."""
+"""`optimizer.module_factor`: the learning rate of inserted modules as a multiple of the others'."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_modules_move_by_the_factor_and_nothing_else_does(layer_decay, data, tmp
         changes = {
             "model": {"name": str(plain)},
             "modules": {"tap": {"branches": 2}, "cb": {"variant": "scaled"}},
-            "optimiser": {**rules, "module_factor": factor},
+            "optimizer": {**rules, "module_factor": factor},
             "schedule": {"name": "none"},
             "epochs": 1,
             "batch": 12,
@@ -36,7 +36,7 @@ def test_modules_move_by_the_factor_and_nothing_else_does(layer_decay, data, tmp
 
 
 def test_a_run_with_the_factor_resumes(data, tmp_path):
-    asked = make_recipe(content(data, modules={"tap": {}}, optimiser={"lr": 0.01, "module_factor": 10.0}))
+    asked = make_recipe(content(data, modules={"tap": {}}, optimizer={"lr": 0.01, "module_factor": 10.0}))
     sg.train(asked, tmp_path / "a")
     for stop in (3, None):
         sg.train(asked, tmp_path / "b", stop_after=stop)
@@ -44,5 +44,5 @@ def test_a_run_with_the_factor_resumes(data, tmp_path):
 
 
 def test_a_factor_of_nothing_is_an_error(data):
-    with pytest.raises(sg.BadInput, match=r"optimiser.module_factor: expected a number above 0, got -1"):
-        make_recipe(content(data, optimiser={"module_factor": -1.0}))
+    with pytest.raises(sg.InputError, match=r"optimizer.module_factor: expected a number above 0, got -1"):
+        make_recipe(content(data, optimizer={"module_factor": -1.0}))

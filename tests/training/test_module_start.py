@@ -47,7 +47,7 @@ def test_trained_weights_are_not_harmed(by, data, plain, tmp_path, caplog):
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b")), "resumed"
     assert json.loads((tmp_path / "a/train.json").read_text())["module_start"] == "identity"
     loaded = inserted(sg.load_model(str(tmp_path / "a")).model)
-    assert all(float(m.gate.detach().abs()) > 0 for m in loaded.values()), "they have learnt"
+    assert all(float(m.gate.detach().abs()) > 0 for m in loaded.values()), "they have learned"
     again = content(data, epochs=1, model={"name": str(tmp_path / "a")}, modules=BOTH)
     kept = build_recipe_model(make_recipe(again)).model
     assert same(kept.state_dict(), weights(tmp_path / "a")), "the weights bring their modules"
@@ -74,14 +74,14 @@ def test_the_recipe_may_set_it(data, plain, caplog):
         assert starts(new, {"tap": {"start": "identity"}}) == {"identity"}
     assert "modules.tap.start = 'identity': set by the recipe" in caplog.text
     assert starts({"name": str(plain)}, {"cb": {"variant": "scaled", "init": 0.1}}) == {"paper"}
-    with pytest.raises(sg.UnknownName, match="identity"):
+    with pytest.raises(sg.UnknownNameError, match="identity"):
         starts(new, {"tap": {"start": "identical"}})
 
 
 def test_modules_of_another_start_are_refused(data, tmp_path):
     before = sg.train(recipe(data, epochs=1, modules={"tap": {}}), tmp_path / "before").folder
     asked = content(data, model={"name": str(before)}, modules={"tap": {"start": "identity"}})
-    with pytest.raises(sg.BadInput, match=r"modules.tap: the weights contain it already.*start='identity'"):
+    with pytest.raises(sg.InputError, match=r"modules.tap: the weights contain it already.*start='identity'"):
         build_recipe_model(make_recipe(asked))
 
 

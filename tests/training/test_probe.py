@@ -40,7 +40,7 @@ def test_only_the_head_learns_and_starts_as_the_models_own(data, plain, tmp_path
     assert changed == {"head.weight", "head.bias"}
     assert len(runs) == 2, "the features of training and test images, once for all epochs"
     assert all(p.requires_grad for p in got.model.parameters())
-    tiny = {"optimiser": {"lr": 1e-30}, "schedule": {"name": "none"}, "epochs": 1}
+    tiny = {"optimizer": {"lr": 1e-30}, "schedule": {"name": "none"}, "epochs": 1}
     still = sg.train(probe_recipe(data, plain, **tiny), tmp_path / "still")
     assert same(weights(still.folder), before), "the head starts as the model's own"
 
@@ -70,7 +70,7 @@ def test_a_step_is_that_of_fine_tuning_with_a_frozen_backbone(data, plain, tmp_p
     """The same weights as SGD on the head of the whole model, image by image."""
     rules = {"name": "momentum", "momentum": 0.0, "lr": 0.5, "weight_decay": 0.0}
     asked = probe_recipe(
-        data, plain, batch=12, epochs=1, optimiser=rules, schedule={"name": "none"}, test_every=0
+        data, plain, batch=12, epochs=1, optimizer=rules, schedule={"name": "none"}, test_every=0
     )
     got = weights(sg.train(asked, tmp_path).folder)
     loaded = sg.load_model(str(plain))
@@ -91,7 +91,7 @@ def test_augmentation_is_not_used_and_the_log_says_so(data, plain, tmp_path, cap
     )
     with caplog.at_level(logging.WARNING, "steadygaze"):
         sg.train(asked, tmp_path / "a")
-    assert "centre view" in caplog.text and "augment.crop, augment.mixup have no effect" in caplog.text
+    assert "center view" in caplog.text and "augment.crop, augment.mixup have no effect" in caplog.text
     sg.train(probe_recipe(data, plain, epochs=1), tmp_path / "b")
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
@@ -120,7 +120,7 @@ def test_what_a_probe_cannot_do_is_an_error(changes, message, data):
 
 def test_a_model_without_one_linear_head_is_an_error(data, tmp_path):
     model = {"name": "deit_tiny_distilled_patch16_224", "arguments": MODEL}
-    with pytest.raises(sg.BadInput, match="'head' needs a model whose last layer is linear"):
+    with pytest.raises(sg.InputError, match="'head' needs a model whose last layer is linear"):
         sg.train(make_recipe(content(data, model=model, train="head")), tmp_path)
 
 

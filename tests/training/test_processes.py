@@ -26,7 +26,7 @@ arguments = {arguments}
 [data]
 train = "{data}"
 test = "{data}"
-[optimiser]
+[optimizer]
 name = "sgd"
 lr = 0.1
 [losses.relevance]

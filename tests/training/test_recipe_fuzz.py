@@ -84,7 +84,7 @@ FULL: dict[str, Any] = {
         "switch": 0.5,
         "repeats": 2,
     },
-    "optimiser": {
+    "optimizer": {
         "name": "adamw",
         "lr": 0.01,
         "lr_batch": 4,
@@ -134,7 +134,7 @@ DATA_KEYS = [
     "test_masks",
     "cut_by",
     "cut_checkpoint",
-    "cut_centred",
+    "cut_centered",
     "cut_edges",
     "only",
     "test_only",
@@ -252,7 +252,7 @@ def test_sizes_are_refused_before_memory_is_allocated(data, tmp_path, monkeypatc
     for arguments in ARGUMENTS[:3]:
         given = content(data)
         given["model"]["arguments"] = given["model"]["arguments"] | arguments
-        with pytest.raises(sg.BadInput, match=r"model.arguments: .*(at most|this machine has)"):
+        with pytest.raises(sg.InputError, match=r"model.arguments: .*(at most|this machine has)"):
             sg.train(given, tmp_path / "run")
     assert set(devices) <= {"meta"} and not (tmp_path / "run").exists()
 
@@ -316,7 +316,7 @@ def test_files(tmp_path):
     big = tmp_path / "big.toml"
     with big.open("wb") as file:
         file.truncate(3 * 10**9)
-    with pytest.raises(sg.BadInput, match="expected at most 1,000,000 bytes"):
+    with pytest.raises(sg.InputError, match="expected at most 1,000,000 bytes"):
         read_recipe(big)
 
 
@@ -338,7 +338,7 @@ def test_files(tmp_path):
         "modules.tap={branches=1979-05-27}",
         "modules.cb={position=[1,2]}",
         "modules.tap={branches=1000000000}",
-        "optimiser.name=fusedlamb",
+        "optimizer.name=fusedlamb",
         "augment.rand_augment=rand-n99999999",
     ],
     ids=lambda text: text[:40],

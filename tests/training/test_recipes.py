@@ -33,13 +33,13 @@ TAP_ADL = {
     "losses[adl].weight": 1.0,  # --adloss, default 1
     "losses[adl].tau": 2.0,  # --threshold, default 2
     "losses[adl].form": "code",  # AttentionDiversificationLoss thresholds by > and the mean of whole rows
-    "optimiser.name": "adamw",  # --opt
-    "optimiser.weight_decay": 0.05,  # --weight-decay
-    "optimiser.betas": None,  # --opt-betas, default None: torch's
-    "optimiser.eps": None,  # --opt-eps: None or 1e-8, which is torch's
-    "optimiser.clip": None,  # --clip-grad, default None
-    "optimiser.layer_decay": None,
-    "optimiser.decay_all": False,  # create_optimizer excludes biases and norms
+    "optimizer.name": "adamw",  # --opt
+    "optimizer.weight_decay": 0.05,  # --weight-decay
+    "optimizer.betas": None,  # --opt-betas, default None: torch's
+    "optimizer.eps": None,  # --opt-eps: None or 1e-8, which is torch's
+    "optimizer.clip": None,  # --clip-grad, default None
+    "optimizer.layer_decay": None,
+    "optimizer.decay_all": False,  # create_optimizer excludes biases and norms
     "schedule.name": "cosine",  # --sched
     "schedule.warmup_lr": 1e-6,  # --warmup-lr
     "schedule.cooldown_epochs": 10,  # --cooldown-epochs, default 10
@@ -55,8 +55,8 @@ FAN = {
     "augment.erase": 0.3,  # --reprob
     "augment.repeats": 1,  # no repeated augmentation
     "batch": 4096,  # 8 nodes of 8 GPUs, -b 64
-    "optimiser.lr": 4e-3,  # --lr 40e-4, not scaled
-    "optimiser.lr_batch": 4096,
+    "optimizer.lr": 4e-3,  # --lr 40e-4, not scaled
+    "optimizer.lr_batch": 4096,
     "schedule.warmup_epochs": 10.0,  # --warmup-epochs
     "schedule.min_lr": 1e-6,  # --min-lr
     "precision": "fp16",  # --amp
@@ -69,8 +69,8 @@ RVT = {
     "augment.erase": 0.25,  # --reprob, default
     "augment.repeats": 3,  # --repeated-aug, default: RASampler
     "batch": 2048,  # 8 nodes of 4 GPUs, --batch-size 64
-    "optimiser.lr": 2e-3,  # --lr 5e-4, times 2048 / 512
-    "optimiser.lr_batch": 2048,
+    "optimizer.lr": 2e-3,  # --lr 5e-4, times 2048 / 512
+    "optimizer.lr_batch": 2048,
     "schedule.warmup_epochs": 5.0,  # --warmup-epochs, default
     "schedule.min_lr": 1e-5,  # --min-lr, default
     "precision": "float32",  # autocast(enabled=False)
@@ -104,16 +104,16 @@ def test_recipes_of_tap_and_adl_have_the_authors_values(name, wanted):
     assert {key: value_of(shipped, key) for key in wanted} == wanted
     losses = {key.partition("]")[0].removeprefix("losses[") for key in wanted if key.startswith("losses")}
     assert set(shipped.losses) == losses
-    assert shipped.batch == shipped.optimiser.lr_batch, "the learning rate is not scaled"
+    assert shipped.batch == shipped.optimizer.lr_batch, "the learning rate is not scaled"
 
 
 def test_cooldown_is_at_the_lowest_rate(data):
     given = recipe(data, epochs=6, schedule={"cooldown_epochs": 2, "min_lr": 1e-4, "warmup_epochs": 1})
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=given.optimiser.lr)
-    schedule, rates = make_schedule(optimiser, given, steps_per_epoch=5), []
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=given.optimizer.lr)
+    schedule, rates = make_schedule(optimizer, given, steps_per_epoch=5), []
     for step in range(30):
         schedule.step_update(step)
-        rates.append(optimiser.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
     assert rates[20:] == [1e-4] * 10 and min(rates[5:20]) > 1e-4
     with pytest.raises(ValueError, match=r"cooldown_epochs: expected fewer than epochs = 2, got 2"):
         recipe(data, epochs=2, schedule={"cooldown_epochs": 2})
@@ -159,5 +159,5 @@ def test_interpolation_of_augmentation():
     assert crops("random") == bilinear | bicubic
     assert crops(None) == (bicubic if preprocess.interpolation == "bicubic" else bilinear)
     options = Augment(interpolation="bicubic", rand_augment="rand-m9-mstd0.5-inc1")
-    (operation,) = Augmentation(options, preprocess)._colour_operations
+    (operation,) = Augmentation(options, preprocess)._color_operations
     assert {op.kwargs["resample"] for op in operation.ops} == {Image.Resampling.BICUBIC}

@@ -68,7 +68,7 @@ def test_from_the_weights_of_a_run_with_modules(by, masked, before, tmp_path):
 
 def test_other_modules_than_the_weights_have(masked, before, tmp_path):
     with pytest.raises(
-        sg.BadInput,
+        sg.InputError,
         match=r"modules.tap: the weights contain it already, .*branches=3.*got .*branches=4",
     ):
         sg.train(onward(masked, {"name": str(before)}, modules={"tap": {"branches": 4}}), tmp_path / "run")
@@ -119,7 +119,7 @@ def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
 def test_rrr_is_a_sum_over_the_whole_step(masked, tmp_path):
     """In two pieces the step is the same one: the mean over pieces of their sums would be half as large."""
     for pieces in (1, 2):
-        given = content(masked, losses={"rrr": {}}, accumulate=pieces, optimiser={"name": "sgd", "lr": 0.05})
+        given = content(masked, losses={"rrr": {}}, accumulate=pieces, optimizer={"name": "sgd", "lr": 0.05})
         given["data"] = {"train": str(masked), "masks": masks_of(masked)}
         sg.train(make_recipe(given), tmp_path / str(pieces))
     one, two = (weights(tmp_path / str(pieces)) for pieces in (1, 2))

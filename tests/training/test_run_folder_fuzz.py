@@ -115,7 +115,7 @@ def test_unreadable_images_are_skipped_and_named(data, tmp_path, workers, caplog
     assert done.exit_code == 1 and "skipped, unreadable" in done.output.replace("\n", " ")
     for file in folder.rglob("*.png"):
         file.write_bytes(b"no image")
-    with pytest.raises(sg.BadImage, match="none of the 12 images can be read"):
+    with pytest.raises(sg.ImageError, match="none of the 12 images can be read"):
         sg.train(given, tmp_path / "none")
 
 

@@ -77,12 +77,12 @@ def test_a_run_goes_on_to_the_same_weights(data, tmp_path):
 def test_a_run_begins_with_another_ones_weights(data, tmp_path):
     first = sg.train(recipe(data), tmp_path / "first")
     onward = recipe(
-        data, model={"name": str(tmp_path / "first")}, modules={"tap": {}}, epochs=1, optimiser={"lr": 1e-9}
+        data, model={"name": str(tmp_path / "first")}, modules={"tap": {}}, epochs=1, optimizer={"lr": 1e-9}
     )
     second = sg.train(onward, tmp_path / "second")
     assert torch.allclose(first.model.decoder.weight, second.model.decoder.weight, atol=1e-6)
     assert sg.modules.inserted(sg.load_model(str(tmp_path / "second")).model)
-    with pytest.raises(sg.BadInput, match="its weights are of a segmenter"):
+    with pytest.raises(sg.InputError, match="its weights are of a segmenter"):
         sg.train(
             make_recipe({"model": {"name": str(tmp_path / "first")}, "data": {"train": str(data)}}),
             tmp_path / "third",
@@ -142,18 +142,18 @@ def test_image_and_map_move_together(data, crop):
     ],
 )
 def test_what_does_not_go_with_a_segmentation_is_said(data, more, words):
-    with pytest.raises(sg.BadInput, match=words):
+    with pytest.raises(sg.InputError, match=words):
         recipe(data, **more)
 
 
 def test_masks_are_asked_for_and_looked_at(tmp_path):
     folder = squares(tmp_path / "data", 4)
     Image.fromarray(np.full((SIDE, SIDE), 128, np.uint8)).save(folder / "masks" / "2.png")
-    with pytest.raises(sg.BadImage, match=r"2\.png.*has no pixel with a class"):
+    with pytest.raises(sg.ImageError, match=r"2\.png.*has no pixel with a class"):
         sg.train(recipe(folder), tmp_path / "run")
     (tmp_path / "plain" / "1").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "plain" / "1" / "a.png")
-    with pytest.raises(sg.BadInput, match="segmentation: expected a folder of masks"):
+    with pytest.raises(sg.InputError, match="segmentation: expected a folder of masks"):
         sg.train(recipe(tmp_path / "plain"), tmp_path / "run")
 
 
@@ -230,20 +230,20 @@ def test_the_mlp_decoder_is_trained_loaded_and_explained(tmp_path):
     assert again.model.decoder_name == "segformer", "the weights bring their decoder"
     region = sg.Region("object", box=(8, 8, 24, 24))
     assert sg.explain(loaded, images, target=region, method="ixg").scores.shape[0] == 1
-    with pytest.raises(sg.BadInput, match="the weights have a segformer decoder, got 'linear'"):
+    with pytest.raises(sg.InputError, match="the weights have a segformer decoder, got 'linear'"):
         sg.train(recipe(folder, model={"name": str(tmp_path / "run"), "decoder": "linear"}), tmp_path / "no")
-    with pytest.raises(sg.BadInput, match="it is of task = 'segmentation'"):
+    with pytest.raises(sg.InputError, match="it is of task = 'segmentation'"):
         make_recipe({"model": {"name": "x", "decoder": "linear"}})
 
 
 def test_bad_input_is_named():
     model = timm.create_model("vit_tiny_patch16_224", **MODEL)
-    with pytest.raises(sg.UnknownName, match="segformer"):
+    with pytest.raises(sg.UnknownNameError, match="segformer"):
         sg.modules.segmenter(model, 2, decoder="segforme")
     for classes in (1, 300, 2.0, True):
-        with pytest.raises(sg.BadInput, match="expected an integer from 2 to 255"):
+        with pytest.raises(sg.InputError, match="expected an integer from 2 to 255"):
             sg.modules.segmenter(model, classes)
-    with pytest.raises(sg.BadInput, match="got a Segmenter"):
+    with pytest.raises(sg.InputError, match="got a Segmenter"):
         sg.modules.segmenter(sg.modules.segmenter(model, 2), 2)
-    with pytest.raises(sg.UnsupportedModel):
+    with pytest.raises(sg.UnsupportedModelError):
         sg.modules.segmenter(torch.nn.Linear(2, 2), 2)

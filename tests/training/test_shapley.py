@@ -83,7 +83,7 @@ def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
     run(data, whole, loaded, steps=4, **both).execute()
     assert read_file(whole)[1]["steps"] == 8, "more steps can be requested"
     message = r"holds an explainer of another training: pairs was 1, is now 3"
-    with pytest.raises(sg.BadInput, match=message):
+    with pytest.raises(sg.InputError, match=message):
         run(data, whole, loaded, steps=3, **both, pairs=3)
 
 

@@ -42,14 +42,14 @@ def test_shards_that_cannot_be_trained_on(tmp_path):
     file = write_tar(
         tmp_path / "0.tar", [("a.png", image), ("a.cls", b"0"), ("b.png", image), ("b.cls", b"5")]
     )
-    with pytest.raises(sg.BadInput, match=r"data\.train: .*0\.tar: b: label '5'"):
+    with pytest.raises(sg.InputError, match=r"data\.train: .*0\.tar: b: label '5'"):
         sg.train(recipe(f"wds:{file}{names}"), tmp_path / "out", device="cpu")
     write_tar(file, [("a.png", image), ("a.cls", b"0"), ("b.png", image), ("b.cls", b"1")])
     (tmp_path / "0.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
-    with pytest.raises(sg.BadInput, match=r"random order: expected local tar archives .*0\.tar\.gz"):
+    with pytest.raises(sg.InputError, match=r"random order: expected local tar archives .*0\.tar\.gz"):
         sg.train(recipe(f"wds:{file}.gz{names}"), tmp_path / "out", device="cpu")
     file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(sg.BadInput, match=r"0\.tar: cannot be read further"):
+    with pytest.raises(sg.InputError, match=r"0\.tar: cannot be read further"):
         sg.train(recipe(f"wds:{file}{names}"), tmp_path / "out", device="cpu")
-    with pytest.raises(sg.BadInput, match=r"expected a folder or local WebDataset shards"):
+    with pytest.raises(sg.InputError, match=r"expected a folder or local WebDataset shards"):
         sg.train(recipe("hf:./folder"), tmp_path / "out", device="cpu")

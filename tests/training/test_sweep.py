@@ -200,13 +200,13 @@ def test_an_unknown_sweep_suggests_known_ones():
 
 
 def test_lists_are_single_values():
-    grid = parse_grid(["data.images=[0,3],[0,6]", "data.only=['a','b']", "optimiser.betas=[0.9, 0.95]"])
+    grid = parse_grid(["data.images=[0,3],[0,6]", "data.only=['a','b']", "optimizer.betas=[0.9, 0.95]"])
     assert grid["data.images"] == [[0, 3], [0, 6]]
-    assert grid["data.only"] == [["a", "b"]] and grid["optimiser.betas"] == [[0.9, 0.95]]
+    assert grid["data.only"] == [["a", "b"]] and grid["optimizer.betas"] == [[0.9, 0.95]]
     one = read_sweep("cifar10-adl", grid | {"data.train": ["x"]}, seeds=1)
     recipes = [one.recipe_of(cell) for cell in one.cells()]
     assert [recipe.data.images for recipe in recipes] == [[0, 3], [0, 6]]
-    assert all(recipe.optimiser.betas == [0.9, 0.95] for recipe in recipes)
+    assert all(recipe.optimizer.betas == [0.9, 0.95] for recipe in recipes)
     assert len({cell.folder for cell in one.cells()}) == 2
 
 

@@ -1,4 +1,4 @@
-"""A teacher sees the student's images as it is used to: in its own normalisation; one that cannot is
+"""A teacher sees the student's images as it is used to: in its own normalization; one that cannot is
 refused before the first step."""
 
 import pytest
@@ -27,7 +27,7 @@ def teacher(data, tmp_path_factory):
     return sg.train(make_recipe(content(data)), tmp_path_factory.mktemp("teacher")).folder
 
 
-def test_it_sees_images_in_its_own_normalisation(data, teacher, tmp_path):
+def test_it_sees_images_in_its_own_normalization(data, teacher, tmp_path):
     """timm's 0.5/0.5 for the teacher; the student is trained with ImageNet's."""
     loaded = sg.load_model(str(teacher))
     pixels = torch.rand(2, 3, *loaded.size)
@@ -46,7 +46,7 @@ def test_it_sees_images_in_its_own_normalisation(data, teacher, tmp_path):
     run.close()
 
 
-def test_the_same_normalisation_changes_no_number(data, teacher):
+def test_the_same_normalization_changes_no_number(data, teacher):
     shape = build_recipe_model(student(data, teacher)).preprocess
     loaded = sg.load_model(str(teacher))
     images = torch.randn(2, 3, *loaded.size)
@@ -55,7 +55,7 @@ def test_the_same_normalisation_changes_no_number(data, teacher):
 
 def test_another_size_and_other_classes_are_refused(data, teacher, tmp_path):
     with pytest.raises(
-        sg.BadInput,
+        sg.InputError,
         match=r"embedded does not accept the student's images of 16x16 .* Use a teacher of that size",
     ):
         sg.train(student(data, "embedded"), tmp_path / "a")
@@ -65,5 +65,5 @@ def test_another_size_and_other_classes_are_refused(data, teacher, tmp_path):
         model={"name": "vit_tiny_patch16_224", "arguments": {"img_size": 32, "depth": 1, "embed_dim": 12}},
     )
     three["losses"] = {"distillation": {"teacher": "embedded"}}
-    with pytest.raises(sg.BadInput, match="expected the student's 2 classes, embedded has 10"):
+    with pytest.raises(sg.InputError, match="expected the student's 2 classes, embedded has 10"):
         sg.train(make_recipe(three), tmp_path / "b")

@@ -17,11 +17,11 @@ def test_rand_augment_trains_at_full_strength(data, tmp_path):
     augment = {
         "crop": "pad",
         "rand_augment": "rand-m10-n4-inc1",
-    }  # keeps no bit of a colour, which today's Pillow refuses
+    }  # keeps no bit of a color, which today's Pillow refuses
     assert sg.train(recipe(data, augment=augment, epochs=4), tmp_path).log
 
 
-def test_a_colour_without_bits_is_black():
+def test_a_color_without_bits_is_black():
     (op,) = [
         op
         for op in rand_augment("rand-m10-inc1", (0.5, 0.5, 0.5), 32).ops
@@ -39,13 +39,13 @@ def test_a_run_of_an_older_version_goes_on(data, tmp_path):
     written = json.loads(path.read_text())
     del written["settings"]["data"]["crop"], written["settings"]["ema"]  # keys that came later
     path.write_text(json.dumps(written))
-    with pytest.raises(sg.BadInput, match=r"another recipe: ema.decay was 0.0, is now 0.5"):
+    with pytest.raises(sg.InputError, match=r"another recipe: ema.decay was 0.0, is now 0.5"):
         sg.train(recipe(data, ema={"decay": 0.5}), tmp_path / "old")
     sg.train(recipe(data), tmp_path / "old")
     assert same(weights(tmp_path / "old"), weights(tmp_path / "unbroken"))
     written["settings"]["gone"] = 1
     path.write_text(json.dumps(written))
-    with pytest.raises(sg.BadInput, match=r"another recipe: .*gone was 1"):
+    with pytest.raises(sg.InputError, match=r"another recipe: .*gone was 1"):
         sg.train(recipe(data), tmp_path / "old")
 
 

@@ -57,7 +57,7 @@ def test_a_second_process_on_a_training_run_is_refused(data, tmp_path, holder):
     leftover = out / ".state.pt.x.part"
     leftover.write_bytes(b"half")
     process = holder(out / ".lock")
-    with pytest.raises(sg.BadInput, match="another process is writing this run"):
+    with pytest.raises(sg.InputError, match="another process is writing this run"):
         sg.train(recipe(data), out)
     assert (out / "state.pt").read_bytes() == state and leftover.exists(), "what it writes is left alone"
     process.kill()
@@ -69,7 +69,7 @@ def test_a_second_process_on_a_training_run_is_refused(data, tmp_path, holder):
 
 def test_a_run_that_fails_gives_the_lock_back(data, tmp_path):
     sg.train(recipe(data), tmp_path / "run", stop_after=1)
-    with pytest.raises(sg.BadInput, match="run of another recipe"):
+    with pytest.raises(sg.InputError, match="run of another recipe"):
         sg.train(recipe(data, seed=1), tmp_path / "run")
     with lock_folder(tmp_path / "run"):
         pass
@@ -95,7 +95,7 @@ def test_a_second_process_on_a_file_of_gates_is_refused(images, tmp_path, holder
     gates(images, out, 1).execute()
     before = out.read_bytes()
     process = holder(out.with_name(".m.safetensors.lock"))
-    with pytest.raises(sg.BadInput, match=r"m.safetensors: another process is training this file"):
+    with pytest.raises(sg.InputError, match=r"m.safetensors: another process is training this file"):
         gates(images, out, 2).execute()
     assert out.read_bytes() == before
     process.kill()
@@ -149,7 +149,7 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 def test_training_executes_code_of_a_model_on_request_only(data, strange, tmp_path):
     folder, marker = strange
     given = content(data, epochs=1) | {"model": {"name": str(folder)}}
-    with pytest.raises(sg.BadCheckpoint, match="would execute code that is part of the model"):
+    with pytest.raises(sg.CheckpointError, match="would execute code that is part of the model"):
         sg.train(given, tmp_path / "run")
     assert not marker.exists()
     result = sg.train(given, tmp_path / "run", trust_remote_code=True)

@@ -54,13 +54,13 @@ def toy_plan(model: Any) -> Plan:
 
 @pytest.fixture
 def toy() -> Iterator[ToyViT]:
-    register_adapter("toy", matches=ToyViT, plan=toy_plan)
+    register_adapter("toy", matches=ToyViT)(toy_plan)
     yield ToyViT().eval()
     ADAPTERS.remove("toy")
 
 
 def test_an_unknown_class_is_refused_with_advice() -> None:
-    with pytest.raises(sg.UnsupportedModel, match="register_adapter adds support for a custom class"):
+    with pytest.raises(sg.UnsupportedModelError, match="register_adapter adds support for a custom class"):
         sg.adapt(ToyViT())
 
 
@@ -86,9 +86,9 @@ def test_a_view_with_other_logits_is_refused() -> None:
     def wrong(model: Any) -> Plan:
         return replace(toy_plan(model), head=lambda x, layout: model.classify(x[:, 0]))
 
-    register_adapter("toy", matches=lambda model: type(model) is ToyViT, plan=wrong)
+    register_adapter("toy", matches=lambda model: type(model) is ToyViT)(wrong)
     try:
-        with pytest.raises(sg.UnsupportedModel, match="differ"):
+        with pytest.raises(sg.UnsupportedModelError, match="differ"):
             sg.adapt(ToyViT().eval())
     finally:
         ADAPTERS.remove("toy")
@@ -99,7 +99,7 @@ def test_an_adapter_from_outside_is_asked_before_ours(monkeypatch: pytest.Monkey
 
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3).eval()
     plan = sg.adapt(model).plan
-    register_adapter("mine", matches=type(model), plan=lambda model: replace(plan, kind="mine"))
+    register_adapter("mine", matches=type(model))(lambda model: replace(plan, kind="mine"))
     try:
         other = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3).eval()
         other.load_state_dict(model.state_dict())
@@ -109,5 +109,5 @@ def test_an_adapter_from_outside_is_asked_before_ours(monkeypatch: pytest.Monkey
 
 
 def test_a_taken_name_is_an_error(toy: ToyViT) -> None:
-    with pytest.raises(sg.BadInput, match="registered already"):
-        register_adapter("toy", matches=ToyViT, plan=toy_plan)
+    with pytest.raises(sg.InputError, match="registered already"):
+        register_adapter("toy", matches=ToyViT)(toy_plan)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks import checks, oracles, text_zoo, zoo
 from oracles.models import tiny
-from steadygaze.errors import BadInput, MethodUnavailable, UnsupportedModel
+from steadygaze.errors import InputError, MethodUnavailableError, UnsupportedModelError
 from steadygaze.trace import PLAIN, Want, forward, frozen
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
@@ -172,7 +172,7 @@ def test_models_of_any_image_size(kind: str) -> None:
 
 def test_a_patch_cannot_be_kept_twice() -> None:
     vit = view_of("class token")
-    with pytest.raises(BadInput, match="twice"):
+    with pytest.raises(InputError, match="twice"):
         vit.select(vit.embed(zoo.image_of(vit.model, vit.plan.input_size)), torch.tensor([[1, 2, 1]]))
 
 
@@ -224,8 +224,8 @@ def test_parts_are_the_attention_branch(kind: str) -> None:
         trace = run.trace(None)
         mixed = trace.mixing(l).out.transpose(1, 2).flatten(2)
         if parts.inner_norm is not None:
-            eps, centred = parts.inner_norm
-            spread = mixed - mixed.mean(-1, keepdim=True) if centred else mixed
+            eps, centered = parts.inner_norm
+            spread = mixed - mixed.mean(-1, keepdim=True) if centered else mixed
             mixed = mixed / (spread.square().mean(-1, keepdim=True) + eps).sqrt()
         given = trace.tokens(l)[0]
         given = given if parts.before is None else parts.before(given)
@@ -306,7 +306,7 @@ def test_hierarchical_models_serve_gradient_methods_and_refuse_attention_methods
     images = zoo.image_of(vit.model, vit.plan.input_size, batch=2)
     for name, found in sg.explain(vit, images, method=["gaze", "cat", "gradcam"]).items():
         assert found.scores.shape == (2, *vit.grid), name
-    with pytest.raises(MethodUnavailable):
+    with pytest.raises(MethodUnavailableError):
         sg.explain(vit, images, method="rollout")
 
 
@@ -387,7 +387,7 @@ def test_a_view_is_made_once_and_again_when_the_model_changes() -> None:
     model, _ = zoo.plain("vit_tiny_patch16_224")
     first = sg.adapt(model)
     assert sg.adapt(model) is first and sg.adapt(first) is first
-    model.head = zoo.randomise(nn.Linear(model.embed_dim, 3))
+    model.head = zoo.randomize(nn.Linear(model.embed_dim, 3))
     assert sg.adapt(model)(zoo.image_of(model, first.plan.input_size)).shape == (1, 3)
 
 
@@ -414,7 +414,7 @@ def _plain_vit(**options: Any) -> nn.Module:
     ],
 )
 def test_models_that_cannot_be_viewed(make: Any, says: str) -> None:
-    with pytest.raises(UnsupportedModel, match=says):
+    with pytest.raises(UnsupportedModelError, match=says):
         sg.adapt(make())
 
 
@@ -426,7 +426,7 @@ def test_timm_models_wrapped_by_transformers_are_viewed() -> None:
         pretrained=False,
         model_args={"depth": 1, "img_size": 32, "embed_dim": 24, "num_heads": 2},
     )
-    model = zoo.randomise(transformers.TimmWrapperForImageClassification(config))
+    model = zoo.randomize(transformers.TimmWrapperForImageClassification(config))
     assert checks.check(model)["decompx"] <= 1e-10
 
 

@@ -59,19 +59,19 @@ def explain_while(model, change):
 @pytest.mark.parametrize("before", [True, False])
 def test_training_mode_set_meanwhile_stays_and_is_reported(model, before):
     model.train(before)
-    with pytest.raises(sg.ModelChanged, match="training mode"):
+    with pytest.raises(sg.ModelChangedError, match="training mode"):
         explain_while(model, model.train)
     assert all(module.training for module in model.modules())
 
 
 def test_training_mode_of_one_part_is_seen(model):
     model.eval()
-    with pytest.raises(sg.ModelChanged, match="training mode"):
+    with pytest.raises(sg.ModelChangedError, match="training mode"):
         explain_while(model, model.blocks[1].train)
     assert model.blocks[1].training and not model.blocks[0].training
 
 
-def test_a_step_of_an_optimiser_is_refused(model):
+def test_a_step_of_an_optimizer_is_refused(model):
     model.eval()
     weight = model.head.weight
     before = weight.detach().clone()
@@ -80,7 +80,7 @@ def test_a_step_of_an_optimiser_is_refused(model):
         weight.grad = torch.ones_like(weight)
         torch.optim.SGD([weight], lr=0.1).step()
 
-    with pytest.raises(sg.ModelChanged, match="weights"):
+    with pytest.raises(sg.ModelChangedError, match="weights"):
         explain_while(model, step)
     assert not torch.equal(weight, before), "the step stays"
     assert weight.requires_grad
@@ -88,10 +88,10 @@ def test_a_step_of_an_optimiser_is_refused(model):
 
 def test_loaded_and_replaced_weights_are_refused(model):
     state = {name: value + 1 for name, value in model.state_dict().items()}
-    with pytest.raises(sg.ModelChanged, match="weights"):
+    with pytest.raises(sg.ModelChangedError, match="weights"):
         explain_while(model, lambda: model.load_state_dict(state))
     weight = model.head.weight
-    with pytest.raises(sg.ModelChanged, match="weights"):
+    with pytest.raises(sg.ModelChangedError, match="weights"):
         explain_while(model, lambda: setattr(weight, "data", weight.data + 1))
 
 

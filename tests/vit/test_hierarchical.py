@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks import zoo
 from benchmarks.checks import check
-from steadygaze.errors import MethodUnavailable, UnsupportedModel
+from steadygaze.errors import MethodUnavailableError, UnsupportedModelError
 from steadygaze.vit.masking import masked_logits, token_indices
 from steadygaze.vit.view import remember
 
@@ -47,7 +47,7 @@ def test_a_batch_is_explained_as_its_images_and_the_model_stays_as_it_was(kind: 
         torch.testing.assert_close(found.scores[1:], alone, rtol=1e-9, atol=1e-12)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    with pytest.raises(MethodUnavailable):
+    with pytest.raises(MethodUnavailableError):
         sg.explain(vit, images, method="rollout")
 
 
@@ -84,7 +84,7 @@ def test_fullgrad_adds_up_to_the_logit(kind: str) -> None:
 
 def test_backbones_without_a_classifier_say_so() -> None:
     backbone = model_of("SwinForImageClassification (sdpa)").base_model
-    with pytest.raises(UnsupportedModel, match="SwinModel has no classifier"):
+    with pytest.raises(UnsupportedModelError, match="SwinModel has no classifier"):
         sg.adapt(backbone)
 
 
@@ -95,7 +95,7 @@ def timm_swin() -> nn.Module:
     import timm
 
     options = zoo.SMALL_SWIN | {"img_size": 128, "window_size": 4, "num_classes": zoo.CLASSES}
-    return zoo.randomise(timm.create_model("swin_tiny_patch4_window7_224", **options))
+    return zoo.randomize(timm.create_model("swin_tiny_patch4_window7_224", **options))
 
 
 def as_transformers(weights: dict[str, Tensor]) -> nn.Module:

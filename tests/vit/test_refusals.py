@@ -83,7 +83,7 @@ MODELS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_of_another_kind_is_named(kind: str) -> None:
     build, message = MODELS[kind]
-    with pytest.raises(sg.UnsupportedModel, match=message):
+    with pytest.raises(sg.UnsupportedModelError, match=message):
         sg.adapt(build().eval())
 
 
@@ -96,6 +96,6 @@ def test_a_cnn_of_ones_own_around_nothing_says_what_serves_it() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.first(images).mean((2, 3))
 
-    with pytest.raises(sg.UnsupportedModel, match=r"Cnn is a CNN, not a vision transformer"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"Cnn is a CNN, not a vision transformer"):
         sg.explain(Cnn(), torch.rand(1, 3, 8, 8))
     assert refusal(nn.Linear(2, 2)).startswith("torch.nn.modules.linear.Linear is no vision transformer")

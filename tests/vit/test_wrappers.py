@@ -40,7 +40,7 @@ def state_of(model: nn.Module) -> list[Any]:
 
 def maps_of(model: Any, images: Tensor, methods: list[str], **options: Any) -> dict[str, Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sg.errors.DegenerateMap)
+        warnings.simplefilter("ignore", sg.errors.DegenerateMapWarning)
         maps = sg.explain(model, images, methods=methods, **options)
     return {name: attribution.scores for name, attribution in maps.items()}
 
@@ -52,7 +52,7 @@ def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> bool:
 # -- the same maps as of the ViT inside --------------------------------------------------------------
 
 
-def test_normalisation_before_the_vit_changes_no_map_of_any_method() -> None:
+def test_normalization_before_the_vit_changes_no_map_of_any_method() -> None:
     vit = tiny("class")
     outer = nn.Sequential(Normalize(), vit)
     methods = [named(name) for name in served(vit) if name != "random"]
@@ -220,7 +220,7 @@ def test_a_backbone_of_transformers_with_a_head_of_ones_own(name: str, pool: str
         "num_attention_heads": 2,
     }
     backbone = getattr(transformers, name)(config_class(**size, intermediate_size=48)).double()
-    zoo.randomise(backbone)
+    zoo.randomize(backbone)
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -293,7 +293,7 @@ def lora() -> nn.Module:
 
 WRAPPERS: dict[str, Any] = {
     "lightning": lambda: Lit(tiny("class")).eval(),
-    "lightning twice, normalised": lambda: Lit(Lit(nn.Sequential(Normalize(), tiny("class")))).eval(),
+    "lightning twice, normalized": lambda: Lit(Lit(nn.Sequential(Normalize(), tiny("class")))).eval(),
     "peft": lora,
     "DataParallel inside": lambda: Lit(nn.DataParallel(tiny("class"))).eval(),
     "compiled inside": lambda: Lit(torch.compile(tiny("class"), backend="aot_eager")).eval(),  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ class Conditioned(nn.Module):
 
 def test_a_forward_of_ones_own() -> None:
     model, meta = Conditioned().eval(), torch.tensor([[1.0, -2.0]]).double()
-    with pytest.raises(sg.UnsupportedModel, match=r"missing 1 required positional.*forward=lambda m, x"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"missing 1 required positional.*forward=lambda m, x"):
         sg.adapt(model)
     vit = sg.adapt(model, forward=lambda m, x: m(x, meta))
     assert close(vit(IMAGES), model(IMAGES, meta))
@@ -376,7 +376,7 @@ def test_logits_are_found_in_what_a_model_returns(wrap: Any) -> None:
 def test_two_tensors_that_may_be_logits_are_refused() -> None:
     outer = Returning(lambda logits, tokens: {"a": logits, "b": logits * 2}).eval()
     with pytest.raises(
-        sg.UnsupportedModel, match=r"2 tensors of shape \(B, C\): \['a'\], \['b'\].*m\(x\)\['a'\]"
+        sg.UnsupportedModelError, match=r"2 tensors of shape \(B, C\): \['a'\], \['b'\].*m\(x\)\['a'\]"
     ):
         sg.adapt(outer)
     vit = sg.adapt(outer, forward=lambda m, x: m(x)["b"])
@@ -424,7 +424,7 @@ class Ensemble(nn.Module):
 
 def test_an_ensemble_is_refused_and_one_of_two_is_not() -> None:
     with pytest.raises(
-        sg.UnsupportedModel, match=r"2 vision transformers \('first', 'second'\).*get_submodule"
+        sg.UnsupportedModelError, match=r"2 vision transformers \('first', 'second'\).*get_submodule"
     ):
         sg.adapt(Ensemble().eval())
     vit = sg.adapt(Ensemble().eval(), forward=lambda m, x: m.second(x))
@@ -433,7 +433,7 @@ def test_an_ensemble_is_refused_and_one_of_two_is_not() -> None:
 
 def refused(model: nn.Module, message: str) -> None:
     before = state_of(model)
-    with pytest.raises(sg.UnsupportedModel, match=message):
+    with pytest.raises(sg.UnsupportedModelError, match=message):
         sg.adapt(model.eval())
     assert state_of(model) == before
 
@@ -521,7 +521,7 @@ def test_verify_and_stress_measure_an_outer_model() -> None:
     images = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     batches = [((images - 0.5) / 0.5, torch.tensor([0, 1]))]
     rows = sg.verify(
-        outer, batches, methods=["gaze_removal", "random"], metrics=["deletion_accuracy", "randomisation"]
+        outer, batches, methods=["gaze_removal", "random"], metrics=["deletion_accuracy", "randomization"]
     )
     assert {row["method"] for row in rows} == {"gaze_removal", "random"}
     assert len(sg.stress(outer, batches, suite=["occlusion"], mean=[0.5] * 3, std=[0.5] * 3))

@@ -37,9 +37,11 @@ PAGES = {  # page -> title, what it says, public names
         "Errors and warnings",
         "Everything that steadygaze raises or warns of.",
         [
-            "SteadygazeError", "UnsupportedModel", "MethodUnavailable", "UnknownName", "BadInput", "BadImage",
-            "BadCheckpoint", "BrokenMap", "RowsNotWritten", "ModelChanged", "DamagedData", "DegenerateMap",
-            "PartialMap", "ImagesOutOfRange",
+            "SteadygazeError", "UnsupportedModelError", "MethodUnavailableError", "UnknownNameError",
+            "InputError", "ImageError",
+            "CheckpointError", "BrokenMapError", "RowsNotWrittenError", "ModelChangedError",
+            "DamagedDataWarning", "DegenerateMapWarning",
+            "PartialMapWarning", "ImagesOutOfRangeWarning",
         ],
     ),
 }  # fmt: skip

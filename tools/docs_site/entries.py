@@ -63,7 +63,7 @@ def methods() -> Iterator[Entry]:
             "depends on the class": "yes" if info.class_specific else "no",
             "explains by default": f"`{info.score}`",
             "composes with aggregators": f"yes: {aggregators}" if info.layers else "no",
-            "result": "`Attribution.scores`: (B, rows, columns), one signed score per patch, unnormalised",
+            "result": "`Attribution.scores`: (B, rows, columns), one signed score per patch, unnormalized",
         }
         if info.alias_of:
             facts = {"stands for": f"`{info.alias_of}`", **facts}

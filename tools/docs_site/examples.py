@@ -111,29 +111,29 @@ True
 >>> seen[-1].done == seen[-1].total
 True
 """,
-    "UnsupportedModel": """
+    "UnsupportedModelError": """
 >>> sg.adapt(torch.nn.Linear(3, 4))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-steadygaze.errors.UnsupportedModel: ...
+steadygaze.errors.UnsupportedModelError: ...
 """,
-    "UnknownName": """
+    "UnknownNameError": """
 >>> sg.explain(loaded, images, method="atcat")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-steadygaze.errors.UnknownName: ...
+steadygaze.errors.UnknownNameError: ...
 """,
-    "BadInput": """
+    "InputError": """
 >>> sg.explain(loaded, images, target=99)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-steadygaze.errors.BadInput: ...
+steadygaze.errors.InputError: ...
 """,
     "SteadygazeError": """
 >>> try:
 ...     sg.load_model("no_such_model")
 ... except sg.SteadygazeError as error:
 ...     print(type(error).__name__)
-UnknownName
+UnknownNameError
 """,
 }

@@ -28,7 +28,7 @@ CAPTIONS = {  # kind/name -> how the image was made
     "images.",
     "suites/cue_conflict": "Drawn from demo images: the Fourier phase of the first with the amplitudes of "
     "the second. The suite reads the published images, which are made by style transfer.",
-    "suites/neighbours": "A corrupted demo image and the four demo images, sorted by the cosine similarity "
+    "suites/neighbors": "A corrupted demo image and the four demo images, sorted by the cosine similarity "
     "of the embedded model's features.",
     "suites/segmentation": "A demo image, clean and corrupted, with two classes: object and background by "
     "TokenCut of the embedded model. The suite measures the predictions of a segmenter.",
@@ -45,7 +45,7 @@ def illustrations(loaded: LoadedModel, images: Tensor) -> dict[str, list[Image.I
     makers: dict[str, Callable[[], list[Image.Image]]] = {
         "shift": lambda: [captioned(photos[0], "original"), *_corrupted(photos[0])],
         "cue_conflict": lambda: _cue_conflict(photos[0], photos[1]),
-        "neighbours": lambda: _neighbours(loaded, photos),
+        "neighbors": lambda: _neighbors(loaded, photos),
         "segmentation": lambda: _segmentation(loaded, photos[0]),
         "synthetic": lambda: _synthetic(loaded, photos[0], photos[1]),
         "vqa": lambda: _question(photos[0]),
@@ -82,7 +82,7 @@ def _cue_conflict(shape: Image.Image, texture: Image.Image) -> list[Image.Image]
     return [captioned(shape, "shape"), captioned(texture, "texture"), captioned(both, "both cues")]
 
 
-def _neighbours(loaded: LoadedModel, photos: list[Image.Image]) -> list[Image.Image]:
+def _neighbors(loaded: LoadedModel, photos: list[Image.Image]) -> list[Image.Image]:
     query = _damaged(photos[0], "gaussian_noise", 2)
     encoded = features(loaded.model, torch.stack([loaded.preprocess(image) for image in (query, *photos)]))
     similar = torch.nn.functional.cosine_similarity(encoded[:1], encoded[1:])
@@ -94,8 +94,8 @@ def _segmentation(loaded: LoadedModel, photo: Image.Image) -> list[Image.Image]:
     tiles = []
     for text, image in (("clean", photo), ("gaussian noise 3", _damaged(photo, "gaussian_noise"))):
         mask = tokencut(loaded.model, loaded.preprocess(image)[None])[0].numpy()
-        colours = np.where(mask[..., None], (228, 87, 46), (46, 134, 228)).astype(np.uint8)
-        classes = Image.fromarray(colours).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+        colors = np.where(mask[..., None], (228, 87, 46), (46, 134, 228)).astype(np.uint8)
+        classes = Image.fromarray(colors).resize((SIDE, SIDE), Image.Resampling.NEAREST)
         tiles += [captioned(image, text), captioned(Image.blend(image, classes, 0.55), "two classes")]
     return tiles
 
@@ -103,12 +103,12 @@ def _segmentation(loaded: LoadedModel, photo: Image.Image) -> list[Image.Image]:
 def _synthetic(loaded: LoadedModel, photo: Image.Image, other: Image.Image) -> list[Image.Image]:
     found = tokencut(loaded.model, loaded.preprocess(photo)[None])[0].numpy().astype(np.uint8) * 255
     mask = np.asarray(Image.fromarray(found).resize((SIDE, SIDE), Image.Resampling.NEAREST))
-    pixels, grey = np.asarray(photo), np.full((SIDE, SIDE, 3), 128, dtype=np.uint8)
+    pixels, gray = np.asarray(photo), np.full((SIDE, SIDE, 3), 128, dtype=np.uint8)
     cut = cut_out(pixels, mask)
     varied = {
-        "moved": place(cut, grey, x=0.3, y=0.3)[0],
-        "rotated": place(cut, grey, rotation=45.0)[0],
-        "resized": place(cut, grey, area=0.6)[0],
+        "moved": place(cut, gray, x=0.3, y=0.3)[0],
+        "rotated": place(cut, gray, rotation=45.0)[0],
+        "resized": place(cut, gray, area=0.6)[0],
         "another background": swap_background(pixels, mask, np.asarray(other)),
     }
     return [

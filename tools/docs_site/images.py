@@ -26,7 +26,7 @@ from steadygaze.training.losses import LOSSES, LossBatch, LossSetup
 from tools.docs_site.illustrations import illustrations
 
 STORED = Path(__file__).parents[2] / "docs" / "images"
-LEARNT = {  # methods that are trained first, which takes minutes: their images are stored
+LEARNED = {  # methods that are trained first, which takes minutes: their images are stored
     "diffmask": STORED / "diffmask_counting.png",  # python -m benchmarks.diffmask counting
     "vit_shapley": STORED / "vit_shapley.png",  # python tools/shapley_figure.py
 }
@@ -68,11 +68,11 @@ def method_images(shown: Demo) -> Iterator[tuple[str, bytes]]:
     vit = sg.adapt(shown.loaded.model)
     names = [info.name for info in sg.list_methods()]
     able = [name for name in names if not unavailable(sg.method(name), vit)]
-    yield from ((f"methods/{name}.png", path.read_bytes()) for name, path in LEARNT.items())
+    yield from ((f"methods/{name}.png", path.read_bytes()) for name, path in LEARNED.items())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # maps without any evidence are shown as they are
         for name in able:
-            if name in LEARNT:
+            if name in LEARNED:
                 continue
             options = {"budget": SEARCH_BUDGET} if "budget" in dict(sg.method(name).base.options) else {}
             maps = sg.explain(vit, shown.images[:SHOWN], method=sg.method(name, **options))
@@ -242,7 +242,7 @@ def _package_hash() -> str:
     """Of the package's code, of this folder and of stored images: what the images depend on."""
     package = Path(sg.__file__).parent
     digest = sha256()
-    for path in sorted([*Path(__file__).parent.glob("*.py"), *LEARNT.values()]):
+    for path in sorted([*Path(__file__).parent.glob("*.py"), *LEARNED.values()]):
         digest.update(path.read_bytes())
     for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from steadygaze.app.limits import DEFAULT_LIMITS, Limits
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.loading.loaded import LoadedModel
 
 __all__ = ["Limits", "page"]
@@ -38,10 +38,10 @@ def page(
     try:
         import gradio  # noqa: F401
     except ImportError as error:
-        raise BadInput('the page needs gradio: pip install "steadygaze[app]"') from error
+        raise InputError('the page needs gradio: pip install "steadygaze[app]"') from error
     from steadygaze.app.page import build_page
     from steadygaze.app.viewer import Viewer
 
     files = {"diffmask": gates, "vit_shapley": shapley}
-    learnt = {name: Path(file) for name, file in files.items() if file is not None}
-    return build_page(Viewer.of(model, learnt, limits))
+    learned = {name: Path(file) for name, file in files.items() if file is not None}
+    return build_page(Viewer.of(model, learned, limits))

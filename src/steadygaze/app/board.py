@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 NOTHING = {"image": "", "map": "", "caption": "", "rows": 1, "columns": 1}
 
@@ -47,5 +47,7 @@ def removed_patches(value: Any, patches: int) -> list[int]:
     """The value of a board as the browser sent it, checked."""
     numbers = value if isinstance(value, list) else [None]
     if not all(type(number) is int and 0 <= number < patches for number in numbers):
-        raise BadInput(f"removed patches: expected a list of numbers in 0..{patches - 1}, got {value!r:.60}")
+        raise InputError(
+            f"removed patches: expected a list of numbers in 0..{patches - 1}, got {value!r:.60}"
+        )
     return sorted(set(numbers))

@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import Method
 from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.vit.intercept import Interception, TorchFunction
@@ -58,7 +58,7 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise BadInput(f"{field.name}: expected a number > 0, got {value!r}", option=field.name)
+                raise InputError(f"{field.name}: expected a number > 0, got {value!r}", option=field.name)
 
     @property
     def max_upload_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-class CallStopped(BadInput):
+class CallStoppedError(InputError):
     """A call of the page that was stopped before it had finished."""
 
 
@@ -76,24 +76,24 @@ class CallStopped(BadInput):
 
 
 def check_method(method: Method, limits: Limits) -> None:
-    """`BadInput` if a visitor may not run this method."""
+    """`InputError` if a visitor may not run this method."""
     if method.option(FILE_OPTION) is not None:
-        raise BadInput(
+        raise InputError(
             f"{method.stem}: the page does not read files that are named in options. Leave out {FILE_OPTION}."
         )
     cost = forward_passes(method)
     if cost > limits.max_budget:
-        raise BadInput(
+        raise InputError(
             f"{method.name}: expected at most {limits.max_budget:,} forward passes for one method, "
             f"got {cost:,.0f}. Use a smaller budget, or `steadygaze explain` on your own machine."
         )
 
 
 def check_cost(methods: Iterable[Method], limits: Limits) -> None:
-    """`BadInput` if these methods together cost more than one call may."""
+    """`InputError` if these methods together cost more than one call may."""
     cost = sum(forward_passes(method) for method in methods)
     if cost > limits.max_cost:
-        raise BadInput(
+        raise InputError(
             f"expected methods of at most {limits.max_cost:,} forward passes in one call, got {cost:,.0f}. "
             "Choose fewer methods, or smaller budgets."
         )
@@ -126,11 +126,11 @@ class Call:
             self.future.cancel()
 
     def check(self) -> None:
-        """`CallStopped` if the call has to end."""
+        """`CallStoppedError` if the call has to end."""
         if self.stopped:
-            raise CallStopped("the call was cancelled")
+            raise CallStoppedError("the call was cancelled")
         if monotonic() > self.deadline:
-            raise CallStopped(
+            raise CallStoppedError(
                 f"cancelled after {self.max_seconds:g} seconds, the most that one call may take. "
                 "Choose fewer methods, or smaller budgets."
             )
@@ -145,14 +145,14 @@ class Calls:
         self.worker = ThreadPoolExecutor(1, "steadygaze-page")
 
     async def run(self, work: Callable[[], Any], client: str, session: str | None) -> Any:
-        """The result of `work`, run in the page's thread; `BadInput` if too many calls are waiting."""
+        """The result of `work`, run in the page's thread; `InputError` if too many calls are waiting."""
         call = self._admit(client, session)
         try:
             call.future = self.worker.submit(copy_context().run, call.execute, work)
             return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
             if call.stopped:  # by us, while it waited
-                raise CallStopped("the call was cancelled") from None
+                raise CallStoppedError("the call was cancelled") from None
             raise
         finally:
             call.stop()
@@ -167,9 +167,9 @@ class Calls:
     def _admit(self, client: str, session: str | None) -> Call:
         limits = self.limits
         if len(self.pending) >= limits.max_calls:
-            raise BadInput(f"the page is busy: {len(self.pending)} calls are waiting. Try again later.")
+            raise InputError(f"the page is busy: {len(self.pending)} calls are waiting. Try again later.")
         if sum(call.client == client for call in self.pending) >= limits.max_calls_per_client:
-            raise BadInput(
+            raise InputError(
                 f"expected at most {limits.max_calls_per_client} calls at the same time from one address, "
                 "got one more. Wait for the others to finish."
             )

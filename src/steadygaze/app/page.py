@@ -37,10 +37,10 @@ from gradio.context import LocalContext
 from PIL import Image, ImageDraw
 
 from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
-from steadygaze.app.limits import Calls, CallStopped
+from steadygaze.app.limits import Calls, CallStoppedError
 from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
 from steadygaze.app.viewer import RANDOM, Viewer
-from steadygaze.errors import BadInput, SteadygazeError
+from steadygaze.errors import InputError, SteadygazeError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import Progress
 from steadygaze.questions.ask import ask, segments
@@ -52,7 +52,7 @@ from steadygaze.target import NOUNS, SCORES_OF
 from steadygaze.vit.adapt import unwrapped
 from steadygaze.vit.outputs import compares_text
 
-LEGEND_STOPS = 33  # colours of the gradient
+LEGEND_STOPS = 33  # colors of the gradient
 
 
 def text(words: str) -> str:
@@ -74,16 +74,16 @@ def heading(model: str) -> str:
 
 
 def legend(signed: bool, noun: str) -> str:
-    """The colours of the maps and what they mean; noun: what the evidence is for."""
+    """The colors of the maps and what they mean; noun: what the evidence is for."""
     kind = "signed" if signed else "positive"
     low, high = legend_words(kind, noun)[0]
     bar = legend_bar(kind, (LEGEND_STOPS, 1))
-    colours = [f"rgb{bar.getpixel((x, 0))}" for x in range(LEGEND_STOPS)]
-    gradient = f"background: linear-gradient(to right, {', '.join(colours)})"
+    colors = [f"rgb{bar.getpixel((x, 0))}" for x in range(LEGEND_STOPS)]
+    gradient = f"background: linear-gradient(to right, {', '.join(colors)})"
     return f'<div class="sg-legend"><span>{low}</span><i style="{gradient}"></i><span>{high}</span></div>'
 
 
-FIRST_POINT = ""  # the centre of the image
+FIRST_POINT = ""  # the center of the image
 MARK = 6  # pixels, radius of the mark
 
 
@@ -93,13 +93,13 @@ def needs_point(viewer: Viewer) -> bool:
 
 
 def parse_point(viewer: Viewer, text: Any) -> tuple[int, int]:
-    """x and y in the text "x, y"; the centre of the image if it is empty."""
+    """x and y in the text "x, y"; the center of the image if it is empty."""
     height, width = viewer.loaded.size
     if text is None or text == "":
         return width // 2, height // 2
     numbers = re.fullmatch(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*", text) if isinstance(text, str) else None
     if numbers is None:
-        raise BadInput(f"pixel: expected x, y such as {width // 2}, {height // 2}, got {text!r:.40}")
+        raise InputError(f"pixel: expected x, y such as {width // 2}, {height // 2}, got {text!r:.40}")
     return int(numbers[1]), int(numbers[2])
 
 
@@ -120,11 +120,11 @@ def marked(viewer: Viewer, image: Path | None, text: Any) -> Image.Image | None:
     at = with_point(viewer, text)
     shown, (x, y) = at.shown(image).copy(), parse_point(viewer, text)
     height, width = viewer.loaded.size
-    centre_x, centre_y = (x + 0.5) * shown.width / width, (y + 0.5) * shown.height / height
+    center_x, center_y = (x + 0.5) * shown.width / width, (y + 0.5) * shown.height / height
     draw = ImageDraw.Draw(shown)
-    for radius, colour in ((MARK + 1, "black"), (MARK, "white")):
-        box = (centre_x - radius, centre_y - radius, centre_x + radius, centre_y + radius)
-        draw.ellipse(box, outline=colour, width=2)
+    for radius, color in ((MARK + 1, "black"), (MARK, "white")):
+        box = (center_x - radius, center_y - radius, center_x + radius, center_y + radius)
+        draw.ellipse(box, outline=color, width=2)
     return shown
 
 
@@ -153,7 +153,7 @@ def prompt_lines(text: Any) -> list[str]:
     lines = [line.strip() for line in text.splitlines()] if isinstance(text, str) else []
     prompts = list(dict.fromkeys(line for line in lines if line))
     if not 2 <= len(prompts) <= MAX_PROMPTS or any(len(prompt) > MAX_LETTERS for prompt in prompts):
-        raise BadInput(
+        raise InputError(
             f"prompts: expected 2 to {MAX_PROMPTS} different texts of at most {MAX_LETTERS} letters, one in "
             f"each line, got {len(prompts)}"
         )
@@ -277,7 +277,7 @@ class Events:
 
     def _split(self, first: dict[str, Attribution], share: Any) -> tuple[list[int], list[int]]:
         if not isinstance(share, (int, float)) or not 0 <= share <= 100:
-            raise BadInput(f"share of the patches: expected a number in 0..100, got {share!r}")
+            raise InputError(f"share of the patches: expected a number in 0..100, got {share!r}")
         (attribution,) = first.values()
         return self.viewer.split(attribution, share / 100)
 
@@ -289,7 +289,7 @@ class Events:
         for name in names[:-1]:
             try:
                 return self._maps(image, [name], target, score, bar)
-            except CallStopped:
+            except CallStoppedError:
                 raise
             except SteadygazeError as problem:
                 warn(problem)
@@ -333,7 +333,7 @@ def method_names(value: Any) -> list[str]:
     """The names in a value of the page's list of methods."""
     names = value or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"methods: expected a list of names, got {value!r}")
+        raise InputError(f"methods: expected a list of names, got {value!r}")
     return names
 
 
@@ -343,7 +343,7 @@ def uploaded_file(value: Any) -> Path | None:
         return None
     path = value.get("path") if isinstance(value, dict) else None
     if not isinstance(path, str):
-        raise BadInput("expected an uploaded image file, got none: upload one or choose an example")
+        raise InputError("expected an uploaded image file, got none: upload one or choose an example")
     return Path(path)
 
 
@@ -557,7 +557,7 @@ def _targets(prompts: str) -> Any:
     """The list of targets for other prompts."""
     try:
         return gr.Dropdown([PREDICTED, *prompt_lines(prompts)], value=PREDICTED)
-    except BadInput:  # still being typed
+    except InputError:  # still being typed
         return gr.Dropdown([PREDICTED], value=PREDICTED)
 
 

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.app.limits import DEFAULT_LIMITS, CallStopped, Limits, check_cost, check_method
+from steadygaze.app.limits import DEFAULT_LIMITS, CallStoppedError, Limits, check_cost, check_method
 from steadygaze.data.images import read_image, to_rgb
-from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
+from steadygaze.errors import DegenerateMapWarning, InputError, SteadygazeError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward
 from steadygaze.faithfulness.removal import NAMES, VALUE_NAMES, ranking, removal
 from steadygaze.loading.load import load_model
@@ -31,7 +31,7 @@ from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.attribution import Attribution
 from steadygaze.runs.plan import choose
-from steadygaze.target import NOUNS, Outputs, percent, predictions, summarise
+from steadygaze.target import NOUNS, Outputs, percent, predictions, summarize
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
 from steadygaze.vit.view import ViT
@@ -42,7 +42,7 @@ RANDOM = "random"
 REMOVAL_TEXTS = {
     "remove": "removed",
     "mask": "hidden from attention",
-    "fill": "painted in the mean colour",
+    "fill": "painted in the mean color",
 }
 
 ImageInput = Image.Image | str | Path | bytes
@@ -67,21 +67,21 @@ class RemovalCurves:
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """One model and what can be shown about it. learnt: files of learnt methods, by the method's name."""
+    """One model and what can be shown about it. learned: files of learned methods, by the method's name."""
 
     loaded: LoadedModel
-    learnt: Mapping[str, Path] = field(default_factory=dict)
+    learned: Mapping[str, Path] = field(default_factory=dict)
     limits: Limits = DEFAULT_LIMITS
 
     @classmethod
     def of(
         cls,
         model: LoadedModel | nn.Module,
-        learnt: Mapping[str, Path] | None = None,
+        learned: Mapping[str, Path] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Viewer:
         """For a loaded model, or a module that carries its preprocessing."""
-        return cls(load_model(model), learnt or {}, limits)
+        return cls(load_model(model), learned or {}, limits)
 
     @cached_property
     def vit(self) -> ViT:
@@ -90,7 +90,7 @@ class Viewer:
     @cached_property
     def methods(self) -> list[str]:
         """Names of the methods that this model supports."""
-        return [method.name for method in choose(self.vit, ["all"])] + list(self.learnt)
+        return [method.name for method in choose(self.vit, ["all"])] + list(self.learned)
 
     @cached_property
     def classes(self) -> list[str]:
@@ -129,7 +129,7 @@ class Viewer:
         numbers = self.predictions(image, without)
         if self.outputs != "values":
             return numbers
-        return summarise(self.outputs, list(numbers.values()), self._short_names)
+        return summarize(self.outputs, list(numbers.values()), self._short_names)
 
     def maps(
         self,
@@ -152,7 +152,7 @@ class Viewer:
 
         def maps_of(some: list[Method]) -> dict[str, Attribution]:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DegenerateMap)  # an empty map is visible
+                warnings.simplefilter("ignore", DegenerateMapWarning)  # an empty map is visible
                 return explain(
                     self.vit, tensor, class_index, methods=some, score=score, on_progress=on_progress
                 )
@@ -229,7 +229,7 @@ class Viewer:
         removed = f"{len(without)} of {rows * columns} patches {REMOVAL_TEXTS[self.removal_mode]}."
         if self.outputs != "classes":
             texts = [
-                summarise(self.outputs, list(values.values()), self._short_names)
+                summarize(self.outputs, list(values.values()), self._short_names)
                 for values in (before, after)
             ]
             return f"{removed} Before: {texts[0]}. Now: {texts[1]}."
@@ -243,9 +243,9 @@ class Viewer:
     def _requested(self, names: Sequence[str], problems: list[SteadygazeError]) -> dict[str, Method]:
         """The methods by name; what is wrong with one of them is added to `problems`."""
         if not names:
-            raise BadInput("expected at least one method, got none: choose one from the list")
+            raise InputError("expected at least one method, got none: choose one from the list")
         if len(names) > self.limits.max_methods:
-            raise BadInput(
+            raise InputError(
                 f"expected at most {self.limits.max_methods} methods in one call, got {len(names)}"
             )
         requested: dict[str, Method] = {}
@@ -260,7 +260,7 @@ class Viewer:
     def _method(self, name: str) -> Method:
         method = parse_method(name)
         check_method(method, self.limits)
-        file = self.learnt.get(method.base.name)
+        file = self.learned.get(method.base.name)
         if file is None:
             return method
         (with_file,) = with_files([method], {method.base.name: file})
@@ -285,7 +285,7 @@ class Viewer:
 
     def _tensor(self, image: ImageInput | None) -> Tensor:
         if image is None:
-            raise BadInput("expected an image, got none: upload one or choose an example")
+            raise InputError("expected an image, got none: upload one or choose an example")
         rgb = to_rgb(image) if isinstance(image, Image.Image) else read_image(image)
         return self.loaded.preprocess(rgb)[None].to(self._device)
 
@@ -325,7 +325,7 @@ def _each_that_works(
         return {}
     try:
         return maps_of(methods)
-    except CallStopped:
+    except CallStoppedError:
         raise
     except SteadygazeError as error:
         if len(methods) == 1:

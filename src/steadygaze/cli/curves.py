@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from steadygaze.cli.output import print_line
-from steadygaze.errors import BadInput
-from steadygaze.report.charts import COLOURS, HEIGHT, WIDTH, Series, lines
+from steadygaze.errors import InputError
+from steadygaze.report.charts import COLORS, HEIGHT, WIDTH, Series, lines
 from steadygaze.report.pages import write_all
 from steadygaze.training.run_files import read_log
 
@@ -39,10 +39,10 @@ def draw_curves(logs: dict[str, Rows], columns: list[str]) -> str:
     known = list(dict.fromkeys(key for key in filled if key not in ("step", "epoch", "seconds")))
     for column in columns:
         if column not in known:
-            raise BadInput(f"--columns: expected some of {', '.join(known) or 'none yet'}, got {column}")
+            raise InputError(f"--columns: expected some of {', '.join(known) or 'none yet'}, got {column}")
     panels = [(column, _panel(column, logs)) for column in columns or known]
     if not panels:
-        raise BadInput("the runs have no rows yet: wait until they have logged a step")
+        raise InputError("the runs have no rows yet: wait until they have logged a step")
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     legend = LEGEND_LINE * len(logs) + 12
@@ -54,7 +54,7 @@ def draw_curves(logs: dict[str, Rows], columns: list[str]) -> str:
         f'<rect {size} fill="white"/>',
     ]
     for number, name in enumerate(logs):
-        shade = f"c{number}" if number < COLOURS else "rest"
+        shade = f"c{number}" if number < COLORS else "rest"
         y = 14 + LEGEND_LINE * number
         parts.append(f'<line class="line {shade}" x1="12" x2="40" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="48" y="{y + 4}">{escape(name)}</text>')

@@ -26,7 +26,7 @@ from steadygaze.cli.output import Interruptions, print_line, progress_bar
 from steadygaze.data.folders import Item
 from steadygaze.data.images import EncodedImage, read_image
 from steadygaze.data.streams import list_images
-from steadygaze.errors import BadImage, BadInput, BrokenMap
+from steadygaze.errors import BrokenMapError, ImageError, InputError
 from steadygaze.files import write_npz, write_png
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
@@ -43,7 +43,7 @@ from steadygaze.results.manifest import image_entry, listed_overlays, remove_ove
 from steadygaze.runs.shards import WHOLE, Shard
 from steadygaze.runs.statistics import plural
 from steadygaze.runs.statistics import plural as counted
-from steadygaze.target import Outputs, percent, predictions, summarise, task_of_outputs
+from steadygaze.target import Outputs, percent, predictions, summarize, task_of_outputs
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.view import ViT
 
@@ -87,8 +87,8 @@ class ExplainOptions:
         return self.out / f"{'-'.join(filter(None, (stem, self.shard.label)))}.{ending}"
 
     @property
-    def learnt(self) -> dict[str, Path | None]:
-        """The files of learnt methods, by the method's name."""
+    def learned(self) -> dict[str, Path | None]:
+        """The files of learned methods, by the method's name."""
         return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
@@ -216,7 +216,7 @@ def write_results(request: ExplainOptions, loaded: LoadedModel, results: Results
         "weights_hash": loaded.weights_hash,
         **{name: str(value) for name, value in request.model_options.items()},
     }
-    files = {name: file.name for name, file in request.learnt.items() if file is not None}
+    files = {name: file.name for name, file in request.learned.items() if file is not None}
     partial = {"partial": results.partial} if results.partial else {}
     write_manifest(
         request.out,
@@ -307,7 +307,7 @@ def print_predictions(results: Results, names: Sequence[str] | None, console: Co
     logits = torch.from_numpy(np.concatenate(results.logits[:TABLE_ROWS])).double()
     numbers = predictions(results.outputs, logits)
     for row, one in zip(results.rows[:TABLE_ROWS], numbers.tolist(), strict=False):
-        texts = [summarise(results.outputs, one, names)]
+        texts = [summarize(results.outputs, one, names)]
         if several:
             texts = [
                 f"{(p['name'] or str(p['class'])).split(',')[0]} {percent(p['probability'])}"
@@ -410,18 +410,18 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     """
     console, live = console or Console(), Console(stderr=True)
     if request.top > MAX_TOP:
-        raise BadInput(
+        raise InputError(
             f"--top {request.top}: expected at most {MAX_TOP} classes for each image: every class is one "
             "overlay for each image and method. Choose a smaller number, or call sg.explain with target=."
         )
     if request.top > 1 and request.target != "auto":
-        raise BadInput(
+        raise InputError(
             f"--top {request.top} explains the most probable classes, but --target is {request.target}: "
             "give only one of the two"
         )
     for method in request.methods:
         parse_method(method)  # a wrong name is reported before anything is loaded
-    methods = with_files(request.methods, request.learnt)
+    methods = with_files(request.methods, request.learned)
     every_file, damaged = list_images(request.images, request.limit)
     names = unique_names(every_file)
     if request.maps is not None:
@@ -448,7 +448,7 @@ def run(request: ExplainOptions, console: Console | None = None) -> int:
     try:
         request.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(
+        raise InputError(
             f"--out: expected a folder that can be written, got {request.out} ({error.strerror})"
         ) from error
     results = explain_files(request, methods, loaded, vit, {file: names[file] for file in image_files}, live)
@@ -513,7 +513,7 @@ def batches(
         for file in image_files[start : start + size]:
             try:
                 images[file] = loaded.preprocess(read_image(source_of(file)))
-            except BadImage as error:
+            except ImageError as error:
                 unreadable.append(str(error))
         if images:
             yield list(images), torch.stack(list(images.values()))
@@ -535,7 +535,7 @@ def explain_batch(
     target: Any = None if request.target == "auto" else loaded.class_index(request.target)
     if request.top > 1:
         if vit.plan.outputs == "values":
-            raise BadInput(
+            raise InputError(
                 "--top explains the most probable classes, but this model gives values (regression). "
                 "Use --target with the index or name of a value."
             )
@@ -552,7 +552,7 @@ def explain_batch(
                 score=request.score,
                 on_progress=on_progress,
             )
-    except BrokenMap as error:
+    except BrokenMapError as error:
         if len(image_files) == 1:
             results.broken.append(f"{source_of(image_files[0])}: {error}")
             return
@@ -580,12 +580,12 @@ def explain_batch(
 
 
 def check_map_keys(image_files: Sequence[ImageFile], given: Sequence[str | Path]) -> None:
-    """BadInput if two images would be stored under one key."""
+    """InputError if two images would be stored under one key."""
     by_key: dict[str, ImageFile] = {}
     for file in image_files:
         first = by_key.setdefault(map_key(file, given), file)
         if first != file:
-            raise BadInput(
+            raise InputError(
                 f"--maps: expected images with different keys, got {map_key(file, given)!r} for both "
                 f"{source_of(first)} and {source_of(file)}. Give a folder that contains both: keys are paths "
                 "below it."

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from steadygaze import __version__
 from steadygaze.cli.output import Column, print_table
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.files import write_atomic
 from steadygaze.registry import GROUP, matches
 
@@ -194,7 +194,7 @@ def print_models(pattern: str, json: bool, console: Console | None = None) -> No
     every = listed("models", _models, ("timm", "torchvision"))
     models = [model for model in every if matches(model["name"], pattern)]
     if not models:
-        raise UnknownName("model", pattern, [model["name"] for model in every])
+        raise UnknownNameError("model", pattern, [model["name"] for model in every])
     if json:
         _print_json(models)
         return

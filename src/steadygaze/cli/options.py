@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ Mean = Annotated[
     str | None,
     typer.Option(
         metavar="R,G,B",
-        help="Mean of the normalisation, if it differs from the model's own: 0.5,0.5,0.5.",
+        help="Mean of the normalization, if it differs from the model's own: 0.5,0.5,0.5.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -256,7 +256,7 @@ Std = Annotated[
     str | None,
     typer.Option(
         metavar="R,G,B",
-        help="Standard deviation of the normalisation, if it differs from the model's own.",
+        help="Standard deviation of the normalization, if it differs from the model's own.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -323,7 +323,7 @@ TrustRemoteCode = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=RUNNING)]
 
 DATA_SOURCES = (
-    "Labelled images: FOLDER/<synset, class index or class name>/, index.csv, WebDataset shards "
+    "Labeled images: FOLDER/<synset, class index or class name>/, index.csv, WebDataset shards "
     "'wds:PATH/{0000..0015}.tar', or a Hugging Face dataset or Parquet folder: 'hf:owner/name?split=test', "
     "'hf:./folder'. Options follow a question mark: 'wds:a.tar?label=cls,label_names=synsets.txt'."
 )
@@ -536,7 +536,7 @@ def split_numbers(text: str | None, option: str) -> list[float] | None:
     try:
         return None if text is None else [float(piece) for piece in text.split(",")]
     except ValueError as error:
-        raise BadInput(f"expected numbers such as 0.1,0.5,0.9; got {text!r}", option=option) from error
+        raise InputError(f"expected numbers such as 0.1,0.5,0.9; got {text!r}", option=option) from error
 
 
 def parse_region(text: str | None) -> Region | None:
@@ -558,7 +558,7 @@ def parse_region(text: str | None) -> Region | None:
         return Region(point=given)
     if kind == "box" and len(given) == 4:
         return Region(box=given)
-    raise BadInput(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
+    raise InputError(f"expected point=X,Y or box=LEFT,TOP,RIGHT,BOTTOM, got {text!r}", option="region")
 
 
 def model_options(
@@ -591,14 +591,14 @@ def parse_shards(dry_run: bool, shards: str | None, json: bool) -> list[int]:
     [1, 100]
     """
     if not dry_run and (shards is not None or json):
-        raise BadInput(
+        raise InputError(
             f"expected --dry-run beside {'--shards' if shards is not None else '--json'}. Add it, or leave "
             f"the option out."
         )
     try:
         return [int(number) for number in (shards or "1,8,64").split(",")]
     except ValueError as error:
-        raise BadInput(
+        raise InputError(
             f"expected whole numbers of 1 or more, such as 1,8,64, got {shards!r}", option="shards"
         ) from error
 
@@ -614,16 +614,16 @@ def text_classes(
     """The classes given by --text, --class-names and --template; None if none of them is given."""
     if not texts and class_names is None:
         if templates:
-            raise BadInput("expected class names to fill the template with, got none", option="class_names")
+            raise InputError("expected class names to fill the template with, got none", option="class_names")
         return None
     from steadygaze.loading.options import read_class_names
     from steadygaze.questions.text import TEMPLATES, TextClasses, parse_templates
 
     if texts and class_names is not None:
-        raise BadInput("give either texts or a file of class names, not both", option="text")
+        raise InputError("give either texts or a file of class names, not both", option="text")
     if texts:
         if templates:
-            raise BadInput("a template applies to class names; texts are used unchanged", option="template")
+            raise InputError("a template applies to class names; texts are used unchanged", option="template")
         return TextClasses(texts=tuple(texts))
     assert class_names is not None
     names = read_class_names(class_names)

@@ -8,7 +8,7 @@ that do not fit follow in a second table below the first.
 
 Ctrl-C during searches: the first press ends one search, a second one within two seconds ends the command.
 
-An interrupted search gives a map of the runs that were done and a `PartialMap` warning. Where that warning
+An interrupted search gives a map of the runs that were done and a `PartialMapWarning`. Where that
 is an error, the search raises the interrupt instead (`methods.search.warn_partial`): this is how the second
 press gets out of all of them.
 """
@@ -41,7 +41,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from steadygaze.errors import DamagedData, DegenerateMap, PartialMap, RowsNotWritten
+from steadygaze.errors import DamagedDataWarning, DegenerateMapWarning, PartialMapWarning, RowsNotWrittenError
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.rows import Rows
@@ -57,9 +57,9 @@ def guarded(out: Path, work: Callable[[World, Console], int]) -> int:
     notes = Console(stderr=True)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DamagedData)  # printed at the end, with what was not used
+            warnings.simplefilter("ignore", DamagedDataWarning)  # printed at the end, with what was not used
             return work(process, notes)
-    except RowsNotWritten as error:
+    except RowsNotWrittenError as error:
         print_line(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
@@ -368,8 +368,10 @@ class Interruptions:
     def announced(self) -> Iterator[None]:
         """Handle the warnings of a call of `explain`."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateMap)  # reported at the end, with the image's name
-            warnings.simplefilter("always", PartialMap)
+            warnings.simplefilter(
+                "ignore", DegenerateMapWarning
+            )  # reported at the end, with the image's name
+            warnings.simplefilter("always", PartialMapWarning)
             show = warnings.showwarning
 
             def showwarning(
@@ -380,7 +382,7 @@ class Interruptions:
                 file: TextIO | None = None,
                 line: str | None = None,
             ) -> None:
-                if isinstance(message, PartialMap):
+                if isinstance(message, PartialMapWarning):
                     self.add(message)
                 else:
                     show(message, category, filename, lineno, file, line)
@@ -388,7 +390,7 @@ class Interruptions:
             warnings.showwarning = showwarning
             yield
 
-    def add(self, warning: PartialMap) -> None:
+    def add(self, warning: PartialMapWarning) -> None:
         """Print what happens; raises the warning if it is the second within two seconds."""
         now = time.monotonic()
         if now - self.pressed < SECONDS:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from steadygaze.app import Limits, page
 from steadygaze.cli.output import print_line
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.loading.load import load_model
 from steadygaze.questions.text import TextClasses
 
@@ -65,7 +65,7 @@ def run(
                 prevent_thread_lock=True,
             )
         except OSError as error:
-            raise BadInput(
+            raise InputError(
                 f"cannot bind {host or 'localhost'}:{port}: {error}. Choose another port.", option="port"
             ) from error
         print_line(Console(), f"serving at {address} (press Ctrl-C to stop)")

@@ -17,7 +17,7 @@ from steadygaze.cli.output import (
     progress_bar,
     wide,
 )
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.runs.card import Card
 from steadygaze.runs.loop import Pace
 from steadygaze.runs.rows import Rows
@@ -42,11 +42,11 @@ def suite_options(words: Sequence[str]) -> dict[str, Any]:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--"):
-            raise BadInput(f"expected options such as --limit 100, got {word!r}")
+            raise InputError(f"expected options such as --limit 100, got {word!r}")
         if name not in known:
-            raise UnknownName("option", flag, [f"--{one.replace('_', '-')}" for one in known])
+            raise UnknownNameError("option", flag, [f"--{one.replace('_', '-')}" for one in known])
         if not equals and not rest:
-            raise BadInput(f"{flag}: expected a value after it")
+            raise InputError(f"{flag}: expected a value after it")
         options[name] = value if equals else rest.pop(0)
     return options
 

@@ -16,12 +16,12 @@ from rich.table import Table
 from steadygaze.cli.output import Column, duration, print_line, progress_bar, wide
 from steadygaze.cli.output import print_table as print_columns
 from steadygaze.cli.train import printed_log
-from steadygaze.errors import RowsNotWritten
+from steadygaze.errors import RowsNotWrittenError
 from steadygaze.report.pages import SEED_INTERVALS, write_sweep
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.shards import Shard
 from steadygaze.runs.statistics import plural, small_sample_note
-from steadygaze.runs.sweep import SweepNumber, SweepRun, SweepTable, plan_runs, run_sweep, summarise
+from steadygaze.runs.sweep import SweepNumber, SweepRun, SweepTable, plan_runs, run_sweep, summarize
 from steadygaze.training.recipe import recipe_text
 from steadygaze.training.sweep import Sweep, parse_grid, read_sweep, shipped_sweeps
 
@@ -62,10 +62,10 @@ def run(
     except KeyboardInterrupt:
         print_line(notes, f"interrupted; repeat the command to resume ({out})")
         return 130
-    except RowsNotWritten as error:
+    except RowsNotWrittenError as error:
         print_line(notes, f"error: {error}", "red")
         return 3
-    table = summarise(runs)
+    table = summarize(runs)
     if table.numbers:
         print_table(table, console)
         for file in write_sweep(table, out, command):

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 
 from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe, read_recipe, recipe_text, shipped_recipes
-from steadygaze.training.run_files import TrainingResult, TrainingStopped
+from steadygaze.training.run_files import TrainingResult, TrainingStoppedError
 from steadygaze.training.sweep import parse_value
 
 LISTED = 20  # unreadable images that are listed at the end
@@ -43,7 +43,7 @@ def run(
             result = train(
                 chosen, out, on_progress=on_progress, device=device, trust_remote_code=trust_remote_code
             )
-    except TrainingStopped as error:
+    except TrainingStoppedError as error:
         print_line(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
@@ -82,7 +82,7 @@ def estimate(
 def _chosen(recipe: str, changes: dict[str, Any]) -> Recipe:
     chosen = read_recipe(recipe, changes)
     if not chosen.data.train:
-        raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
+        raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
     return chosen
 
 
@@ -108,14 +108,14 @@ def print_unreadable(result: TrainingResult, console: Console) -> None:
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Changes of a recipe from key=value. Values are TOML; a word without quotes is a string.
 
-    >>> parse_settings(["seed=1", "data.train=some/folder", "optimiser.betas=[0.9, 0.95]", "ema.decay=0.99"])
-    {'seed': 1, 'data.train': 'some/folder', 'optimiser.betas': [0.9, 0.95], 'ema.decay': 0.99}
+    >>> parse_settings(["seed=1", "data.train=some/folder", "optimizer.betas=[0.9, 0.95]", "ema.decay=0.99"])
+    {'seed': 1, 'data.train': 'some/folder', 'optimizer.betas': [0.9, 0.95], 'ema.decay': 0.99}
     """
     changes: dict[str, Any] = {}
     for text in settings:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise BadInput(f"--set: expected KEY=VALUE, for example data.train=FOLDER, got {text!r}")
+            raise InputError(f"--set: expected KEY=VALUE, for example data.train=FOLDER, got {text!r}")
         changes[key.strip()] = parse_value(value)
     return changes
 

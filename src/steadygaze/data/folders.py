@@ -1,4 +1,4 @@
-"""Labelled images in folders.
+"""Labeled images in folders.
 
 | layout | label |
 | --- | --- |
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadygaze.data.images import EncodedImage, images_in
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,32 +65,32 @@ class ClassLookup:
             return self._synset_index(text)
         if text.isdecimal():
             if int(text) >= self.count:
-                raise BadInput(f"class {text} is out of range: the model has classes 0..{self.count - 1}")
+                raise InputError(f"class {text} is out of range: the model has classes 0..{self.count - 1}")
             return int(text)
         if not self._by_name:
-            raise BadInput(
+            raise InputError(
                 f"expected a class index or a synset, got {text!r}: "
                 f"the {self.count} classes of this model have no names"
             )
         for lookup in (self._by_name, self._by_part):
-            matches = lookup.get(_normalised(text), set())
+            matches = lookup.get(_normalized(text), set())
             if len(matches) > 1:
-                raise BadInput(
+                raise InputError(
                     f"{text!r} is the name of the classes {sorted(matches)}: "
                     "use the index or the synset instead"
                 )
             if matches:
                 return next(iter(matches))
-        raise UnknownName("class", text, self._by_part, "Name folders by synset, index or class name.")
+        raise UnknownNameError("class", text, self._by_part, "Name folders by synset, index or class name.")
 
     def _synset_index(self, text: str) -> int:
         if not self._synsets:
-            raise BadInput(
+            raise InputError(
                 f"{text} is an ImageNet synset, but the model has {self.count} classes: "
                 "name folders by index or class name"
             )
         if text not in self._synsets:
-            raise UnknownName("class", text, self._synsets, "The model has no class with this synset.")
+            raise UnknownNameError("class", text, self._synsets, "The model has no class with this synset.")
         return self._synsets[text]
 
     @cached_property
@@ -114,7 +114,7 @@ class ClassLookup:
         )
 
 
-class Unlabelled(ClassLookup):
+class Unlabeled(ClassLookup):
     """For images whose folders are not classes: every label is 0, and images need no class folder."""
 
     def __init__(self) -> None:
@@ -128,11 +128,11 @@ class Unlabelled(ClassLookup):
 def _lookup(pairs: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
     lookup: dict[str, set[int]] = {}
     for name, index in pairs:
-        lookup.setdefault(_normalised(name), set()).add(index)
+        lookup.setdefault(_normalized(name), set()).add(index)
     return lookup
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").split())
 
 
@@ -141,8 +141,8 @@ def read_class_folders(folder: Path, classes: ClassLookup) -> list[Item]:
     groups: dict[str, list[Path]] = {}
     for path in images_in(folder):
         inside = path.relative_to(folder)
-        if len(inside.parts) < 2 and not isinstance(classes, Unlabelled):
-            raise BadInput(
+        if len(inside.parts) < 2 and not isinstance(classes, Unlabeled):
+            raise InputError(
                 f"{path} is in no class folder: expected {folder}/<class>/{path.name}, "
                 "the class a synset, an index or a name"
             )
@@ -162,7 +162,7 @@ def read_index(file: Path, classes: ClassLookup) -> list[Item]:
     columns = list(table.columns)
     label_column = next((name for name in LABEL_COLUMNS if name in columns), None)
     if "image" not in columns or label_column is None:
-        raise BadInput(
+        raise InputError(
             f"{file}: expected the columns image and one of {', '.join(LABEL_COLUMNS)}, "
             f"got {', '.join(columns) or 'nothing'}"
         )
@@ -171,12 +171,12 @@ def read_index(file: Path, classes: ClassLookup) -> list[Item]:
     rows = zip(table["image"], table[label_column], masks, strict=True)
     for number, (image, label, mask) in enumerate(rows, start=1):
         if not image or not label:
-            raise BadInput(f"{file}, row {number}: image or {label_column} is empty")
+            raise InputError(f"{file}, row {number}: image or {label_column} is empty")
         mask_file = file.parent / mask if mask else None
         item = Item(Path(image).as_posix(), file.parent / image, classes.index(label), mask_file)
         groups.setdefault(label, []).append(item)
     if not groups:
-        raise BadInput(f"{file} lists no images")
+        raise InputError(f"{file} lists no images")
     return interleave(list(groups.values()))
 
 
@@ -189,7 +189,7 @@ def _read_table(file: Path) -> pd.DataFrame:
     except pd.errors.EmptyDataError:
         return pd.DataFrame()
     except (OSError, ValueError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
-        raise BadInput(f"{file} cannot be read as a table ({error})") from error
+        raise InputError(f"{file} cannot be read as a table ({error})") from error
     return table.fillna("")
 
 

@@ -5,15 +5,15 @@ give the same pixels everywhere:
 
 | file | RGB |
 | --- | --- |
-| transparency (RGBA, grey with alpha, a palette with a transparent colour) | blended with white |
-| 16-bit and 32-bit grey | scaled to 8 bits: 0..65535 to 0..255, floating point 0..1 to 0..255 |
-| grey, palette, CMYK | converted |
+| transparency (RGBA, gray with alpha, a palette with a transparent color) | blended with white |
+| 16-bit and 32-bit gray | scaled to 8 bits: 0..65535 to 0..255, floating point 0..1 to 0..255 |
+| gray, palette, CMYK | converted |
 | EXIF orientation | applied |
 | animation (GIF, WebP, APNG) | the first frame |
 
 Files may be untrusted. Only the formats in FORMATS are decoded, whatever a file is called; size and
 aspect ratio are checked in the header, before any pixel is decoded; and only regular files are opened.
-Everything else is a `BadImage` that names the file.
+Everything else is a `ImageError` that names the file.
 
 Content hashes: 16 hex digits that identify the bytes of an image, whatever the file is called.
 """
@@ -36,7 +36,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 
 FORMATS = {  # PIL's name of each format that is read, and its suffixes
     "JPEG": (".jpg", ".jpeg"),
@@ -67,7 +67,7 @@ class EncodedImage(Protocol):
         ...
 
     def read(self) -> bytes:
-        """The bytes of the file; may raise `BadImage`."""
+        """The bytes of the file; may raise `ImageError`."""
         ...
 
 
@@ -78,7 +78,7 @@ def images_below(folder: Path) -> Iterator[Path]:
     """Everything below a folder that is called like an image file, at any depth.
 
     Links are followed, unless they lead to a parent. What cannot be an image (a dangling link, a FIFO) is
-    included: reading it raises `BadImage` with its name. Links and folders that cannot be followed are
+    included: reading it raises `ImageError` with its name. Links and folders that cannot be followed are
     reported as warnings.
     """
     for directory, subfolders, names in os.walk(folder, followlinks=True, onerror=_warn_unreadable):
@@ -108,13 +108,13 @@ def _leads_up(path: Path, parents: list[Path]) -> bool:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Every image file below a folder, sorted by name; `BadInput` if there is none."""
+    """Every image file below a folder, sorted by name; `InputError` if there is none."""
     if not folder.is_dir():
         state = "a file" if folder.exists() else "no such folder"
-        raise BadInput(f"expected a folder of images, got {folder}: {state}")
+        raise InputError(f"expected a folder of images, got {folder}: {state}")
     files = sorted(images_below(folder))
     if not files:
-        raise BadInput(f"expected images in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
+        raise InputError(f"expected images in {folder}, found none ({', '.join(sorted(SUFFIXES))})")
     return files
 
 
@@ -132,7 +132,7 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
 def read_image(source: Source) -> Image.Image:
     """An image file, or the bytes of one, as upright 8-bit RGB; see the table above.
 
-    A file that is missing, truncated, too large or not an image raises `BadImage` with its name.
+    A file that is missing, truncated, too large or not an image raises `ImageError` with its name.
     """
     with opened_image(source) as image:
         image.load()
@@ -151,7 +151,7 @@ def image_size(source: Source) -> tuple[int, int]:
 
 @contextmanager
 def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
-    """The file opened by PIL, its size checked; whatever is wrong with it becomes `BadImage`.
+    """The file opened by PIL, its size checked; whatever is wrong with it becomes `ImageError`.
 
     kind: "image" or "mask", for errors
     """
@@ -166,42 +166,42 @@ def opened_image(source: Source, kind: str = "image") -> Iterator[Image.Image]:
         with Image.open(file, formats=_formats()) as image:
             check_bounds(*image.size, name=name)
             yield image
-    except BadImage:
+    except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(f"{name}: expected at most {MAX_PIXELS:,} pixels, got more ({error})") from error
+        raise ImageError(f"{name}: expected at most {MAX_PIXELS:,} pixels, got more ({error})") from error
     except Image.UnidentifiedImageError as error:
         expected = f"expected one of the formats {', '.join(_formats())}"
-        raise BadImage(f"{name}: does not decode as {_article(kind)} ({expected})") from error
+        raise ImageError(f"{name}: does not decode as {_article(kind)} ({expected})") from error
     except Exception as error:  # PIL's decoders raise many kinds, from SyntaxError to struct.error
-        raise BadImage(f"{name}: does not decode as {_article(kind)} ({first_line(error)})") from error
+        raise ImageError(f"{name}: does not decode as {_article(kind)} ({first_line(error)})") from error
 
 
 def check_regular_file(path: str | Path, kind: str = "image") -> None:
-    """`BadImage` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
+    """`ImageError` unless the path leads to a regular file. Opening a FIFO would wait for ever."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
         missing = "no such file" if kind == "image" else f"no such {kind}"
-        raise BadImage(f"{path}: {_broken_link(path) if path.is_symlink() else missing}") from error
+        raise ImageError(f"{path}: {_broken_link(path) if path.is_symlink() else missing}") from error
     except (OSError, ValueError) as error:  # a loop of links, no permission, a name that is too long
-        raise BadImage(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise ImageError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(mode):
-        raise BadImage(f"{path}: expected {_article(kind)} file, got a {_kind_of_file(mode)}")
+        raise ImageError(f"{path}: expected {_article(kind)} file, got a {_kind_of_file(mode)}")
 
 
 def check_bounds(width: int, height: int, *, name: str = "image in memory") -> None:
-    """`BadImage` if an image of this size would take too much memory to decode or to preprocess."""
+    """`ImageError` if an image of this size would take too much memory to decode or to preprocess."""
     size = f"got {width:,} x {height:,}"
     if min(width, height) < 1:
-        raise BadImage(f"{name}: expected at least one pixel, {size}")
+        raise ImageError(f"{name}: expected at least one pixel, {size}")
     if max(width, height) > MAX_SIDE:
-        raise BadImage(f"{name}: expected sides of at most {MAX_SIDE:,} pixels, {size}")
+        raise ImageError(f"{name}: expected sides of at most {MAX_SIDE:,} pixels, {size}")
     if width * height > MAX_PIXELS:
-        raise BadImage(f"{name}: expected at most {MAX_PIXELS:,} pixels, {size} = {width * height:,}")
+        raise ImageError(f"{name}: expected at most {MAX_PIXELS:,} pixels, {size} = {width * height:,}")
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadImage(
+        raise ImageError(
             f"{name}: expected an aspect ratio of at most {MAX_ASPECT}:1, {size}. Crop it, or leave it out."
         )
 
@@ -249,7 +249,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 or 32 bits, which PIL would clip to white. 16-bit integers and floats in [0, 1] keep their
+    """Gray of 16 or 32 bits, which PIL would clip to white. 16-bit integers and floats in [0, 1] keep their
     full scale; anything else is stretched from its minimum to its maximum."""
     values = np.asarray(image)
     step = max(1, ROWS_AT_ONCE // image.width)
@@ -262,11 +262,11 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         low, high = 0.0, 1.0
     elif image.mode.startswith("I") and low >= 0 and high <= 65535:
         low, high = 0.0, 65535.0 if high > 255 else 255.0
-    grey = np.empty(values.shape, np.uint8)
+    gray = np.empty(values.shape, np.uint8)
     for index, block in enumerate(blocks):
         unit = (block.astype(np.float64) - low) / (high - low or 1.0)
-        grey[index * step : (index + 1) * step] = (unit * 255).round().astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB")
+        gray[index * step : (index + 1) * step] = (unit * 255).round().astype(np.uint8)
+    return Image.fromarray(gray).convert("RGB")
 
 
 below = images_below
@@ -286,17 +286,17 @@ def bytes_hash(data: bytes) -> str:
 
 
 def file_hash(path: str | Path) -> str:
-    """The hash of a file's bytes; `BadImage` if the file cannot be read."""
+    """The hash of a file's bytes; `ImageError` if the file cannot be read."""
     check_regular_file(path)
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
     except OSError as error:
-        raise BadImage(f"{path}: {error.strerror}") from error
+        raise ImageError(f"{path}: {error.strerror}") from error
 
 
 def source_hash(source: Source) -> str:
-    """The hash of the bytes of an image, wherever they are; `BadImage` if they cannot be read."""
+    """The hash of the bytes of an image, wherever they are; `ImageError` if they cannot be read."""
     if isinstance(source, (str, Path)):
         return file_hash(source)
     return bytes_hash(source if isinstance(source, bytes) else source.read())

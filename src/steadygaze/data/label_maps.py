@@ -47,13 +47,13 @@ from steadygaze.data.masks import (
     OBJECT,
     VOC_CLASSES,
     Decode,
-    LabelledImages,
+    LabeledImages,
     Pixels,
-    find_labelled_images,
+    find_labeled_images,
     mask_values,
     voc_stems,
 )
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 
 IGNORED = 255  # value of pixels that are not counted
 
@@ -67,7 +67,7 @@ def confusion(
     [[[1, 0], [0, 0]]]
     """
     if predicted.dim() != 3 or predicted.shape != truth.shape:
-        raise BadInput(
+        raise InputError(
             "expected label maps (B, H, W) of one size, "
             f"got {tuple(predicted.shape)} and {tuple(truth.shape)}"
         )
@@ -75,7 +75,7 @@ def confusion(
     for name, labels in (("predicted", predicted), ("truth", truth[counted])):
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
             exception = f", and {ignored} for pixels that are not counted" if name == "truth" else ""
-            raise BadInput(
+            raise InputError(
                 f"{name}: expected classes 0..{num_classes - 1}{exception}, "
                 f"got {int(labels.min())}..{int(labels.max())}"
             )
@@ -141,7 +141,7 @@ ACDC_CONDITIONS = ("fog", "night", "rain", "snow")
 
 
 @dataclass(frozen=True)
-class SegmentationImages(LabelledImages):
+class SegmentationImages(LabeledImages):
     """Images whose masks decode to label maps.
 
     classes: number of classes       names: of the classes, where they are known
@@ -184,9 +184,9 @@ def _find(root: Path, masks: Path | None, *, training: bool) -> SegmentationImag
 
 
 def _from_object_masks(root: Path, masks: Path | None) -> SegmentationImages:
-    images = find_labelled_images(root, masks, _AnyClass())
+    images = find_labeled_images(root, masks, _AnyClass())
     if images.decode is None:
-        raise BadInput(
+        raise InputError(
             f"segmentation: expected a folder of masks, or a column mask in {root}/index.csv", option="masks"
         )
     decode_mask = images.decode
@@ -203,7 +203,9 @@ def _from_own_classes(root: Path, masks: Path) -> SegmentationImages:
     listing = masks / "classes.txt"
     names = tuple(filter(None, listing.read_text(encoding="utf-8").split("\n")))
     if not 2 <= len(names) <= IGNORED:
-        raise BadInput(f"{listing}: expected 2 to {IGNORED} class names, one on each line, got {len(names)}")
+        raise InputError(
+            f"{listing}: expected 2 to {IGNORED} class names, one on each line, got {len(names)}"
+        )
     items = [
         _item(root, image, (masks / image.relative_to(root)).with_suffix(".png")) for image in images_in(root)
     ]
@@ -241,7 +243,7 @@ def _from_acdc(root: Path, part: str) -> SegmentationImages:
     present = subfolders(root / "rgb_anon")
     unexpected = sorted(set(present) - set(ACDC_CONDITIONS))
     if unexpected or not present:
-        raise BadInput(
+        raise InputError(
             f"{ACDC}: expected folders {', '.join(ACDC_CONDITIONS)} in {root / 'rgb_anon'}, "
             f"got {', '.join(unexpected) or 'none'}"
         )
@@ -254,7 +256,7 @@ def _from_acdc(root: Path, part: str) -> SegmentationImages:
     for condition in present:
         images = root / "rgb_anon" / condition / part
         if not images.is_dir():
-            raise BadInput(f"{ACDC}: {images} is missing. Incomplete download? Fetch the rest.")
+            raise InputError(f"{ACDC}: {images} is missing. Incomplete download? Fetch the rest.")
         items = []
         for image in images_in(images):
             stem = image.name.removesuffix("_rgb_anon.png")
@@ -291,7 +293,7 @@ def _with_maps(
     with_map = [item for item in items if isinstance(item.mask, Path) and item.mask.is_file()]
     if not with_map:
         example = items[0].mask if items else "images"
-        raise BadInput(f"{layout}: no image has a label map: expected {example}, and so on")
+        raise InputError(f"{layout}: no image has a label map: expected {example}, and so on")
     without = len(items) - len(with_map)
     return SegmentationImages(with_map, decode, without, layout, num_classes, names)
 
@@ -303,14 +305,14 @@ def _decode_ids(ids: Sequence[int], strict: bool = False) -> Decode:
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         if mask.mode not in ("P", "L"):
-            raise BadImage(
+            raise ImageError(
                 f"{item.mask}: expected a map of class numbers, one channel of 8 bits, "
                 f"got an image of mode {mask.mode}"
             )
         values = mask_values(mask)
         unknown = set(np.unique(values).tolist()) - {*ids, IGNORED}
         if strict and unknown:
-            raise BadImage(
+            raise ImageError(
                 f"{item.mask}: expected classes 0..{len(ids) - 1}, and {IGNORED} for pixels that are not "
                 f"counted, got {sorted(unknown)[:8]}"
             )

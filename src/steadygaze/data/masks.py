@@ -1,4 +1,4 @@
-"""Labelled images with object masks: 255 object, 128 border (not measured), 0 background.
+"""Labeled images with object masks: 255 object, 128 border (not measured), 0 background.
 
 | layout | where | values in the mask file |
 | --- | --- | --- |
@@ -7,7 +7,7 @@
 | ImageNet-S | `validation/`, `validation-segmentation/` | R + 256·G: a class, 0 other, 1000 border |
 | Pascal VOC | `JPEGImages/`, `SegmentationClass/`, `ImageSets/Segmentation/val.txt` | 1..20, 255 border |
 
-In an image with several objects, those of its label's class are the object. VOC images are labelled with the
+In an image with several objects, those of its label's class are the object. VOC images are labeled with the
 class that covers most pixels, if the model has a class of that name or has just these 20 classes. Otherwise
 they have no label, and every object counts.
 """
@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 
 from steadygaze.data.folders import ClassLookup, Item, interleave, read_class_folders, read_index
 from steadygaze.data.images import EncodedImage, images_in, opened_image
-from steadygaze.errors import BadImage, BadInput, SteadygazeError
+from steadygaze.errors import ImageError, InputError, SteadygazeError
 
 OBJECT, BORDER = 255, 128
 VOC_CLASSES = (
@@ -45,7 +45,7 @@ Decode = Callable[[Image.Image, Item], Pixels]  # from a mask file to 255, 128 a
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """Images with labels, and masks if there are any.
 
     decode: how their masks are read; None without masks
@@ -78,15 +78,15 @@ class LabelledImages:
         yield from (self.items[self.position(name)] for name in names)
 
 
-def find_labelled_images(
+def find_labeled_images(
     folder: str | Path, masks: str | Path | None, classes: ClassLookup, limit: int | None = None
-) -> LabelledImages:
-    """The labelled images of a folder in any of the layouts, or of a CSV file, with their masks."""
+) -> LabeledImages:
+    """The labeled images of a folder in any of the layouts, or of a CSV file, with their masks."""
     images = _find(Path(folder), None if masks is None else Path(masks), classes)
     return replace(images, items=images.items[:limit])
 
 
-def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabelledImages:
+def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabeledImages:
     if masks is not None:
         _require_folder(masks, "masks")
     if folder.suffix == ".csv" and folder.is_file():
@@ -102,7 +102,7 @@ def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabelledIma
             return _from_imagenet_s(folder / images, folder / segmentations, classes)
     items = read_class_folders(folder, classes)
     if masks is None:
-        return LabelledImages(items)
+        return LabeledImages(items)
     if masks.name in IMAGENET_S_FOLDERS.values():
         return _from_imagenet_s(folder, masks, classes)
     return _paired(items, masks, decode_object_mask, "pairs")
@@ -111,29 +111,29 @@ def _find(folder: Path, masks: Path | None, classes: ClassLookup) -> LabelledIma
 def _require_folder(path: Path, content: str) -> None:
     if not path.is_dir():
         state = "a file" if path.exists() else "no such folder"
-        raise BadInput(f"expected a folder of {content}, got {path}: {state}")
+        raise InputError(f"expected a folder of {content}, got {path}: {state}")
 
 
-def _from_index(file: Path, masks: Path | None, classes: ClassLookup) -> LabelledImages:
+def _from_index(file: Path, masks: Path | None, classes: ClassLookup) -> LabeledImages:
     items = read_index(file, classes)
     with_mask = [item for item in items if item.mask is not None]
     if with_mask:
-        return LabelledImages(with_mask, decode_object_mask, len(items) - len(with_mask), "index.csv")
+        return LabeledImages(with_mask, decode_object_mask, len(items) - len(with_mask), "index.csv")
     if masks is not None:
-        raise BadInput(f"{file} has no column mask: expected the path of a mask for each image")
-    return LabelledImages(items, layout="index.csv")
+        raise InputError(f"{file} has no column mask: expected the path of a mask for each image")
+    return LabeledImages(items, layout="index.csv")
 
 
-def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> LabelledImages:
+def _paired(items: list[Item], masks: Path, decode: Decode, layout: str) -> LabeledImages:
     """Each image with the mask of the same path; images without one are left out."""
     candidates = [replace(item, mask=(masks / item.name).with_suffix(".png")) for item in items]
     with_mask = [item for item in candidates if isinstance(item.mask, Path) and item.mask.is_file()]
     if not with_mask:
-        raise BadInput(f"no image has a mask: expected {candidates[0].mask}, and so on")
-    return LabelledImages(with_mask, decode, len(items) - len(with_mask), layout)
+        raise InputError(f"no image has a mask: expected {candidates[0].mask}, and so on")
+    return LabeledImages(with_mask, decode, len(items) - len(with_mask), layout)
 
 
-def _from_imagenet_s(images: Path, masks: Path, classes: ClassLookup) -> LabelledImages:
+def _from_imagenet_s(images: Path, masks: Path, classes: ClassLookup) -> LabeledImages:
     synsets = sorted(path.name for path in images.iterdir() if path.is_dir())
     is_edition = len(synsets) in IMAGENET_S_SIZES
     class_ids = {synset: rank for rank, synset in enumerate(synsets, start=1)} if is_edition else {}
@@ -156,7 +156,7 @@ def voc_stems(folder: Path, part: str) -> list[str]:
     return [path.stem for path in images_in(folder / "SegmentationClass")]
 
 
-def _from_voc(folder: Path, classes: ClassLookup) -> LabelledImages:
+def _from_voc(folder: Path, classes: ClassLookup) -> LabeledImages:
     labels = {class_id: _voc_label(class_id, classes) for class_id in range(1, len(VOC_CLASSES) + 1)}
     any_known = any(label is not None for label in labels.values())
     groups: dict[int, list[Item]] = {}
@@ -169,7 +169,7 @@ def _from_voc(folder: Path, classes: ClassLookup) -> LabelledImages:
         item = Item(image.as_posix(), folder / image, labels.get(class_id), mask)
         groups.setdefault(class_id, []).append(item)
     if not groups:
-        raise BadInput(f"{folder} is laid out as Pascal VOC, but lists no segmented images")
+        raise InputError(f"{folder} is laid out as Pascal VOC, but lists no segmented images")
 
     def decode(mask: Image.Image, item: Item) -> Pixels:
         ids = mask_values(mask)
@@ -180,7 +180,7 @@ def _from_voc(folder: Path, classes: ClassLookup) -> LabelledImages:
         return _coded(inside, ids == VOC_BORDER)
 
     items = interleave([groups[class_id] for class_id in sorted(groups)])
-    return LabelledImages(items, decode, 0, "Pascal VOC")
+    return LabeledImages(items, decode, 0, "Pascal VOC")
 
 
 def _voc_label(class_id: int, classes: ClassLookup) -> int | None:
@@ -198,7 +198,7 @@ def decode_object_mask(mask: Image.Image, item: Item) -> Pixels:
     if values <= {0, 1}:
         return _coded(pixels == 1, np.zeros_like(pixels, dtype=bool))
     if not values <= {0, BORDER, OBJECT}:
-        raise BadImage(
+        raise ImageError(
             f"{item.mask}: expected a mask of 255 (object), 128 (border) and 0, or of 1 and 0; "
             f"got {sorted(values)[:8]}"
         )
@@ -210,7 +210,7 @@ def read_mask(item: Item, decode: Decode, size: tuple[int, int] | None = None) -
     assert item.mask is not None
     mask = _open(item.mask)
     if size is not None and mask.size != size:
-        raise BadImage(
+        raise ImageError(
             f"{item.mask}: the mask is {mask.width}x{mask.height}, its image {item.name} is "
             f"{size[0]}x{size[1]}. Both must have the same size."
         )
@@ -224,7 +224,7 @@ def _open(source: Path | EncodedImage) -> Image.Image:
 
 
 def mask_values(mask: Image.Image) -> Pixels:
-    """The indices of a palette image, the grey levels of others."""
+    """The indices of a palette image, the gray levels of others."""
     return np.array(mask if mask.mode in ("P", "L") else mask.convert("L"), dtype=np.uint8)
 
 
@@ -237,6 +237,6 @@ def _coded(inside: np.ndarray, border: np.ndarray) -> Pixels:
     return np.where(border, BORDER, np.where(inside, OBJECT, 0)).astype(np.uint8)
 
 
-Labelled = LabelledImages
-find = find_labelled_images
+Labeled = LabeledImages
+find = find_labeled_images
 VOC = VOC_CLASSES

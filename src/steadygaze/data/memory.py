@@ -31,7 +31,7 @@ from steadygaze.data.images import to_rgb
 from steadygaze.data.masks import BORDER, OBJECT
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 Data = str | Path | StreamSpec | Iterable[Any] | Dataset[Any]
 
@@ -80,11 +80,11 @@ class InMemoryData:
 
     def __post_init__(self) -> None:
         if is_folder(self.data):
-            raise BadInput(
+            raise InputError(
                 f"data: expected batches, a Dataset or a DataLoader, got the path {str(self.data)!r}"
             )
         if not isinstance(self.data, (Iterable, Dataset)):
-            raise BadInput(
+            raise InputError(
                 "data: expected a folder, a list of batches, a Dataset or a DataLoader, "
                 f"got {type(self.data).__name__}"
             )
@@ -108,7 +108,7 @@ class InMemoryData:
         return isinstance(self.data, Dataset) or iter(self.data) is not self.data
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Every batch, at most `limit` images; at least one batch, or `BadInput`."""
+        """Every batch, at most `limit` images; at least one batch, or `InputError`."""
         before = 0
         for number, parts in enumerate(self._batches()):
             if self.limit is not None and before >= self.limit:
@@ -119,7 +119,7 @@ class InMemoryData:
             before += len(batch)
             yield batch
         if before == 0:
-            raise BadInput("data: expected at least one batch, got none (a generator that is exhausted?)")
+            raise InputError("data: expected at least one batch, got none (a generator that is exhausted?)")
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -141,14 +141,14 @@ class InMemoryData:
     def _prepared(self, sample: Any, number: int) -> Sequence[Any]:
         """(image, label) or (image, label, mask), PIL images preprocessed."""
         if not isinstance(sample, (tuple, list)) or len(sample) not in (2, 3):
-            raise BadInput(
+            raise InputError(
                 "data: expected a Dataset of (image, label) or (image, label, mask), "
                 f"got {_kinds(sample)} at index {number}"
             )
         image, label, *mask = sample
         if isinstance(image, Image.Image):
             if self.preprocess is None:
-                raise BadInput(
+                raise InputError(
                     "data: the Dataset gives PIL images, and how this model preprocesses them is not known. "
                     "Give a model from load_model, or a Dataset with a transform."
                 )
@@ -168,7 +168,7 @@ class InMemoryData:
             ]
         except (TypeError, ValueError, RuntimeError) as error:
             first = number - len(samples) + 1
-            raise BadInput(
+            raise InputError(
                 f"data: the samples {first} to {number} of the Dataset cannot be stacked ({error}). "
                 "Expected images of one size, and a label each."
             ) from error
@@ -176,15 +176,15 @@ class InMemoryData:
     def _checked(self, parts: Any, number: int, before: int) -> TensorBatch:
         images, labels, *rest = _tensors(parts, number)
         if images.dim() != 4:
-            raise BadInput(
+            raise InputError(
                 f"images: expected (B, 3, H, W), got {tuple(images.shape)} as batch {number}. "
                 "A torch DataLoader makes batches."
             )
         if not len(images):
-            raise BadInput(f"images: expected at least one image, batch {number} is empty")
+            raise InputError(f"images: expected at least one image, batch {number} is empty")
         if not images.is_floating_point():
-            raise BadInput(
-                f"images: expected floating point, normalised as the model takes them, got {images.dtype} "
+            raise InputError(
+                f"images: expected floating point, normalized as the model takes them, got {images.dtype} "
                 f"in batch {number}"
             )
         if not self.labels_used:
@@ -192,13 +192,13 @@ class InMemoryData:
         shape = (len(images), *images.shape[-2:]) if self.label_maps else (len(images),)
         if labels.is_floating_point() or labels.dtype == torch.bool or tuple(labels.shape) != shape:
             expected = f"label maps {shape} of integers" if self.label_maps else f"{len(images)} integers"
-            raise BadInput(
+            raise InputError(
                 f"labels: expected {expected}, got {labels.dtype} of shape {tuple(labels.shape)} "
                 f"in batch {number}"
             )
         masks = _checked_masks(rest[0], images, number) if rest else None
         if masks is None and self.masks_for:
-            raise BadInput(
+            raise InputError(
                 f"{', '.join(self.masks_for)}: expected masks, but batch {number} has none. "
                 "Give (images, labels, masks)."
             )
@@ -219,11 +219,11 @@ def _tensors(parts: Any, number: int) -> list[Tensor]:
         f"got {_kinds(parts)} as batch {number}."
     )
     if not isinstance(parts, (tuple, list)) or len(parts) not in (2, 3):
-        raise BadInput(f"{message} Put a single batch into a list: [(images, labels)].")
+        raise InputError(f"{message} Put a single batch into a list: [(images, labels)].")
     try:
         return [part if isinstance(part, Tensor) else torch.as_tensor(part) for part in parts]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(message) from error
+        raise InputError(message) from error
 
 
 def _kinds(parts: Any) -> str:
@@ -238,14 +238,14 @@ def _checked_masks(masks: Tensor, images: Tensor, number: int) -> UInt8[Tensor, 
         masks = masks[:, 0]
     shape = (len(images), *images.shape[-2:])
     if tuple(masks.shape) != shape:
-        raise BadInput(
+        raise InputError(
             f"masks: expected {shape}, the size of the images, got {tuple(masks.shape)} in batch {number}"
         )
     values = set(masks.unique().tolist())
     if values <= {0, 1}:
         return masks.to(torch.uint8) * OBJECT
     if not values <= {0, BORDER, OBJECT}:
-        raise BadInput(
+        raise InputError(
             "masks: expected 255 (object), 128 (border) and 0, or 1 and 0; "
             f"got {sorted(values)[:8]} in batch {number}"
         )

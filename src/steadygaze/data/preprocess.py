@@ -3,10 +3,10 @@
 | description (`config`) | geometry |
 | --- | --- |
 | timm: input_size, crop_pct, crop_mode, interpolation | timm's own evaluation transform |
-| resize, crop, interpolation | resize (one number: shorter side; two: height and width), then centre crop |
+| resize, crop, interpolation | resize (one number: shorter side; two: height and width), then center crop |
 
-Both end in the same normalisation: (pixels / 255 - mean) / std, channel by channel. Whatever needs images,
-masks or uint8 pixels (explain, verify, stress, train, the page) takes geometry and normalisation from here.
+Both end in the same normalization: (pixels / 255 - mean) / std, channel by channel. Whatever needs images,
+masks or uint8 pixels (explain, verify, stress, train, the page) takes geometry and normalization from here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.images import SOURCE_KEY, check_bounds, first_line
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -34,7 +34,7 @@ Geometry = Callable[[Image.Image], Image.Image]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop and normalisation of one model.
+    """Resize, center crop and normalization of one model.
 
     config: how the model's library describes them (see the table above); it is written into records.
 
@@ -87,14 +87,14 @@ class Preprocess:
             resize, crop = int(size["shortest_edge"] / crop_pct), [size["shortest_edge"]] * 2
         else:
             resize, crop = size["shortest_edge"], crop if crops else [size["shortest_edge"]] * 2
-        normalises = getattr(processor, "do_normalize", True)
+        normalizes = getattr(processor, "do_normalize", True)
         return cls(
             {
                 "resize": resize,
                 "crop": crop,
                 "interpolation": Image.Resampling(int(processor.resample)).name.lower(),
-                "mean": list(processor.image_mean) if normalises else [0.0] * 3,
-                "std": list(processor.image_std) if normalises else [1.0] * 3,
+                "mean": list(processor.image_mean) if normalizes else [0.0] * 3,
+                "std": list(processor.image_std) if normalizes else [1.0] * 3,
             }
         )
 
@@ -124,7 +124,7 @@ class Preprocess:
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
     ) -> Preprocess:
-        """Resize, then crop the centre to `size` (height, width).
+        """Resize, then crop the center to `size` (height, width).
 
         resize: one number, the shorter side (by default that of `size`), or height and width
         """
@@ -151,7 +151,7 @@ class Preprocess:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> Preprocess:
-        """With other values, as timm's centre crop: resize the shorter side to size / crop_pct, then crop."""
+        """With other values, as timm's center crop: resize the shorter side to size / crop_pct, then crop."""
         return Preprocess.from_timm(
             {
                 "input_size": (3, *(size or self.size)),
@@ -189,7 +189,7 @@ class Preprocess:
 
     @property
     def crop_pct(self) -> float:
-        """Fraction of the resized image's shorter side that the centre crop keeps."""
+        """Fraction of the resized image's shorter side that the center crop keeps."""
         resize, crop = self.config.get("resize"), self.config.get("crop")
         if isinstance(resize, int) and crop:
             return float(min(crop) / resize)
@@ -202,16 +202,16 @@ class Preprocess:
     # -- images ----------------------------------------------------------------------------------------
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        """An RGB image as the model takes it: float32, normalised."""
+        """An RGB image as the model takes it: float32, normalized."""
         pixels = torch.from_numpy(self.pixels(image).copy())
-        return self.normalise(pixels.permute(2, 0, 1).contiguous())
+        return self.normalize(pixels.permute(2, 0, 1).contiguous())
 
     def pixels(self, image: Image.Image, *, crop: bool = True) -> UInt8[np.ndarray, "h w 3"]:
-        """The same before normalisation: uint8. With `crop=False`, also before the centre crop."""
+        """The same before normalization: uint8. With `crop=False`, also before the center crop."""
         return np.asarray(_apply(self._geometry if crop else self._uncropped, image))
 
     def mask(self, mask: Image.Image, *, padding: int = 0) -> UInt8[Tensor, "h w"]:
-        """A mask or label map (mode L) with the geometry of the image, by nearest neighbour.
+        """A mask or label map (mode L) with the geometry of the image, by nearest neighbor.
 
         padding: value where the geometry adds a margin (timm's crop_mode "border")
         """
@@ -223,19 +223,19 @@ class Preprocess:
                 step.fill = padding
         return torch.from_numpy(np.array(_apply(_compose(steps), mask), dtype=np.uint8))
 
-    def normalise(self, pixels: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
+    def normalize(self, pixels: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
         """uint8 to what the model takes: float32, (pixels / 255 - mean) / std."""
         mean, std = self._statistics(pixels)
         return pixels.to(torch.float32).div(255).sub(mean).div(std)
 
     def undo(self, images: Float[Tensor, "*b 3 h w"]) -> UInt8[Tensor, "*b 3 h w"]:
-        """The inverse of `normalise`, rounded to uint8 and clipped to [0, 255]."""
+        """The inverse of `normalize`, rounded to uint8 and clipped to [0, 255]."""
         mean, std = self._statistics(images)
         unit = (images.detach().to(torch.float32) * std + mean).clamp(0, 1)
         return (unit * 255).round().to(torch.uint8)
 
     def to_image(self, image: Float[Tensor, "3 h w"]) -> Image.Image:
-        """What the model sees: a preprocessed image with the normalisation undone, as PIL image."""
+        """What the model sees: a preprocessed image with the normalization undone, as PIL image."""
         return Image.fromarray(self.undo(image).permute(1, 2, 0).cpu().numpy())
 
     # -- below: how ------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Preprocess:
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if like.dim() < 3 or like.shape[-3] != len(self.mean):
-            raise BadInput(
+            raise InputError(
                 f"expected images (..., {len(self.mean)}, H, W), got a tensor of shape {tuple(like.shape)}"
             )
         mean, std = (
@@ -285,14 +285,14 @@ def _compose(steps: Sequence[Any]) -> Geometry:
 
 
 def _apply(geometry: Geometry, image: Image.Image) -> Image.Image:
-    """The image resized and cropped. Whatever fails is a `BadImage`, so that one image never ends a run."""
+    """The image resized and cropped. Whatever fails is a `ImageError`, so that one image never ends a run."""
     name = str(image.info.get(SOURCE_KEY, "image in memory"))
     check_bounds(*image.size, name=name)
     try:
         return geometry(image)
     except Exception as error:  # of PIL, torchvision and timm, among them MemoryError
         size = f"{image.width:,} x {image.height:,}"
-        raise BadImage(f"{name}: cannot be preprocessed, size {size} ({first_line(error)})") from error
+        raise ImageError(f"{name}: cannot be preprocessed, size {size} ({first_line(error)})") from error
 
 
 def _nearest() -> Any:

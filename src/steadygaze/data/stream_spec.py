@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from steadygaze.data.images import EncodedImage
-from steadygaze.errors import BadImage, BadInput, UnknownName
+from steadygaze.errors import ImageError, InputError, UnknownNameError
 
 SHARED = ("image", "label", "mask", "label_names")
 
@@ -53,7 +53,7 @@ class StreamSpec:
         if not mark or not re.match(r"[a-z_]+=", options):  # a URL may have a question mark of its own
             location, options = rest, ""
         if not location:
-            raise BadInput(f"data: expected {kind}: and a location after it, got {text!r}")
+            raise InputError(f"data: expected {kind}: and a location after it, got {text!r}")
         return cls(kind, location, _options(kind, options))
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class StreamSpec:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise BadInput(f"label_names: {file} cannot be read: {reason}") from error
+            raise InputError(f"label_names: {file} cannot be read: {reason}") from error
         return tuple(line.strip() for line in lines if line.strip())
 
 
@@ -79,9 +79,9 @@ def _options(kind: str, text: str) -> dict[str, str]:
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if name not in OPTIONS[kind]:
-            raise UnknownName(f"option of {kind}: data", name, OPTIONS[kind])
+            raise UnknownNameError(f"option of {kind}: data", name, OPTIONS[kind])
         if not equals or not value:
-            raise BadInput(f"data: expected {name}=VALUE after the question mark, got {part!r}")
+            raise InputError(f"data: expected {name}=VALUE after the question mark, got {part!r}")
         options[name] = value
     return options
 
@@ -134,9 +134,11 @@ class FilePart:
                 opened.seek(self.offset)
                 data = opened.read(self.size)
         except OSError as error:
-            raise BadImage(f"{self.name}: {error.strerror}") from error
+            raise ImageError(f"{self.name}: {error.strerror}") from error
         if len(data) < self.size:
-            raise BadImage(f"{self.name}: expected {self.size} bytes, got {len(data)}: the file is truncated")
+            raise ImageError(
+                f"{self.name}: expected {self.size} bytes, got {len(data)}: the file is truncated"
+            )
         return data
 
     def __str__(self) -> str:
@@ -151,8 +153,8 @@ class Unusable:
     reason: str
 
     def read(self) -> bytes:
-        """Raises `BadImage`."""
-        raise BadImage(self.reason)
+        """Raises `ImageError`."""
+        raise ImageError(self.reason)
 
     def __str__(self) -> str:
         return self.name

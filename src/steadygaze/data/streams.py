@@ -10,7 +10,7 @@ OPTIONS are `name=value`, separated by commas: `wds:val-{0000..0015}.tar?image=p
 
 What readers of streams give, before labels are looked up.
 
-A stream of labelled images: read in its order, never listed whole in memory.
+A stream of labeled images: read in its order, never listed whole in memory.
 
 Every image has a key that does not depend on how the data is divided into shards. An image that cannot be
 used (no label, a label that the model does not know, a key that came before) is part of the stream like one
@@ -37,11 +37,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steadygaze.data.folders import ClassLookup, Item, Unlabelled
+from steadygaze.data.folders import ClassLookup, Item, Unlabeled
 from steadygaze.data.images import find_images, names_hash
 from steadygaze.data.masks import Decode, decode_object_mask
 from steadygaze.data.stream_spec import Sample, SampleReader, StreamSpec, Unusable, is_stream
-from steadygaze.errors import BadInput, SteadygazeError
+from steadygaze.errors import InputError, SteadygazeError
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class LabelLookup:
         self._known: dict[str, int] = {}
 
     def index(self, label: str) -> int:
-        """The class; `BadInput` if there is none."""
+        """The class; `InputError` if there is none."""
         if label not in self._known:
             self._known[label] = self.classes.index(self._name(label))
         return self._known[label]
@@ -81,13 +81,15 @@ class LabelLookup:
         if self.names is None or not label.isdecimal():
             return label
         if int(label) >= len(self.names):
-            raise BadInput(f"label {label} is out of range: label_names has {len(self.names)} names, from 0")
+            raise InputError(
+                f"label {label} is out of range: label_names has {len(self.names)} names, from 0"
+            )
         return self.names[int(label)]
 
 
 @dataclass
 class ImageStream:
-    """Labelled images as they come.
+    """Labeled images as they come.
 
     labels: None: labels are not used                    labels_needed: an image without label is unusable
     limit: at most this many images
@@ -158,10 +160,10 @@ class ImageStream:
         items = list(islice(self, LOOKED_AT))
         if not items:
             reason = next(iter(self.damaged), "it is empty")
-            raise BadInput(f"data: expected images in {self.spec}, found none: {reason}")
+            raise InputError(f"data: expected images in {self.spec}, found none: {reason}")
         unusable = [item.encoded for item in items if isinstance(item.encoded, Unusable)]
         if len(unusable) == len(items):
-            raise BadInput(f"data: none of the first {len(items)} images can be used. {unusable[0].reason}")
+            raise InputError(f"data: none of the first {len(items)} images can be used. {unusable[0].reason}")
         return items
 
     def facts(self, first: Sequence[Item]) -> dict[str, Any]:
@@ -247,7 +249,7 @@ def open_stream(
     """The images that a specification names."""
     reader = open_reader(spec)
     labels = None
-    if not isinstance(classes, Unlabelled):
+    if not isinstance(classes, Unlabeled):
         labels = LabelLookup(classes, spec.label_names, reader.label_names)
     return ImageStream(spec, reader, labels, labels_needed and labels is not None, limit)
 
@@ -273,7 +275,7 @@ def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[
     damaged: list[str] = []
     for one in given:
         if is_stream(one):
-            stream = open_stream(StreamSpec.parse(str(one)), Unlabelled(), limit=limit)
+            stream = open_stream(StreamSpec.parse(str(one)), Unlabeled(), limit=limit)
             stream.first()  # wrong options are an error
             found.update(dict.fromkeys(stream))
             damaged += stream.damaged

@@ -17,7 +17,7 @@ from typing import Any
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.images import EncodedImage, first_line
 from steadygaze.data.stream_spec import MAX_BYTES, ImageBytes, Sample, StreamSpec
-from steadygaze.errors import BadImage, BadInput, UnknownName
+from steadygaze.errors import ImageError, InputError, UnknownNameError
 
 LABELS = ("label", "labels", "cls", "class")  # usual names of the column of labels
 IMAGES = ("image", "img", "jpg", "png", "jpeg", "webp", "image_bytes")
@@ -99,7 +99,7 @@ class TableRows:
         try:
             image = self._encoded("image", key, values)
             mask = self._encoded("mask", key, values) if "mask" in self.columns else None
-        except BadImage as error:
+        except ImageError as error:
             return Sample(key, self._holder, problem=str(error))
         return Sample(key, self._holder, image, None if label is None else str(label), mask)
 
@@ -110,9 +110,9 @@ class TableRows:
         if data is None and isinstance(path, str):
             data = self._file(path)
         if not isinstance(data, bytes):
-            raise BadImage(f"column {column}: expected the bytes of an image, got {type(data).__name__}")
+            raise ImageError(f"column {column}: expected the bytes of an image, got {type(data).__name__}")
         if len(data) > MAX_BYTES:
-            raise BadImage(f"column {column}: expected at most {MAX_BYTES} bytes, got {len(data)}")
+            raise ImageError(f"column {column}: expected at most {MAX_BYTES} bytes, got {len(data)}")
         return ImageBytes(name, data)
 
     def _file(self, path: str) -> bytes | None:
@@ -137,9 +137,9 @@ def _local_folder(spec: StreamSpec) -> Path | None:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise BadInput(f"data: expected owner/name or a folder after hf:, got the file {folder}")
+        raise InputError(f"data: expected owner/name or a folder after hf:, got the file {folder}")
     if spec.location.startswith((".", "/", "~")) or len(folder.parts) > 2:
-        raise BadInput(f"data: expected owner/name or a folder after hf:, got {folder}: no such folder")
+        raise InputError(f"data: expected owner/name or a folder after hf:, got {folder}: no such folder")
     return None
 
 
@@ -157,7 +157,7 @@ def _check_numbered_files(spec: StreamSpec, folder: Path) -> None:
         if number not in numbers
     ]
     if missing:
-        raise BadInput(
+        raise InputError(
             f"data: {len(missing)} files of {spec} do not exist: {abbreviated(missing)}. "
             "Complete the download."
         )
@@ -168,7 +168,7 @@ def _load(spec: StreamSpec, folder: Path | None) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise BadInput("hf: data needs datasets: pip install 'steadygaze[data]'") from error
+        raise InputError("hf: data needs datasets: pip install 'steadygaze[data]'") from error
     options = spec.options
     try:
         if folder is not None and any(
@@ -182,7 +182,7 @@ def _load(spec: StreamSpec, folder: Path | None) -> Any:
             streaming=True,
         )
     except Exception as error:  # the network, the hub and every file format raise kinds of their own
-        raise BadInput(f"data: {spec} cannot be opened ({first_line(error)})") from error
+        raise InputError(f"data: {spec} cannot be opened ({first_line(error)})") from error
 
 
 def _split(spec: StreamSpec, dataset: Any) -> tuple[Any, str]:
@@ -190,16 +190,16 @@ def _split(spec: StreamSpec, dataset: Any) -> tuple[Any, str]:
     if hasattr(dataset, "features"):  # one split, saved by save_to_disk
         split = str(dataset.split or "data")
         if wanted not in (None, split):
-            raise UnknownName("split", str(wanted), [split])
+            raise UnknownNameError("split", str(wanted), [split])
         return dataset, split
     splits = list(dataset)
     if wanted is None and len(splits) > 1:
-        raise BadInput(
+        raise InputError(
             f"data: {spec} has the splits {', '.join(splits)}: choose one, as in ?split={splits[-1]}"
         )
     split = wanted or splits[0]
     if split not in splits:
-        raise UnknownName("split", split, splits)
+        raise UnknownNameError("split", split, splits)
     return dataset[split], split
 
 
@@ -224,9 +224,9 @@ def _features_of_first_row(spec: StreamSpec, dataset: Any) -> Mapping[str, Any]:
     try:
         return dict.fromkeys(next(iter(dataset)))
     except StopIteration as error:
-        raise BadInput(f"data: {spec} has no rows") from error
+        raise InputError(f"data: {spec} has no rows") from error
     except Exception as error:
-        raise BadInput(f"data: {spec} cannot be read ({first_line(error)})") from error
+        raise InputError(f"data: {spec} cannot be read ({first_line(error)})") from error
 
 
 def _columns(spec: StreamSpec, features: Mapping[str, Any]) -> dict[str, str]:
@@ -236,12 +236,12 @@ def _columns(spec: StreamSpec, features: Mapping[str, Any]) -> dict[str, str]:
         if role in spec.options:
             columns[role] = spec.options[role]
             if columns[role] not in features:
-                raise UnknownName("column", columns[role], features)
+                raise UnknownNameError("column", columns[role], features)
     if "image" not in columns:
         typed = [name for name, feature in features.items() if _kind(feature) == "Image"]
         found = next(iter([*typed, *(name for name in IMAGES if name in features)]), None)
         if found is None:
-            raise BadInput(
+            raise InputError(
                 f"data: {spec} has the columns {', '.join(features)}, and none that is declared as images. "
                 "Name it, as in ?image=COLUMN"
             )
@@ -264,7 +264,7 @@ def _undecoded(spec: StreamSpec, dataset: Any, column: str, feature: Any) -> Any
     keys = set(feature) if isinstance(feature, dict) else set()
     if feature is None or "bytes" in keys or getattr(feature, "dtype", "") in ("binary", "large_binary"):
         return dataset
-    raise BadInput(
+    raise InputError(
         f"data: expected images in the column {column} of {spec}, got "
         f"{getattr(feature, 'dtype', None) or _kind(feature)}. Name another, as in ?image=COLUMN"
     )

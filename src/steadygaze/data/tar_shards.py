@@ -24,7 +24,7 @@ from urllib.request import url2pathname
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.images import SUFFIXES, first_line, names_hash
 from steadygaze.data.stream_spec import MAX_BYTES, MAX_LABEL, FilePart, ImageBytes, Sample, StreamSpec
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 LABEL = "cls"  # the usual extension of class indices
 IMAGES = tuple(suffix.removeprefix(".") for suffix in sorted(SUFFIXES))
@@ -32,11 +32,11 @@ COUNTED_BYTES = 16 * 2**30  # archives of more bytes in total are not counted be
 DRAINED = 2**20  # bytes that are read at a time after the end of an archive
 
 
-class DamagedShard(Exception):
+class DamagedShardError(Exception):
     """An archive that cannot be read further."""
 
 
-UNREADABLE = (DamagedShard, OSError, EOFError, tarfile.TarError, ImportError, ValueError)
+UNREADABLE = (DamagedShardError, OSError, EOFError, tarfile.TarError, ImportError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class TarShards:
         shards = tuple(map(Shard.at, _expand(spec.location)))
         missing = [shard.url for shard in shards if shard.path is not None and not shard.path.is_file()]
         if missing:
-            raise BadInput(
+            raise InputError(
                 f"data: {len(missing)} of {len(shards)} shards of {spec} do not exist: "
                 f"{abbreviated(missing)}. Correct the pattern, or complete the download."
             )
         if not shards:
-            raise BadInput(f"data: expected tar archives, found none that match {spec.location}")
+            raise InputError(f"data: expected tar archives, found none that match {spec.location}")
         return cls(spec, shards)
 
     @property
@@ -212,11 +212,11 @@ def _expand(pattern: str) -> list[str]:
     try:
         from webdataset.shardlists import expand_urls
     except ImportError as error:
-        raise BadInput("wds: data needs webdataset: pip install 'steadygaze[data]'") from error
+        raise InputError("wds: data needs webdataset: pip install 'steadygaze[data]'") from error
     try:
         expanded = expand_urls(pattern)
     except (ValueError, AssertionError) as error:  # braces that do not match, ${NAME} that is not set
-        raise BadInput(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
+        raise InputError(f"data: the pattern {pattern} cannot be expanded ({first_line(error)})") from error
     urls: list[str] = []
     for url in expanded:
         is_glob = "*" in url and not url.startswith("pipe:") and "://" not in url
@@ -287,7 +287,7 @@ class Archive:
         while info is not None:
             end = info.offset_data + info.size
             if self.size is not None and end > self.size:
-                raise DamagedShard(f"{info.name} ends after the end of the archive: truncated")
+                raise DamagedShardError(f"{info.name} ends after the end of the archive: truncated")
             if info.isreg() and not info.issparse():
                 yield Member(info, self)
             self.tar.members = []  # type: ignore[attr-defined]  # it would remember all of them
@@ -303,7 +303,7 @@ class Archive:
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             return None
         except tarfile.HeaderError as error:
-            raise DamagedShard(f"damaged or truncated: {error}") from error
+            raise DamagedShardError(f"damaged or truncated: {error}") from error
 
     def read(self, info: tarfile.TarInfo) -> bytes:
         fileobj = self.tar.fileobj
@@ -311,7 +311,7 @@ class Archive:
         fileobj.seek(info.offset_data)
         data = fileobj.read(info.size)
         if len(data) < info.size:
-            raise DamagedShard(f"{info.name} is truncated")
+            raise DamagedShardError(f"{info.name} is truncated")
         return data
 
 

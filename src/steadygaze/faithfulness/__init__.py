@@ -6,8 +6,8 @@ evaluate.py      evaluate(vit, batch, maps, metrics)
 removal.py       insertion and deletion by token removal
 perturbation.py  positive and negative pixel perturbation (Chefer et al., Vision DiffMask)
 magnitude.py     SaCo and completeness: the size of scores, not only their order
-localisation.py  average precision, IoU and pointing game on masks
-sanity.py        parameter randomisation, class sensitivity, agreement between methods
+localization.py  average precision, IoU and pointing game on masks
+sanity.py        parameter randomization, class sensitivity, agreement between methods
 truth.py         AUROC and precision against known relevance
 ground_truth.py  synthetic tasks whose relevant patches are known
 ranks.py         rank statistics with ties
@@ -15,7 +15,7 @@ ranks.py         rank statistics with ties
 A metric is an entry of the registry, in the file of its family; importing this package registers all of them.
 """
 
-from steadygaze.faithfulness import localization as localisation
+from steadygaze.faithfulness import localization as localization
 from steadygaze.faithfulness import magnitude, perturbation, removal, sanity, truth
 from steadygaze.faithfulness.evaluate import Evaluation, evaluate
 from steadygaze.faithfulness.inputs import Batch, MetricInput
@@ -41,7 +41,7 @@ __all__ = [
     "agreement",
     "evaluate",
     "list_metrics",
-    "localisation",
+    "localization",
     "magnitude",
     "metric",
     "perturbation",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, BrokenMap
+from steadygaze.errors import BrokenMapError, InputError
 from steadygaze.faithfulness.inputs import (
     RATIOS,
     Batch,
@@ -113,13 +113,13 @@ def _by_compute(metrics: Iterable[Metric]) -> dict[Compute, list[str]]:
 def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | None) -> None:
     without_masks = [m.name for m in metrics if m.needs_masks and batch.masks is None]
     if without_masks:
-        raise BadInput(
+        raise InputError(
             f"{', '.join(without_masks)}: expected a batch with masks, got none. Give masks, or leave these "
             "metrics out."
         )
     without_explain = [m.name for m in metrics if m.needs_explain and explain is None]
     if without_explain:
-        raise BadInput(
+        raise InputError(
             f"{', '.join(without_explain)}: the method is run again, so evaluate needs "
             "explain=(model, images, target) -> maps"
         )
@@ -128,25 +128,25 @@ def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | Non
 def _check_maps(forward: CachedForward, maps: Tensor) -> None:
     expected = (forward.images.shape[0], *forward.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
-        raise BadInput(
+        raise InputError(
             f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got "
             f"{tuple(maps.shape)}"
         )
     if not torch.isfinite(maps).all():
-        raise BrokenMap(
+        raise BrokenMapError(
             "maps: a map has NaN or infinite values. Leave it out, or check the method that made it."
         )
 
 
 def _check_target(target: Tensor, batch: Batch, forward: CachedForward | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
-        raise BadInput(
+        raise InputError(
             f"target: expected one class for each of {len(batch.labels)} images, got shape "
             f"{tuple(target.shape)}"
         )
     if forward is not None:
         classes = forward.logits.shape[1]
         if int(target.min()) < 0 or int(target.max()) >= classes:
-            raise BadInput(
+            raise InputError(
                 f"target: classes must lie in 0..{classes - 1}, got {int(target.min())}..{int(target.max())}"
             )

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.target import PRESENT, predictions
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.contexts import evaluation_mode
@@ -31,7 +31,7 @@ class Batch:
     """Images as the model takes them, with what is known about them.
 
     masks: 255 object, 128 border (left out), 0 background
-    mean, std: the normalisation, needed by metrics that paint pixels
+    mean, std: the normalization, needed by metrics that paint pixels
     names: one for each image; the random numbers of an image depend on the seed and its name
 
     >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
@@ -49,13 +49,13 @@ class Batch:
     def __post_init__(self) -> None:
         count = self.images.shape[0]
         if tuple(self.labels.shape) != (count,):
-            raise BadInput(
+            raise InputError(
                 f"labels: expected one for each of {count} images, got shape {tuple(self.labels.shape)}"
             )
         if self.names and len(self.names) != count:
-            raise BadInput(f"names: expected one for each of {count} images, got {len(self.names)}")
+            raise InputError(f"names: expected one for each of {count} images, got {len(self.names)}")
         if self.masks is not None and tuple(self.masks.shape) != (count, *self.images.shape[-2:]):
-            raise BadInput(
+            raise InputError(
                 f"masks: expected {(count, *self.images.shape[-2:])}, the size of the images, got "
                 f"{tuple(self.masks.shape)}. Resize them with the images (nearest)."
             )
@@ -121,7 +121,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 class MetricInput:
     """What the function of a metric is given: M maps of the B images of a batch.
 
-    maps: (M, B, grid rows, grid columns), one for each method, unnormalised, at least float32
+    maps: (M, B, grid rows, grid columns), one for each method, unnormalized, at least float32
     target: (B,) the class that the maps explain
     forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all
         metrics

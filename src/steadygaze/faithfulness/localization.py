@@ -3,25 +3,25 @@
 Formulas: docs/equations.md#rank-statistics. All functions work along the last axis and agree with scipy and
 scikit-learn.
 
-Localisation metrics: does the map lie on the object?
+Localization metrics: does the map lie on the object?
 
 Formulas: docs/equations.md#segmentation-ap, docs/equations.md#segmentation-chefer and
 docs/equations.md#pointing-game.
 
-Masks hold 255 for object and 0 for background. Pixels of any other value are unlabelled (border) and left
+Masks hold 255 for object and 0 for background. Pixels of any other value are unlabeled (border) and left
 out.
 
-    average_precision   AP of the object's pixels under the map upsampled with nearest neighbours (SkipPLUS)
+    average_precision   AP of the object's pixels under the map upsampled with nearest neighbors (SkipPLUS)
     with m the min-max rescaled, bilinearly upsampled map; a constant map gives m = 0 (Chefer et al.):
     pixel_accuracy      share of pixels where [m > mean m] is correct; the data set's value is Σ correct / Σ
-                        labelled
+                        labeled
     miou                mean of IoU(object) and IoU(background); the data set's value has summed counts
     map_chefer          AP over the 2·n values (1 − m, m) against (background, object)
     with s the bilinearly upsampled map:
-    pointing_game       100 if the maximum of s over the labelled pixels lies in the object, else 0
-    mask_share          Σ_object max(s, 0) / Σ_labelled max(s, 0)
+    pointing_game       100 if the maximum of s over the labeled pixels lies in the object, else 0
+    mask_share          Σ_object max(s, 0) / Σ_labeled max(s, 0)
 
-All in percent, 0..100, higher is better. NaN where a metric is undefined for an image: no object, no labelled
+All in percent, 0..100, higher is better. NaN where a metric is undefined for an image: no object, no labeled
 pixel, or no positive relevance.
 """
 
@@ -95,21 +95,21 @@ def average_precision(
 
 
 NAMES = ("average_precision", "pixel_accuracy", "miou", "map_chefer", "pointing_game", "mask_share")
-# lengths of the counts: [correct, labelled] and [object ∩, object ∪, background ∩, background ∪]
+# lengths of the counts: [correct, labeled] and [object ∩, object ∪, background ∩, background ∪]
 COUNTS = {"pixel_accuracy": 2, "miou": 4}
 
 
-def localisation(
+def localization(
     maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"], names: Sequence[str] = NAMES
 ) -> dict[str, Values]:
-    """The localisation metrics `names` of every map, in percent."""
+    """The localization metrics `names` of every map, in percent."""
     requested = [n for n in NAMES if n in names]
     m, b = maps.shape[:2]
     values = {n: maps.new_empty(m, b, dtype=torch.float64) for n in requested}
     details = {n: maps.new_empty(m, b, COUNTS[n], dtype=torch.float64) for n in requested if n in COUNTS}
     for image in range(b):
         for method in range(m):  # one map at a time: the pixels of all maps would need too much memory
-            scores, counts = _localise(maps[method, image], masks[image], requested)
+            scores, counts = _localize(maps[method, image], masks[image], requested)
             for n in requested:
                 values[n][method, image] = scores[n]
             for n in details:
@@ -127,23 +127,23 @@ def upsample(
     return large.reshape(*maps.shape[:-2], *size)
 
 
-def _localise(
+def _localize(
     scores_map: Float[Tensor, "gh gw"], mask: UInt8[Tensor, "h w"], names: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(score, counts) by metric for one map of one image."""
     size = (mask.shape[0], mask.shape[1])
-    labelled = ((mask == OBJECT) | (mask == BACKGROUND)).flatten()
-    inside = (mask == OBJECT).flatten()[labelled]
+    labeled = ((mask == OBJECT) | (mask == BACKGROUND)).flatten()
+    inside = (mask == OBJECT).flatten()[labeled]
     smooth = upsample(scores_map, size).flatten()
     scores: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
     if "average_precision" in names:
         nearest = upsample(scores_map, size, "nearest").flatten()
-        scores["average_precision"] = 100 * average_precision(nearest[labelled], inside)
+        scores["average_precision"] = 100 * average_precision(nearest[labeled], inside)
     if {"pixel_accuracy", "miou", "map_chefer"} & set(names):
         scaled = min_max(smooth)
-        predicted = (scaled > scaled.mean())[labelled]
-        counts["pixel_accuracy"] = torch.stack([(predicted == inside).sum(), labelled.sum()]).double()
+        predicted = (scaled > scaled.mean())[labeled]
+        counts["pixel_accuracy"] = torch.stack([(predicted == inside).sum(), labeled.sum()]).double()
         overlaps = (*_overlap(predicted, inside), *_overlap(~predicted, ~inside))
         counts["miou"] = torch.stack(overlaps).double()
         correct, total = counts["pixel_accuracy"]
@@ -151,9 +151,9 @@ def _localise(
         iou = counts["miou"][0::2] / counts["miou"][1::2]  # NaN if neither map nor mask has the kind
         scores["miou"] = 100 * iou.nanmean()
     if "map_chefer" in names:
-        both = torch.cat([1 - scaled[labelled], scaled[labelled]])
+        both = torch.cat([1 - scaled[labeled], scaled[labeled]])
         scores["map_chefer"] = 100 * average_precision(both, torch.cat([~inside, inside]))
-    relevance = smooth[labelled].double()
+    relevance = smooth[labeled].double()
     has_object = bool(inside.any())
     nan = relevance.new_tensor(float("nan"))
     if "pointing_game" in names:
@@ -186,8 +186,8 @@ def _first_maximum(x: Float[Tensor, " n"]) -> Int[Tensor, ""]:
 
 
 def compute(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
-    """The localisation metrics that `names` lists."""
-    return localisation(given.maps, given.masks, names)
+    """The localization metrics that `names` lists."""
+    return localization(given.maps, given.masks, names)
 
 
 def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
@@ -199,7 +199,7 @@ def _entry(name: str, summary: str, combine: Combine = mean) -> Metric:
         100,
         summary=summary,
         combine=combine,
-        family="localisation",
+        family="localization",
         by_map=True,
         compute=compute,
         needs_masks=True,

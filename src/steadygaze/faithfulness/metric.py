@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import Batch, MetricInput
 from steadygaze.notebook import Listing
 from steadygaze.quantity import INF, Better, Combine, Quantity, mean, pooled
@@ -42,7 +42,7 @@ FAMILIES = (
     "value",
     "perturbation",
     "magnitude",
-    "localisation",
+    "localization",
     "sanity",
     "truth",
 )  # the order of tables; others follow
@@ -200,7 +200,7 @@ def register_metric(
                 return {name: values}
             expected, shape = tuple(given.maps.shape[:2]), tuple(getattr(values, "shape", ()))
             if shape != expected:
-                raise BadInput(
+                raise InputError(
                     f"metric {name!r}: expected one number for each map and image, {expected}, got {shape}"
                 )
             return {name: Values(values)}
@@ -230,11 +230,11 @@ def register_metric(
 def add_metrics(entries: Iterable[Metric]) -> None:
     """Register entries as they are; for metrics that share one `compute`."""
     for entry in entries:
-        METRICS.add(entry.name, entry, origin=__name__)
+        METRICS.add(entry.name, entry, origin=entry.compute.__module__)
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name, or `UnknownName` with the nearest one.
+    """The metric of that name, or `UnknownNameError` with the nearest one.
 
     >>> metric("pointing_game").better
     'higher'
@@ -247,7 +247,7 @@ def check_outputs(metrics: Iterable[Metric], outputs: Outputs) -> None:
     for one in metrics:
         if outputs not in one.outputs:
             instead = [m.name for m in METRICS.values() if m.family == "value" and outputs in m.outputs]
-            raise BadInput(
+            raise InputError(
                 f"{one.name} measures {' or '.join(one.outputs)}, but this model gives {outputs} "
                 f"(task {task_of_outputs(outputs)}). Use {', '.join(instead)} instead.",
                 option="metrics",

@@ -1,12 +1,12 @@
 """Pixel perturbation: pixels are filled, most relevant first (positive) or least relevant first (negative).
 
 Chefer et al. (docs/equations.md#perturbation-tests): the map is upsampled bilinearly; at f = 0.1 ... 0.9
-the first int(H·W·f) pixels are filled, by default with black before normalisation. The value is the mean
+the first int(H·W·f) pixels are filled, by default with black before normalization. The value is the mean
 over the nine fractions of 100 · [argmax = target]. For a label (multi-label) it is 100 · [the label is
 predicted present or absent as in the whole image].
 
-Vision DiffMask (docs/equations.md#diffmask-perturbation): the map is upsampled with nearest neighbours; at
-i = 0 ... 28 the first H·W·i // 28 pixels become noise U(−1, 1) in normalised space. With p₀ the
+Vision DiffMask (docs/equations.md#diffmask-perturbation): the map is upsampled with nearest neighbors; at
+i = 0 ... 28 the first H·W·i // 28 pixels become noise U(−1, 1) in normalized space. With p₀ the
 probabilities of the image, p those of the perturbed image and c = argmax p₀:
 
     paper   accuracy 100 · [argmax p = c]     KL Σ_k p₀_k log(p₀_k / p_k)     mean height of the curve
@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.faithfulness.inputs import Batch, CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.localization import upsample
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
@@ -126,17 +126,17 @@ def _perturbed_logits(
 
 
 def fill_values(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h w"]:
-    """The pixels that replace perturbed ones, in normalised space.
+    """The pixels that replace perturbed ones, in normalized space.
 
-    fill: "zero" is black before normalisation; "mean" the colour that the normalisation subtracts; "blur"
+    fill: "zero" is black before normalization; "mean" the color that the normalization subtracts; "blur"
     the image under a Gaussian blur; "noise" uniform in −1..1.
     """
     images = batch.images
     match fill:
         case "zero":
             if batch.mean is None or batch.std is None:
-                raise BadInput(
-                    "fill 'zero' is black before normalisation: expected a batch with mean and std, got none"
+                raise InputError(
+                    "fill 'zero' is black before normalization: expected a batch with mean and std, got none"
                 )
             black = -batch.mean.to(images) / batch.std.to(images)
             return black[:, None, None].expand_as(images)
@@ -149,7 +149,7 @@ def fill_values(batch: Batch, fill: str, seed: int = 0) -> Float[Tensor, "b c h 
             generators = [torch.Generator().manual_seed(s) for s in seeds]
             draws = [torch.rand(images.shape[1:], generator=g, dtype=torch.float64) for g in generators]
             return (2 * torch.stack(draws) - 1).to(images)
-    raise UnknownName("fill", fill, FILLS)
+    raise UnknownNameError("fill", fill, FILLS)
 
 
 def blur(images: Float[Tensor, "b c h w"], sigma: float) -> Float[Tensor, "b c h w"]:

@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import RATIOS, CachedForward, MetricInput, at_least_float32
 from steadygaze.faithfulness.metric import Curve, Metric, Values, add_metrics
 from steadygaze.vit.removal import Group, Piece, pieces, reads_nothing, run_pieces
@@ -163,7 +163,7 @@ def checked_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
         values = ()
     increasing = all(a < b for a, b in pairwise(values))
     if not values or not increasing or not 0 <= values[0] <= values[-1] <= 1:  # NaN is in no order
-        raise BadInput(
+        raise InputError(
             f"ratios: expected increasing numbers from 0 to 1, such as 0.1, 0.5, 0.9, got {list(ratios)}"
         )
     return values

@@ -1,9 +1,9 @@
 """Sanity checks: a map must change when the model or the class does (Adebayo et al. 2018).
 
-    randomisation       1 − |ρ| between the maps before and after weights are shuffled, mean over a cascade:
+    randomization       1 − |ρ| between the maps before and after weights are shuffled, mean over a cascade:
                         the head, then also the last block, and so on down to the embedding. 0..1, higher is
                         better; 0 is a map that does not depend on the weights. `detail` is ρ at each step,
-                        from the head down (docs/equations.md#randomisation)
+                        from the head down (docs/equations.md#randomization)
     class_sensitivity   ρ between the maps of the target and of the least likely class ("second": the second
                         most likely). −1..1, lower is better; 1 is a map that is the same for both classes
                         (docs/equations.md#class-sensitivity)
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.faithfulness.inputs import Explain, MetricInput
 from steadygaze.faithfulness.localization import spearman
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
@@ -32,7 +32,7 @@ from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT, remember
 
 
-def randomisation(
+def randomization(
     explain: Explain,
     vit: ViT,
     images: Float[Tensor, "b c h w"],
@@ -76,9 +76,9 @@ def class_sensitivity(
     other: the "least" likely class, or the "second" most likely one (the most likely besides the target).
     """
     if logits.shape[1] < 2:
-        raise BadInput("class_sensitivity: expected a model with at least two classes, got one")
+        raise InputError("class_sensitivity: expected a model with at least two classes, got one")
     if other not in ("least", "second"):
-        raise UnknownName("class to compare with", other, ("least", "second"))
+        raise UnknownNameError("class to compare with", other, ("least", "second"))
     excluded = float("inf") if other == "least" else float("-inf")
     remaining = logits.scatter(1, target[:, None], excluded)
     classes = remaining.argmin(1) if other == "least" else remaining.argmax(1)
@@ -142,7 +142,7 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
     maps = explain(model, images, target)
     if maps.shape != like.shape:
         expected, got = tuple(like.shape), tuple(maps.shape)
-        raise BadInput(f"explain: expected maps of shape {expected}, like those evaluated, got {got}")
+        raise InputError(f"explain: expected maps of shape {expected}, like those evaluated, got {got}")
     return maps.detach()
 
 
@@ -150,11 +150,11 @@ def _maps(explain: Explain, model: nn.Module, images: Tensor, target: Tensor, li
 # ------------------------------------------------------------------------------------------------------
 
 
-def _randomisation(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
+def _randomization(given: MetricInput, names: Sequence[str]) -> dict[str, Values]:
     assert given.explain is not None
     images, target = given.batch.images, given.target
     return {
-        "randomisation": randomisation(given.explain, given.vit, images, given.maps, target, seed=given.seed)
+        "randomization": randomization(given.explain, given.vit, images, given.maps, target, seed=given.seed)
     }
 
 
@@ -174,14 +174,14 @@ SHUFFLED = "1 − |rank correlation| of the maps before and after weights are sh
 add_metrics(
     [
         Metric(
-            "randomisation",
+            "randomization",
             "",
             "higher",
             0,
             1,
             summary=SHUFFLED,
             family="sanity",
-            compute=_randomisation,
+            compute=_randomization,
             needs_explain=True,
         ),
         Metric(

@@ -1,6 +1,6 @@
 """Metrics against known relevance (docs/equations.md#known-truth).
 
-A patch is relevant if most of its labelled pixels are object (255). Patches without labelled pixels are
+A patch is relevant if most of its labeled pixels are object (255). Patches without labeled pixels are
 left out.
 
     truth_auroc       P(a relevant patch scores higher than another one), ties count half; 0..1, chance
@@ -12,11 +12,11 @@ Higher is better. NaN where all patches are relevant, or none.
 
 Synthetic tasks whose relevant patches are known, and a small ViT trained on them.
 
-counting   grid x grid cells of pure colours; the class is the number n of red cells (Vision DiffMask). The
+counting   grid x grid cells of pure colors; the class is the number n of red cells (Vision DiffMask). The
            red cells and all the other cells are both faithful explanations, so a model is scored against
            the better of the two, chosen once for all its methods and images; images without red cells, or
            with red cells only, are left out (docs/equations.md#known-truth)
-shortcut   every cell has a random colour, one random cell has a white mark; the class is the colour of the
+shortcut   every cell has a random color, one random cell has a white mark; the class is the color of the
            marked cell. Given that cell, the class is independent of all others: no model can beat chance
            without it, and `subset_accuracy` shows that a trained model needs no other
 
@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.faithfulness.inputs import BACKGROUND, OBJECT, Batch, MetricInput
 from steadygaze.faithfulness.localization import auroc
 from steadygaze.faithfulness.metric import Metric, Values, add_metrics
@@ -47,11 +47,11 @@ from steadygaze.vit.removal import Group, take
 def truth(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> dict[str, Values]:
     """`truth_auroc` and `truth_precision` of every map."""
     grid = (maps.shape[-2], maps.shape[-1])
-    relevant_by_image, labelled = relevant_patches(masks, grid)
+    relevant_by_image, labeled = relevant_patches(masks, grid)
     areas, precisions = [], []
     for image in range(maps.shape[1]):
-        scores = maps[:, image].flatten(1)[:, labelled[image]]
-        relevant = relevant_by_image[image][labelled[image]]
+        scores = maps[:, image].flatten(1)[:, labeled[image]]
+        relevant = relevant_by_image[image][labeled[image]]
         areas.append(auroc(scores, relevant))
         n = int(relevant.sum())
         if 0 < n < len(relevant):
@@ -68,7 +68,7 @@ def truth(maps: Float[Tensor, "m b gh gw"], masks: UInt8[Tensor, "b h w"]) -> di
 def relevant_patches(
     masks: UInt8[Tensor, "b h w"], grid: tuple[int, int]
 ) -> tuple[Bool[Tensor, "b p"], Bool[Tensor, "b p"]]:
-    """(is relevant, has a labelled pixel) for each patch."""
+    """(is relevant, has a labeled pixel) for each patch."""
     object_share = F.adaptive_avg_pool2d((masks == OBJECT)[:, None].double(), grid).flatten(1)
     background_share = F.adaptive_avg_pool2d((masks == BACKGROUND)[:, None].double(), grid).flatten(1)
     return object_share > background_share, (object_share + background_share) > 0
@@ -108,7 +108,7 @@ add_metrics(
 
 
 # RGB corners without black and white; red is the first
-COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]).float()
+COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]).float()
 JITTER = 0.1  # random reduction of a cell's brightness, at most
 
 
@@ -116,7 +116,7 @@ JITTER = 0.1  # random reduction of a cell's brightness, at most
 class Task:
     """A task of images with grid x grid cells, each `cell` pixels wide.
 
-    draw: (n, generator) -> n images normalised to -1..1, with labels, and masks of the relevant cells
+    draw: (n, generator) -> n images normalized to -1..1, with labels, and masks of the relevant cells
     two_sided: the marked cells and all the others are both faithful explanations
     random_subsets: train on random subsets of the patches too; the relevant ones are always kept
     """
@@ -143,34 +143,34 @@ def counting(grid: int = 3, cell: int = 16) -> Task:
         labels = torch.randint(cells + 1, (n,), generator=generator)
         rank = torch.rand(n, cells, generator=generator).argsort(1).argsort(1)
         red = rank < labels[:, None]
-        colour = torch.randint(1, len(COLOURS), (n, cells), generator=generator).masked_fill(red, 0)
-        return _batch(_coloured(colour, grid, cell, generator), labels, red, grid, cell)
+        color = torch.randint(1, len(COLORS), (n, cells), generator=generator).masked_fill(red, 0)
+        return _batch(_colored(color, grid, cell, generator), labels, red, grid, cell)
 
     return Task(f"counting {grid}x{grid}", grid, cell, cells + 1, draw, two_sided=True)
 
 
 def shortcut(grid: int = 4, cell: int = 8, classes: int = 4) -> Task:
-    """Which of `classes` colours has the cell with the white mark? Colours are independent and uniform."""
+    """Which of `classes` colors has the cell with the white mark? Colors are independent and uniform."""
     cells = grid * grid
 
     def draw(n: int, generator: torch.Generator) -> Batch:
-        colour = torch.randint(classes, (n, cells), generator=generator)
+        color = torch.randint(classes, (n, cells), generator=generator)
         marked = F.one_hot(torch.randint(cells, (n,), generator=generator), cells).bool()
-        images = _coloured(colour, grid, cell, generator)
+        images = _colored(color, grid, cell, generator)
         quarter = cell // 4
         inner = torch.zeros(cell, cell, dtype=torch.bool)
         inner[quarter : cell - quarter, quarter : cell - quarter] = True
         white = _pixels(marked, grid, cell) & inner.repeat(grid, grid)
-        return _batch(images.masked_fill(white[:, None], 1.0), colour[marked], marked, grid, cell)
+        return _batch(images.masked_fill(white[:, None], 1.0), color[marked], marked, grid, cell)
 
     return Task(f"shortcut {grid}x{grid}", grid, cell, classes, draw, random_subsets=True)
 
 
-def _coloured(
-    colour: Int[Tensor, "n cells"], grid: int, cell: int, generator: torch.Generator
+def _colored(
+    color: Int[Tensor, "n cells"], grid: int, cell: int, generator: torch.Generator
 ) -> Float[Tensor, "n 3 h w"]:
-    shade = 1 - JITTER * torch.rand(*colour.shape, 1, generator=generator)
-    cells = (COLOURS[colour] * shade).unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
+    shade = 1 - JITTER * torch.rand(*color.shape, 1, generator=generator)
+    cells = (COLORS[color] * shade).unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
     return cells.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
 
 
@@ -202,8 +202,8 @@ def train(
     model = small_vit(task.size, task.cell, task.classes, width=width, depth=depth, seed=seed)
     vit, generator = adapt(model), torch.Generator().manual_seed(seed)
     held_out = task.draw(1000, torch.Generator().manual_seed(seed + 1_000_000_007))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, learning_rate, total_steps=steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     model.train()
     with torch.enable_grad():
         for step in range(steps):
@@ -212,9 +212,9 @@ def train(
             if task.random_subsets and step % 2:
                 tokens = take(vit, tokens, _random_subset(data, task, generator))
             loss = F.cross_entropy(vit.logits(tokens), data.labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
             if step % 100 == 99 and _is_learned(model, task, held_out, target_accuracy):
                 break
@@ -248,7 +248,7 @@ def subset_accuracy(model: nn.Module, task: Task, *, count: int = 1000, seed: in
     assert data.masks is not None
     relevant, _ = relevant_patches(data.masks, (task.grid, task.grid))
     if not bool((relevant.sum(1) == 1).all()):
-        raise BadInput(
+        raise InputError(
             f"subset_accuracy: expected a task with one relevant patch, such as shortcut(), got {task.name}"
         )
     order = relevant.double().argsort(dim=1, descending=True, stable=True)

@@ -8,6 +8,6 @@
 | `timm_models.py`, `torchvision_models.py`, `transformers_models.py`, `embedded.py` | one library each |
 | `run_folder.py` | models that `steadygaze train` wrote |
 | `checkpoint.py` | weights from files and from the hub |
-| `model_options.py` | class names, image size, normalisation and arguments that users state |
+| `model_options.py` | class names, image size, normalization and arguments that users state |
 | `model_names.py` | `list_models` |
 """

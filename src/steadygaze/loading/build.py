@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName, suggestions
+from steadygaze.errors import InputError, UnknownNameError, suggestions
 from steadygaze.loading.checkpoint import Weights, fit, read_weights
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.loading.open_clip import PREFIX as OPEN_CLIP_PREFIX
@@ -58,9 +58,9 @@ def build_model(
 
     weights: to be loaded, with the modules (TAP, CB) that they name; `origin` names their file in errors
     num_classes: width of the classifier; by default that of the weights, or the model's own
-    pretrained: without `weights`, load the published ones; False keeps the random initialisation
+    pretrained: without `weights`, load the published ones; False keeps the random initialization
     arguments: for timm's constructor, such as depth=6
-    new_head: keep the classifier at its random initialisation and load all other weights
+    new_head: keep the classifier at its random initialization and load all other weights
     trust_remote_code: execute code that a transformers folder or repository contains
     fallback: preprocessing of a transformers folder that has no image processor
 
@@ -83,7 +83,7 @@ def build_model(
 
         near = suggestions(name, timm.list_models())
         guess = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-        raise BadInput(
+        raise InputError(
             f"{name!r} is not a timm model{guess}: arguments of the constructor and a new head are for timm "
             "models only"
         )
@@ -104,8 +104,8 @@ def _is_transformers_folder(name: str) -> bool:
     return (Path(name) / "config.json").is_file()
 
 
-def _unknown(name: str) -> UnknownName:
+def _unknown(name: str) -> UnknownNameError:
     import timm
 
     known = [*timm.list_models(), EMBEDDED, *(PREFIX + other for other in vit_names())]
-    return UnknownName("model", name, known, "List them with list_models(PATTERN).")
+    return UnknownNameError("model", name, known, "List them with list_models(PATTERN).")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, SteadygazeError
+from steadygaze.errors import CheckpointError, SteadygazeError
 
 Weights = dict[str, Tensor]
 WRAPPERS = (
@@ -44,7 +44,7 @@ def read_weights(path: str | Path) -> Weights:
     """Names and tensors of a .safetensors, .pth, .pt or .bin file. Pickled code is never executed."""
     path = Path(path)
     if not path.is_file():
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"expected a checkpoint file (.safetensors, .pth, .pt, .bin), got {path}: no such file"
         )
     try:
@@ -55,17 +55,17 @@ def read_weights(path: str | Path) -> Weights:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except BadCheckpoint:
+    except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{path} contains more than tensors: reading it would execute code from the file, which "
             "steadygaze "
             "never does. If you trust it, save its state_dict, preferably as .safetensors."
         ) from error
     except Exception as error:  # safetensors, zipfile and torch each raise their own kinds
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise BadCheckpoint(f"{path} is not a readable checkpoint ({reason})") from error
+        raise CheckpointError(f"{path} is not a readable checkpoint ({reason})") from error
     weights = _unwrap(content, path)
     _check_tensors(weights, path)
     return weights
@@ -76,24 +76,26 @@ def _check_not_compressed(path: Path) -> None:
     if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise BadCheckpoint(
+                raise CheckpointError(
                     f"{path}: expected a file as torch.save writes it, got compressed entries"
                 )
 
 
 def _check_tensors(weights: Weights, path: Path) -> None:
-    """`BadCheckpoint` for tensors that no model of ours can load, or that are larger than the file."""
+    """`CheckpointError` for tensors that no model of ours can load, or that are larger than the file."""
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise BadCheckpoint(f"{path}: expected names of tensors, got {name!r:.80}")
+            raise CheckpointError(f"{path}: expected names of tensors, got {name!r:.80}")
         kind = _unusual_kind(value)
         if kind:
-            raise BadCheckpoint(f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}")
+            raise CheckpointError(
+                f"{path}: expected dense tensors of real numbers, but {name:.200} is {kind}"
+            )
 
 
 def _unusual_kind(value: Tensor) -> str | None:
     if value.is_quantized:
-        return "quantised"
+        return "quantized"
     if value.layout != torch.strided:
         return f"sparse ({value.layout})"
     if value.is_meta:
@@ -115,7 +117,7 @@ def _unwrap(content: Any, path: Path) -> Weights:
         if inner is None and tensors:
             return tensors
         content = inner
-    raise BadCheckpoint(
+    raise CheckpointError(
         f"expected a state dict in {path}, by itself or under one of {', '.join(WRAPPERS)}, "
         "but it contains no tensors"
     )
@@ -133,7 +135,7 @@ def match_names(weights: Weights, model: nn.Module) -> Weights:
 
 
 def fit(model: nn.Module, weights: Weights, source: str) -> None:
-    """Load the weights strictly; `BadCheckpoint` lists what is missing, unexpected or of another shape."""
+    """Load the weights strictly; `CheckpointError` lists what is missing, unexpected or of another shape."""
     expected = model.state_dict()
     counters = {name: value for name, value in expected.items() if name.endswith(COUNTER)}
     weights = counters | match_names(weights, model)
@@ -157,7 +159,7 @@ def fit(model: nn.Module, weights: Weights, source: str) -> None:
             ("of another type", mistyped),
         )
         differences = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in groups if names)
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{source} does not fit {type(model).__name__}, which expects {len(expected)} tensors: "
             f"{differences}. Give the model name that these weights were trained with."
         )
@@ -170,11 +172,11 @@ def _number_kind(value: Tensor) -> str:
 
 
 def _check_finite(model: nn.Module, weights: Weights, source: str) -> None:
-    """`BadCheckpoint` for parameters that are not finite in the model's own type. Buffers may hold -inf."""
+    """`CheckpointError` for parameters that are not finite in the model's own type. Buffers may hold -inf."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = weights[name].to(parameter.dtype)
         if not torch.isfinite(value).all():
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"{source}: {name} has NaN or infinite values as {parameter.dtype}. The training that wrote "
                 "it may have diverged: use an earlier checkpoint."
             )
@@ -186,7 +188,7 @@ def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
         for name, value in weights.items():
             if value.ndim in (2, 4) and (name == f"{head}.weight" or name.endswith(f".{head}.weight")):
                 if value.shape[0] > MAX_CLASSES:
-                    raise BadCheckpoint(
+                    raise CheckpointError(
                         f"{name}: expected a classifier of at most {MAX_CLASSES:,} classes, got "
                         f"{value.shape[0]:,}. Give num_classes if that is meant.",
                         option="num_classes",
@@ -195,7 +197,7 @@ def head_width(weights: Weights, heads: Sequence[str]) -> int | None:
     for head in heads:
         layers = [name for name in weights if re.search(rf"(^|\.){re.escape(head)}\.\d+\.weight$", name)]
         if layers:
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"the classifier of these weights has several layers ({_first(layers)}), and what lies "
                 f"between them is not stated. Build the module with that head in Python, and give it with "
                 f"the file: load_model(module, checkpoint)."
@@ -225,7 +227,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def hub(name: str, local: bool = False) -> Iterator[None]:
-    """Turn the hub's errors into `BadCheckpoint`. Without a network, search the local cache only, at once."""
+    """Turn the hub's errors into `CheckpointError`. Without a network, search the local cache only."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -242,10 +244,10 @@ def hub(name: str, local: bool = False) -> Iterator[None]:
             raise  # no fault of the hub; of a folder, everything is the folder's
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if local:
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"{name} cannot be read as a transformers folder ({shorten(reason, 200)})"
             ) from error
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"the weights of {name} are not on this machine and could not be downloaded "
             f"({shorten(reason, 120)}). Give a local file as checkpoint, or use the model 'embedded'."
         ) from error

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import steadygaze.models as own_models
 from steadygaze.data.images import first_line
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.loading.build import EMBEDDED, build_model
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
 from steadygaze.loading.loaded import BuiltModel, LoadedModel
@@ -157,7 +157,7 @@ def load_model(
     task: "classification", "multilabel" (independent labels) or "regression" (values): what the outputs mean.
         By default what the configuration of a transformers model states, or classification
     trust_remote_code: execute Python code that a transformers folder or repository contains. Without it,
-        such a model is a `BadCheckpoint`
+        such a model is a `CheckpointError`
 
     >>> loaded = load_model("embedded")
     >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
@@ -167,7 +167,7 @@ def load_model(
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
     elif isinstance(model, nn.Module):
         if model_kwargs:
-            raise BadInput(
+            raise InputError(
                 "model_kwargs: expected none for a module, which is built already", option="model_kwargs"
             )
         loaded = _from_module(model, checkpoint, preprocess, lambda: stated_preprocess(image_size, mean, std))
@@ -262,7 +262,7 @@ def _build(
         raise
     except Exception as error:  # whatever the libraries raise about an unchecked file
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadCheckpoint(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
+        raise CheckpointError(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
 
 
 def _build_with_weights(
@@ -277,7 +277,7 @@ def _build_with_weights(
     description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
     if description is not None and (from_run or description["model"] == name):
         if arguments:
-            raise BadInput(
+            raise InputError(
                 f"{name}: the file describes how its model was built, got {dict(arguments)}",
                 option="model_kwargs",
             )
@@ -294,7 +294,7 @@ def _build_with_weights(
 
 
 def _check_number_of_names(loaded: LoadedModel) -> None:
-    """`BadInput` unless there are as many names as outputs for a blank image; nothing if it cannot run."""
+    """`InputError` unless there are as many names as outputs for a blank image; nothing if it cannot run."""
     parameter = next(loaded.model.parameters(), torch.zeros(0))
     image = torch.zeros(1, 3, *loaded.size, device=parameter.device, dtype=parameter.dtype)
     try:
@@ -303,7 +303,7 @@ def _check_number_of_names(loaded: LoadedModel) -> None:
     except Exception:  # such as a model that needs text beside the image
         return
     if outputs.dim() == 2 and loaded.class_names and outputs.shape[1] != len(loaded.class_names):
-        raise BadInput(
+        raise InputError(
             f"expected {outputs.shape[1]} class names, as many as {type(loaded.model).__name__} has outputs, "
             f"got {len(loaded.class_names)}",
             option="class_names",
@@ -325,7 +325,7 @@ def _from_module(
     else:
         preprocess = given or preprocess or stated()
         if preprocess is None:
-            raise BadInput(
+            raise InputError(
                 f"the preprocessing of {type(module).__name__} is not known: it has neither a pretrained_cfg "
                 "(timm) nor an image processor (transformers). "
                 "Give image_size=, mean= and std=, or preprocess=Preprocess.resize_and_crop((224, 224), ...)"
@@ -358,7 +358,7 @@ def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
+        raise InputError(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
 
 
 def __getattr__(name: str) -> Any:

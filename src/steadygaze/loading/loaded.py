@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.notebook import facts
 from steadygaze.target import Task
 
@@ -39,7 +39,7 @@ class BuiltModel:
 class LoadedModel:
     """The result of `load_model`, accepted wherever a model is.
 
-    preprocess: RGB image -> (3, H, W), normalised; see `data.preprocess.Preprocess`
+    preprocess: RGB image -> (3, H, W), normalized; see `data.preprocess.Preprocess`
     class_names: None where they are not known
     weights_hash: see `checkpoint.weights_hash`
     source: the library that the module comes from
@@ -90,12 +90,12 @@ class LoadedModel:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of the normalisation, one value for each channel."""
+        """Mean of the normalization, one value for each channel."""
         return self.preprocess.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalisation, one value for each channel."""
+        """Standard deviation of the normalization, one value for each channel."""
         return self.preprocess.std
 
     @property
@@ -104,7 +104,7 @@ class LoadedModel:
         return self.preprocess.size
 
     def to_image(self, image: Tensor) -> Image.Image:
-        """What the model sees: a preprocessed image (3, H, W) with the normalisation undone."""
+        """What the model sees: a preprocessed image (3, H, W) with the normalization undone."""
         return self.preprocess.to_image(image)
 
     def class_index(self, name: str) -> int:
@@ -113,7 +113,9 @@ class LoadedModel:
         if name.isdecimal():
             return int(name)
         if self.class_names is None:
-            raise BadInput(f"expected a class number, got {name!r}: the classes of {self.name} have no names")
+            raise InputError(
+                f"expected a class number, got {name!r}: the classes of {self.name} have no names"
+            )
         wanted = name.strip().lower()
         splits: tuple[Callable[[str], list[str]], ...] = (lambda text: [text], lambda text: text.split(","))
         for split in splits:
@@ -124,14 +126,14 @@ class LoadedModel:
             ]
             if len(matches) > 1:
                 listing = ", ".join(f"{index} ({self.class_names[index]})" for index in matches)
-                raise BadInput(
+                raise InputError(
                     f"{name!r} is the name of {len(matches)} classes of {self.name}: {listing}. "
                     "Give the number of one."
                 )
             if matches:
                 return matches[0]
         known = {part.strip() for class_name in self.class_names for part in class_name.split(",")}
-        raise UnknownName("class", name, known)
+        raise UnknownNameError("class", name, known)
 
     # -- names of the first version --------------------------------------------------------------------
 

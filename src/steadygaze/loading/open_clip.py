@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.loading.checkpoint import Weights, fit, hub
 from steadygaze.loading.loaded import BuiltModel
 
@@ -23,15 +23,15 @@ def build_open_clip_model(name: str, weights: Weights | None = None, origin: str
     try:
         import open_clip
     except ImportError as error:
-        raise BadInput("models of open_clip need it installed: pip install 'steadygaze[clip]'") from error
+        raise InputError("models of open_clip need it installed: pip install 'steadygaze[clip]'") from error
     architecture, _, tag = name.partition("@")
     known = open_clip.list_models()
     has_source = ":" in architecture
     if not has_source and architecture not in known:
-        raise UnknownName("open_clip model", architecture, known)
+        raise UnknownNameError("open_clip model", architecture, known)
     if not has_source and not tag and weights is None:
         tags = open_clip.list_pretrained_tags_by_model(architecture)
-        raise BadInput(
+        raise InputError(
             f"open_clip:{name} has no weights: give a checkpoint, or a tag of published weights behind @"
             + (f", such as {PREFIX}{architecture}@{tags[0]}" if tags else ""),
             option="checkpoint",

@@ -1,7 +1,7 @@
 """Arguments of a model that is built anew, from a recipe that somebody else may have written: known names,
 bounded numbers, and a size that fits into memory, all checked before memory is allocated.
 
-What users state about a model of their own: names of its classes, image size, normalisation, arguments.
+What users state about a model of their own: names of its classes, image size, normalization, arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.loading.timm import HUB_PREFIXES, constructor_arguments, is_timm_name, number_of_elements
 
 MAX_SIDE = 4096  # of images and patches
@@ -27,7 +27,7 @@ BYTES = 4  # of an element, in float32
 
 
 def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, Any]) -> None:
-    """`BadInput` unless timm's constructor takes the arguments and the model fits into this machine's memory.
+    """`InputError` unless timm's constructor takes the arguments and the model fits into memory.
 
     Names of the hub are not checked: their constructor is known after a download only.
     """
@@ -36,20 +36,20 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     known = constructor_arguments(name)
     for key in arguments:
         if key not in known:
-            raise UnknownName(f"argument of {name} in model.arguments", key, known)
+            raise UnknownNameError(f"argument of {name} in model.arguments", key, known)
     for key, value in _numbers(arguments):
         limit = _limit(key, value)
         if abs(value) > limit:
-            raise BadInput(f"arguments: {key}: expected a number of at most {limit:,}, got {value:,}")
+            raise InputError(f"arguments: {key}: expected a number of at most {limit:,}, got {value:,}")
     classes = {} if num_classes is None else {"num_classes": num_classes}
     try:
         elements = number_of_elements(name, **classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
         reason = f"{name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
-        raise BadInput(f"arguments: {reason}") from error
+        raise InputError(f"arguments: {reason}") from error
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
     if elements * BYTES > memory:
-        raise BadInput(
+        raise InputError(
             f"arguments: {name} with {dict(arguments)} has {elements:,} elements, "
             f"{elements * BYTES / 2**30:,.0f} GB in float32; this machine has "
             f"{memory / 2**30:,.0f} GB. Use a smaller model."
@@ -89,21 +89,21 @@ def read_class_names(given: ClassNames) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
-        raise BadInput(
+        raise InputError(
             f"{path}: expected a file of class names, one name per line or JSON ({error})",
             option="class_names",
         ) from error
     if isinstance(content, dict):
         content = _in_order(content, path)
     if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
-        raise BadInput(
+        raise InputError(
             f"{path}: expected a JSON list of names, or a dict of index to name", option="class_names"
         )
     names = [name.strip() for name in content]
     while names and not names[-1]:
         names.pop()
     if not names:
-        raise BadInput(f"{path}: expected class names, got an empty file", option="class_names")
+        raise InputError(f"{path}: expected class names, got an empty file", option="class_names")
     return tuple(names)
 
 
@@ -113,7 +113,7 @@ def _in_order(content: dict[str, Any], path: Path) -> list[Any]:
         content = {str(index): name for name, index in content.items()}
     expected = [str(index) for index in range(len(content))]
     if sorted(content) != sorted(expected):
-        raise BadInput(
+        raise InputError(
             f"{path}: expected the indices 0..{len(content) - 1}, each once, got "
             f"{', '.join(list(content)[:5])}",
             option="class_names",
@@ -129,7 +129,9 @@ def image_size_pair(size: ImageSize) -> tuple[int, int]:
     """
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise BadInput(f"expected an image size such as 224 or (224, 320), got {size!r}", option="image_size")
+        raise InputError(
+            f"expected an image size such as 224 or (224, 320), got {size!r}", option="image_size"
+        )
     return pair[0], pair[1]
 
 
@@ -142,10 +144,10 @@ def overridden(
     """The preprocessing with what was stated; None if it is not known."""
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and len(values) != 3:
-            raise BadInput(f"expected three numbers, one for each channel, got {list(values)}", option=name)
+            raise InputError(f"expected three numbers, one for each channel, got {list(values)}", option=name)
         if values is not None and not all(isfinite(v) and (name == "mean" or v > 0) for v in values):
             kind = "numbers" if name == "mean" else "numbers above 0"
-            raise BadInput(f"{name}: expected three {kind}, got {list(values)}", option=name)
+            raise InputError(f"{name}: expected three {kind}, got {list(values)}", option=name)
     size = None if image_size is None else image_size_pair(image_size)
     given = {name: list(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
     if preprocess is not None and size is not None and size != preprocess.size:
@@ -163,9 +165,9 @@ def stated_preprocess(
         return None
     for name, values in (("mean", mean), ("std", std)):
         if values is None:
-            raise BadInput(
-                f"{name}: expected the normalisation of the model's images, which it does not carry. If it "
-                "normalises them itself, mean=(0, 0, 0) and std=(1, 1, 1)",
+            raise InputError(
+                f"{name}: expected the normalization of the model's images, which it does not carry. If it "
+                "normalizes them itself, mean=(0, 0, 0) and std=(1, 1, 1)",
                 option=name,
             )
     return overridden(Preprocess.resize_and_crop(image_size_pair(image_size)), None, mean, std)
@@ -194,7 +196,7 @@ def parse_model_kwargs(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise BadInput(f"expected KEY=VALUE, such as img_size=320, got {text!r}", option="model_kwargs")
+            raise InputError(f"expected KEY=VALUE, such as img_size=320, got {text!r}", option="model_kwargs")
         try:
             arguments[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

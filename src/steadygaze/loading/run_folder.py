@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import MAX_CLASSES, Weights, fit
 from steadygaze.loading.loaded import BuiltModel
@@ -82,33 +82,33 @@ def read_description(checkpoint: str | Path) -> Description | None:
 
 
 def parse_description(text: str, origin: str) -> Description:
-    """The description, if it is JSON with the expected keys, types and ranges; otherwise `BadCheckpoint`."""
+    """The description, if it is JSON with the expected keys, types and ranges; else `CheckpointError`."""
     try:
         _Schema.model_validate_json(text)
         description: Description = json.loads(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "JSON"
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{origin}: its description of the model cannot be used: {key}: {first['msg'][:200]}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{origin}: its description of the model is not JSON") from error
+        raise CheckpointError(f"{origin}: its description of the model is not JSON") from error
     return {"arguments": {}} | description
 
 
 def check_arguments(description: Description, weights: Weights, origin: str) -> None:
-    """`BadCheckpoint` unless timm's constructor takes the arguments and the file is large enough for them."""
+    """`CheckpointError` unless timm's constructor takes the arguments and the file can hold them."""
     name, arguments = description["model"], description["arguments"]
     if not arguments or not is_timm_name(name):
         return
     unknown = sorted(set(arguments) - constructor_arguments(name))
     if unknown:
-        raise BadCheckpoint(f"{origin}: {name} takes no argument {', '.join(unknown[:5])}")
+        raise CheckpointError(f"{origin}: {name} takes no argument {', '.join(unknown[:5])}")
     for key, value in _numbers(arguments):
         limit = _limit(key, value, weights)
         if abs(value) > limit:
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"{origin}: expected {key} of at most {limit:g} for the tensors of this file, got {value}"
             )
 
@@ -147,7 +147,7 @@ def run_weights(name: str) -> Path | None:
     if not (folder / "train.json").is_file():
         return None
     if not (folder / WEIGHTS).is_file():
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{folder} is a training run that has not written {WEIGHTS} yet: let it finish an epoch"
         )
     return folder / WEIGHTS
@@ -164,7 +164,7 @@ def rebuild(
     """The trained model. segments: number of classes of a segmenter, built around its vision transformer."""
     count, segments = description["num_classes"], description.get("segments")
     if num_classes not in (None, count):
-        raise BadInput(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
+        raise InputError(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
     library = description.get("library", "timm")
     inner = weights
     if segments is not None:
@@ -201,17 +201,17 @@ def rebuild(
 
 
 def _check_image_size(model: nn.Module, size: Sequence[int], origin: str) -> None:
-    """`BadCheckpoint` if the described images are not those that a model of one size takes."""
+    """`CheckpointError` if the described images are not those that a model of one size takes."""
     embedding = getattr(model, "patch_embed", None)
     own = getattr(embedding, "img_size", None)
     if own and getattr(embedding, "strict_img_size", False) and tuple(own) != tuple(size):
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{origin}: its description states images of {tuple(size)}, but its model takes {tuple(own)}"
         )
 
 
 def described_preprocess(description: Description) -> Preprocess:
-    """The preprocessing that a model was trained with: timm's centre crop, whatever the library."""
+    """The preprocessing that a model was trained with: timm's center crop, whatever the library."""
     return Preprocess.from_timm(
         {
             "input_size": (3, *description["size"]),

@@ -14,7 +14,7 @@ from torch import nn
 
 import steadygaze.models  # noqa: F401 - registers RVT, FAN, PVT and LocalViT with timm
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, match_names
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
@@ -68,7 +68,7 @@ def create_timm_model(
     pretrained: bool = False,
     arguments: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """`timm.create_model`. Errors of the hub become `BadCheckpoint`, those of the arguments `BadInput`."""
+    """`timm.create_model`. Hub errors become `CheckpointError`, those of arguments `InputError`."""
     import timm
 
     options = {} if num_classes is None else {"num_classes": num_classes}
@@ -81,7 +81,7 @@ def create_timm_model(
             if not arguments:
                 raise
             reason = f"{name} cannot be built with {dict(arguments)} ({error})"
-            raise BadInput(f"arguments: {reason}") from error
+            raise InputError(f"arguments: {reason}") from error
         return model
 
     if not pretrained:
@@ -115,19 +115,19 @@ def constructor_arguments(name: str) -> frozenset[str]:
 def check_model_size(
     name: str, num_classes: int, arguments: Mapping[str, Any], weights: Weights, origin: str
 ) -> None:
-    """`BadCheckpoint` if the model is much larger than the file: checked before its memory is allocated."""
+    """`CheckpointError` if the model is much larger than the file: checked before its memory is allocated."""
     if name.startswith(HUB_PREFIXES) or not is_timm_name(name):
         return
     try:
         model = _meta_model(name, num_classes=num_classes, **arguments)
     except Exception as error:  # of constructors that were given odd values
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{origin}: {name} cannot be built with {dict(arguments)} ({type(error).__name__}: {error})"
         ) from error
     needed = sum(tensor.numel() for tensor in model.state_dict().values())
     available = sum(tensor.numel() for tensor in weights.values())
     if needed > 2 * available + SPARE_ELEMENTS:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{origin} does not fit {name}: the model that it describes has {needed:,} elements, the file "
             f"{available:,}"
         )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.modules import restore
@@ -47,7 +47,7 @@ def build_torchvision_model(
         return _build_segmenter(name, weights, origin, num_classes)
     if name in classifier_names():
         return _build_classifier(name, weights, origin, num_classes)
-    raise UnknownName("torchvision model", name, [*classifier_names(), *segmenter_names()])
+    raise UnknownNameError("torchvision model", name, [*classifier_names(), *segmenter_names()])
 
 
 def _build_classifier(name: str, weights: Weights | None, origin: str, num_classes: int | None) -> BuiltModel:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
 from steadygaze.loading.loaded import BuiltModel
 from steadygaze.loading.timm import SPARE_ELEMENTS
@@ -48,7 +48,7 @@ def build_transformers_model(
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise BadInput("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
+        raise InputError("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
     trust = {"trust_remote_code": trust_remote_code}
     with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
         preprocess = read_preprocess(name, trust_remote_code=trust_remote_code, fallback=fallback)
@@ -65,7 +65,7 @@ def build_transformers_model(
             model = auto.from_config(config, **trust)
             model, missing = _fit(restore(model, weights), weights, origin), []
     if missing:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
         )
     if kind == TEXT_IMAGE:
@@ -157,7 +157,7 @@ def _custom_code(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if isinstance(error, BadCheckpoint) or "trust_remote_code" not in str(error):
+        if isinstance(error, CheckpointError) or "trust_remote_code" not in str(error):
             raise
         raise _needs_code(name, "it brings its own Python code") from error
 
@@ -170,7 +170,7 @@ def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
 
 
 def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:
-    """`BadCheckpoint` if the config of a folder describes a model much larger than the folder's weights."""
+    """`CheckpointError` if the config of a folder describes a model much larger than the folder's weights."""
     folder = Path(name)
     if not folder.is_dir():
         return
@@ -178,7 +178,7 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
         limit = MAX_REPEATS if any(word in key for word in ("layers", "depth")) else MAX_SIZE
         sizes = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(size, int) and size > limit for size in sizes):
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"{name}: config.json: expected {key} of at most {limit:,}, got {value!r:.80}"
             )
     try:
@@ -192,7 +192,7 @@ def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> 
     files = [file for suffix in WEIGHT_SUFFIXES for file in folder.glob(f"*{suffix}") if file.is_file()]
     available = sum(file.stat().st_size for file in files)
     if needed > 2 * available + SPARE_ELEMENTS:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{name}: config.json describes a model of {needed:,} elements, "
             f"the weights have {available:,} bytes"
         )
@@ -207,8 +207,8 @@ def _numbers(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _needs_code(name: str, reason: str) -> BadCheckpoint:
-    return BadCheckpoint(
+def _needs_code(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(
         f"{name} would execute code that is part of the model: {reason}. If you trust its author, load it "
         "with trust_remote_code=True",
         option="trust_remote_code",
@@ -229,7 +229,7 @@ def read_preprocess(
             raise
         if fallback is not None:
             return fallback
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{name} has no preprocessor_config.json: how its images are preprocessed is not known. "
             "Give image_size, mean and std, or save the image processor into it too, for example "
             "ViTImageProcessor(size=..., image_mean=..., image_std=...).save_pretrained(FOLDER)"
@@ -265,7 +265,7 @@ def _fit(model: Any, weights: Weights, origin: str) -> Any:
     """The model with these weights. Files keep older names, which `from_pretrained` translates."""
     try:
         fit(model, weights, origin)
-    except BadCheckpoint:
+    except CheckpointError:
         try:
             model, report = type(model).from_pretrained(
                 None, config=model.config, state_dict=weights, output_loading_info=True

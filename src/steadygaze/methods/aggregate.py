@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import Method
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.completeness import Shares, accounted, content_and_position, resize_map
@@ -38,7 +38,7 @@ def first_layer(method: Method, depth: int) -> int:
     start = method.option("start")
     if start is not None:
         if start >= depth:
-            raise BadInput(f"{method.name}: start={start}, but the model has layers 0..{depth - 1}")
+            raise InputError(f"{method.name}: start={start}, but the model has layers 0..{depth - 1}")
         return start
     if method.aggregator == "skipplus":
         half = depth // 2 if method.option("cut") == "floor" else -(-depth // 2)
@@ -68,7 +68,7 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     maps = [base.function(trace, l, **own) for l in span]
     maps = [m for m in maps if m is not None]
     if not maps:
-        raise BadInput(
+        raise InputError(
             f"{method.name}: no map to add from layer {span[0]} on (layers 0..{trace.depth - 1}). "
             "Start at a lower layer."
         )

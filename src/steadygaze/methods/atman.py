@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.perturbation import BLACK_BOX, PATCHES, fill_missing, spread_order, to_grid
 from steadygaze.methods.registry import register_method
@@ -40,7 +40,7 @@ class SuppressedAttention(Seam):
             f.shape[1] + 1: F.pad(f, (1, 0), value=1.0),
         }
         if keys not in known:
-            raise BadInput(
+            raise InputError(
                 f"atman: expected attention over {f.shape[1]} tokens, got {keys} keys in an attention of "
                 f"the model"
             )
@@ -79,7 +79,7 @@ def atman(
     """Decrease of the class score when attention to a patch and similar ones is suppressed (AtMan)."""
     for option, value in (("suppress", suppress), ("similar", similar)):
         if not 0 <= value <= 1:
-            raise BadInput(f"atman: {option} is a number in 0..1, got {value!r}")
+            raise InputError(f"atman: {option} is a number in 0..1, got {value!r}")
     p, prefix = query.patches, query.vit.prefix
     order, layout = spread_order(p), query.vit.layout(query.tokens)
     unit = F.normalize(query.tokens[:, prefix:], dim=-1)

@@ -4,7 +4,7 @@
 | attnlrp       | ⟨x^l, g^l⟩: operands of a product share by half, softmax's own gradient, σ held  |
 | attnlrp_gamma | the same down to the pixels, with the γ rule on every linear map and convolution |
 
-The γ rule of y = W x + b favours what has the sign of y: positive parts are weighted by 1 + γ where y > 0,
+The γ rule of y = W x + b favors what has the sign of y: positive parts are weighted by 1 + γ where y > 0,
 negative ones where y < 0, and what they add up to is scaled back to y. In terms of gradients:
 
     r = g ⊙ y / ((1 + γ/2) y + (γ/2) sign(y) (|W| |x| + |b|))
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.methods.gradient import ixg
 from steadygaze.methods.registry import Options, register_method
 from steadygaze.trace.capture import Trace, forward
@@ -36,7 +36,7 @@ ATTENTION = ("shared", "held")
 def _check_gamma(name: str, options: Options) -> None:
     for key in ("gamma", "conv_gamma"):
         if not 0 <= options.get(key, 0.0) < float("inf"):
-            raise BadInput(
+            raise InputError(
                 f"{name}: {key} weighs positive contributions, a number >= 0, got {options[key]!r}"
             )
 
@@ -81,7 +81,7 @@ def attnlrp_gamma(
     relevance for queries and keys, as in the authors' code for ViTs)
     """
     if attention not in ATTENTION:
-        raise UnknownName("attention", attention, ATTENTION)
+        raise UnknownNameError("attention", attention, ATTENTION)
     rules = replace(query.rules, gamma=float(gamma), conv_gamma=float(conv_gamma))
     if attention == "held":
         rules = replace(rules, attention=0.0, value=1.0)
@@ -96,7 +96,7 @@ def attnlrp_gamma(
 
 
 class _Embedding(Seam):
-    """Keeps the pixels as the first convolution sees them: a normalisation in front of it changes no map."""
+    """Keeps the pixels as the first convolution sees them: a normalization in front of it changes no map."""
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)

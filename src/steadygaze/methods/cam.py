@@ -11,7 +11,7 @@
 | shapley_cam         | Σ_k a_pk (g − ½ H a)_pk, H the Hessian of T (Cai 2025)                             |
 
 The bare name is the last block's input. Options: `at="norm1"` takes the output of the block's first norm,
-as pytorch-grad-cam does; `normalise=True` divides each layer's map by its maximum (LayerCAM over layers);
+as pytorch-grad-cam does; `normalize=True` divides each layer's map by its maximum (LayerCAM over layers);
 `tokens="all"` lets prefix tokens into the sums over p, as SkipPLUS' code does; `relu=True` drops negative
 scores. No min-max here. `shapley_cam` is at the output of the last block's first norm: at the block's input
 it vanishes for class-token heads, as hirescam does.
@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable, UnknownName
+from steadygaze.errors import MethodUnavailableError, UnknownNameError
 from steadygaze.methods.registry import METHODS, Alias, register_method
 from steadygaze.trace.capture import Forward, Trace, forward
 from steadygaze.trace.query import Query
@@ -42,7 +42,7 @@ def gradcam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def xgradcam(a: Tensor, g: Tensor) -> Tensor:
-    """XGradCAM: channel weights normalised by the activations' sum."""
+    """XGradCAM: channel weights normalized by the activations' sum."""
     return _weighted(a, (g * a).sum(1) / (a.sum(1) + 1e-7))
 
 
@@ -84,10 +84,10 @@ def _activations(trace: Trace, layer: int, at: str) -> tuple[Tensor, Tensor]:
     if at == "input":
         return trace.tokens(layer)
     if at != "norm1":
-        raise UnknownName("at", at, ("input", "norm1"))
+        raise UnknownNameError("at", at, ("input", "norm1"))
     norm = _first_norm(trace.run, layer)
     if norm is None:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"at='norm1': block {layer} of this model does not begin with a norm over its tokens"
         )
     return norm.detach(), trace.grad(norm)
@@ -101,7 +101,7 @@ def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         at: str = "input",
         tokens: str = "patches",
         relu: bool = False,
-        normalise: bool = False,
+        normalize: bool = False,
     ) -> Float[Tensor, "b h w"]:
         block, layout = trace.vit.blocks[layer], trace.run.layout
         a, g = _activations(trace, layer, at)
@@ -111,9 +111,9 @@ def _register(function: Callable[[Tensor, Tensor], Tensor]) -> None:
             a, g = block.patches(a, layout), block.patches(g, layout)
             image = function(a.flatten(1, 2), g.flatten(1, 2)).unflatten(1, a.shape[1:3])
         else:
-            raise UnknownName("tokens", tokens, ("patches", "all"))
+            raise UnknownNameError("tokens", tokens, ("patches", "all"))
         image = image.relu() if relu else image
-        if normalise:
+        if normalize:
             top = image.amax((-2, -1), keepdim=True)
             image = torch.where(top > 0, image / top, image)
         return image
@@ -149,16 +149,16 @@ def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> F
     the authors' code
     """
     if at not in ("auto", "norm1", "input"):
-        raise UnknownName("at", at, ("auto", "norm1", "input"))
+        raise UnknownNameError("at", at, ("auto", "norm1", "input"))
     if weights not in ("tokens", "channels"):
-        raise UnknownName("weights", weights, ("tokens", "channels"))
+        raise UnknownNameError("weights", weights, ("tokens", "channels"))
     vit, last = query.vit, len(query.vit.blocks) - 1
     # attention as a tensor of the graph: fused kernels have no second derivative
     want = Want(attention=True, norm=True)
     run = forward(vit, query.tokens, rules=query.rules, want=want, start=last, watch=last)
     norm = None if at == "input" else _first_norm(run, last)
     if norm is None and at == "norm1":
-        raise MethodUnavailable("at='norm1': the last block of this model does not begin with a norm")
+        raise MethodUnavailableError("at='norm1': the last block of this model does not begin with a norm")
     value, block = query.value(run.logits).sum(), vit.blocks[last]
     a = run.hidden[last] if norm is None else norm
     (g,) = torch.autograd.grad(value, a, create_graph=True)

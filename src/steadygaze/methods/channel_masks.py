@@ -26,7 +26,7 @@ from jaxtyping import Float
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.perturbation import BLACK_BOX, mean_where_kept, to_grid
 from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import (
@@ -140,9 +140,9 @@ def tis(
     clusters: centroids of k-means. keep: share of the patches that a mask keeps. seed: of the first centroids
     """
     if not isinstance(clusters, int) or clusters < 1:
-        raise BadInput(f"tis: clusters must be an integer >= 1, got {clusters!r}")
+        raise InputError(f"tis: clusters must be an integer >= 1, got {clusters!r}")
     if not 0 < keep <= 1:
-        raise BadInput(f"tis: keep is the share of the patches that a mask keeps, in 0..1, got {keep!r}")
+        raise InputError(f"tis: keep is the share of the patches that a mask keeps, in 0..1, got {keep!r}")
     count = max(1, int(keep * query.patches))
     generators = image_generators(query.images, seed)
     centroids = [k_means(one, clusters, g) for one, g in zip(all_channels(query), generators, strict=True)]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, MethodUnavailable
+from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.capture import Trace, forward
@@ -43,7 +43,7 @@ def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
     """
     vit, depth = query.vit, len(query.vit.blocks)
     if not isinstance(layers, int) or not 0 <= layers <= depth:
-        raise BadInput(f"legrad: layers must be an integer from 0 (all) to {depth}, got {layers!r}")
+        raise InputError(f"legrad: layers must be an integer from 0 (all) to {depth}, got {layers!r}")
     start = depth - (layers or depth)
     run = forward(vit, query.tokens, rules=query.rules, want=Want(attention=True), start=start, watch=start)
     layout, total = run.layout, torch.zeros_like(query.tokens[:, vit.prefix :, 0])
@@ -94,7 +94,7 @@ def grad_eclip(
         return None  # only the pooling has a row that feeds the head
     attention = trace.pooling[-1] if pooled else trace.run.records[layer].attention[-1]
     if attention.q is None or attention.k is None or attention.v is None or attention.out is None:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"grad_eclip: q, k and v of a {vit.plan.kind} cannot be identified. Use legrad."
         )
     rows = [0] if pooled else trace.readout_row()[0].nonzero()[:, 0].tolist()
@@ -122,7 +122,7 @@ def _projected(trace: Trace, layer: int, x: Float[Tensor, "b n hd"]) -> Float[Te
     """x behind the output projection of the block's attention."""
     make = trace.vit.blocks[layer].parts
     if make is None or make().inner_norm is not None:
-        raise MethodUnavailable("grad_eclip: project=True needs an attention with one output projection")
+        raise MethodUnavailableError("grad_eclip: project=True needs an attention with one output projection")
     parts = make()
     y = x @ parts.output.T
     return y if parts.output_bias is None else y + parts.output_bias

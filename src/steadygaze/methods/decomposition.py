@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.methods.attention import add_identity, global_attention, half_identity
 from steadygaze.methods.gradient import ixg
 from steadygaze.methods.registry import METHODS, Alias, Options, register_method
@@ -57,17 +57,17 @@ class Mixed:
     own: Float[Tensor, "b n d"]  # T_ii
     after: Float[Tensor, "b n d"]  # x', the true state after the attention branch
     gain: Float[Tensor, " d"]  # LayerScale₂ γ₂
-    centred: bool
+    centered: bool
     t: Float[Tensor, "b n"]  # 1/σ₂_i
 
     def second(self, vectors: Tensor) -> Tensor:
         """LayerScale₂ γ₂ ⊙ (T − mean T), before the division by σ₂."""
-        return self.gain * (vectors - vectors.mean(-1, keepdim=True) if self.centred else vectors)
+        return self.gain * (vectors - vectors.mean(-1, keepdim=True) if self.centered else vectors)
 
 
 def _inverse_sigma(x: Tensor, norm: tuple[float, bool]) -> Float[Tensor, "b n"]:
-    eps, centred = norm
-    return ((x.var(-1, unbiased=False) if centred else x.pow(2).mean(-1)) + eps).rsqrt()
+    eps, centered = norm
+    return ((x.var(-1, unbiased=False) if centered else x.pow(2).mean(-1)) + eps).rsqrt()
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _attin_step(m: Tensor, *, form: str = "n") -> Tensor:
 def attin(trace: Trace, layer: int, *, form: str = "n") -> Float[Tensor, "b n n"]:
     """Norms of the vectors that attention passes between tokens (form: "n", or "n_res" with the residual)."""
     if form not in ("n", "n_res"):
-        raise UnknownName("form", form, ("n", "n_res"))
+        raise UnknownNameError("form", form, ("n", "n_res"))
     mixed = _mix(trace, layer)
     norms = _quadratic(mixed.a, mixed.f, mixed.f).clamp_min(0).sqrt()
     return norms if form == "n" else _with_diagonal(norms, mixed.own.norm(dim=-1))
@@ -183,7 +183,7 @@ def globenc(trace: Trace, layer: int) -> Float[Tensor, "b n n"]:
 def alti(trace: Trace, layer: int, *, against: str = "attn") -> Float[Tensor, "b n n"]:
     """L1 proximity of each token's contribution to the output (against: "attn" branch, or whole "block")."""
     if against not in ("attn", "block"):
-        raise UnknownName("against", against, ("attn", "block"))
+        raise UnknownNameError("against", against, ("attn", "block"))
     mixed = _mix(trace, layer)
     y = mixed.after if against == "attn" else trace.run.hidden[layer + 1].detach()
     batch, n, d = mixed.x.shape
@@ -236,7 +236,7 @@ def _check_bias(name: str, options: Options) -> None:
     """Biases can be distributed only where attention is held constant."""
     bias, freeze = options.get("bias", "none"), options.get("freeze")
     if bias not in ("none", "token") and freeze not in (None, 1):
-        raise BadInput(
+        raise InputError(
             f"{name}: bias={bias!r} shares biases among tokens, which needs attention held constant, "
             f"got freeze={freeze!r}. Use freeze=1, or bias='none'."
         )
@@ -258,7 +258,7 @@ def decompx(trace: Trace, layer: int, *, bias: str = "none") -> Float[Tensor, "b
     bias "absdot", "norm", "equal" or "cls" shares biases among tokens, which takes the full decomposition.
     """
     if bias not in BIAS_RULES:
-        raise UnknownName("bias", bias, BIAS_RULES)
+        raise UnknownNameError("bias", bias, BIAS_RULES)
     if bias in ("none", "token"):
         return ixg(trace, layer)
     shares = decompose(trace, layer, bias)

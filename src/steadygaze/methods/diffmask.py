@@ -6,12 +6,12 @@ Equations: docs/equations.md#diffmask and docs/equations.md#hard-concrete.
     u_l = α · tanh(w₂ · tanh(W₁ [h̄⁰; h^l] + c₁) + c₂) + β_l   l = 0 .. L+1: h̄⁰, the blocks' inputs, the output
     z_l ~ HardConcrete(u_l):  s = σ((u + logit U) / τ),  z = clip((r − ℓ) s + ℓ, 0, 1),  U uniform
     z   = Π_l z_l                                             a patch is kept if all gates are open
-    x̂   = z · h̄⁰ + (1 − z) · b + positions                    b is learnt; prefix tokens are never masked
+    x̂   = z · h̄⁰ + (1 − z) · b + positions                    b is learned; prefix tokens are never masked
     P(z ≠ 0) = σ(u − τ ln(−ℓ/r)),    E[z] = ∫₀¹ P(z > t) dt = ∫₀¹ σ(u − τ logit((t − ℓ) / (r − ℓ))) dt
 
 | symbol | variable | paper           |   | symbol | variable    | paper   |
 | α      | stretch  | 15, ImageNet 20 |   | τ      | temperature | 0.2     |
-| β      | shift    | 8, learnt       |   | ℓ, r   | left, right | -0.2, 1 |
+| β      | shift    | 8, learned       |   | ℓ, r   | left, right | -0.2, 1 |
 
 The map is Π_l E[z_l] over all gates (`read="expected"`, the paper) or Π_l P(z_l ≠ 0) (`read="probability"`,
 its code), in 0..1, from one forward pass. `steadygaze.training.diffmask` trains the gates. In hierarchical
@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from steadygaze.errors import MethodUnavailable, UnknownName
+from steadygaze.errors import MethodUnavailableError, UnknownNameError
 from steadygaze.methods.learned import FileKind, changed_at, hidden_states, on_grid, take_prefix, with_prefix
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.query import Query
@@ -111,13 +111,13 @@ class Shape:
 
 
 class DiffMask(nn.Module):
-    """One gate for each hidden state of a model, and the learnt vector b that replaces a masked patch."""
+    """One gate for each hidden state of a model, and the learned vector b that replaces a masked patch."""
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
         self.shape, self.concrete = shape, shape.concrete
         width = shape.widths[0]
-        with torch.random.fork_rng(devices=[]):  # layers initialise from the global generator
+        with torch.random.fork_rng(devices=[]):  # layers initialize from the global generator
             torch.manual_seed(seed)
             inner = max(1, width // 4)
             self.gates = nn.ModuleList(
@@ -137,7 +137,7 @@ class DiffMask(nn.Module):
             return self.concrete.expected(u).prod(-1)
         if read == "probability":
             return self.concrete.log_probability(u).sum(-1).exp()
-        raise UnknownName("read", read, ("expected", "probability"))
+        raise UnknownNameError("read", read, ("expected", "probability"))
 
 
 # -- hidden states, and tokens with masked patches --------------------------------------------------
@@ -249,7 +249,7 @@ def trained(vit: ViT, file: Any = None) -> str:
 @register_method(
     "diffmask",
     "model",
-    family="learnt",
+    family="learned",
     gradient=False,
     class_specific=False,
     cost=1.0,
@@ -257,20 +257,20 @@ def trained(vit: ViT, file: Any = None) -> str:
     reads_hidden=True,
 )
 def diffmask(query: Query, *, file: Any = None, read: str = "expected") -> Float[Tensor, "b h w"]:
-    """Vision DiffMask: what learnt gates keep of each patch (read: "expected", or "probability")."""
+    """Vision DiffMask: what learned gates keep of each patch (read: "expected", or "probability")."""
     mask, facts = load(file, query.vit)
     if facts.get("diverged"):
         how = "is not trained yet" if facts.get("early") else "diverged in training"
         warn(f"diffmask: {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
     only = facts.get("settings", {}).get("target")
     if only is not None and _explains_another(query, only):
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"diffmask: {file} was trained for class {only} alone. Use target={only}.", option="target"
         )
     with torch.no_grad():
         seen = states(query.vit, blank(query.vit, query.images), query.hidden)
         if tuple(h.shape[-1] for h in seen) != mask.shape.widths:
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"diffmask: {file} was trained for hidden states of other widths. Train gates for this model."
             )
         kept = mask.map(mask.logits(seen), read)

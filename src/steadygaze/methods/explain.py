@@ -12,7 +12,13 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, BrokenMap, DegenerateMap, ImagesOutOfRange, MethodUnavailable
+from steadygaze.errors import (
+    BrokenMapError,
+    DegenerateMapWarning,
+    ImagesOutOfRangeWarning,
+    InputError,
+    MethodUnavailableError,
+)
 from steadygaze.methods.aggregate import layers, shares
 from steadygaze.methods.registry import (
     DEFAULT,
@@ -157,7 +163,7 @@ def explain(
     chosen = list({m.name: m for m in requested.values()}.values())
     clean = CleanForward.of(vit, images)
     if note := range_note(model, clean.images):
-        warn(note, ImagesOutOfRange, stacklevel=2)
+        warn(note, ImagesOutOfRangeWarning, stacklevel=2)
     results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, details=True)
     results = _with_display(results, given_model, model, clean.images)
     if isinstance(given, (str, Method)):
@@ -192,15 +198,15 @@ def explain_batch(
     if score is not None:
         check_score(score, vit.plan.outputs)
     if score is not None and callable(target):
-        raise BadInput(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
+        raise InputError(f"score={score!r}: a callable target returns the whole quantity. Leave score out.")
     if vit.plan.outputs == "features" and not callable(target):
-        raise BadInput(
+        raise InputError(
             f"target: this {vit.plan.kind} has no classifier, so no class to explain. Use a model with "
             "one, or a callable target: features (B, D) -> (B,), such as the similarity to a text embedding."
         )
     for m in methods:
         if reason := unavailable(m, vit):
-            raise MethodUnavailable(f"{m.name}: {reason}")
+            raise MethodUnavailableError(f"{m.name}: {reason}")
     with without_autocast(vit.model), evaluation_mode(vit.model), constant_weights(vit.model):
         batch = _Batch(clean, target, score, on_progress, allow_partial, details)
         results = batch.explain(methods)
@@ -394,7 +400,7 @@ def plan_passes(methods: list[Method], depth: int) -> dict[Rules, Pass]:
 def _check_map(m: Method, scores: Tensor) -> None:
     """Raise an error for a map with NaN, and warn of a map that is zero everywhere."""
     if not torch.isfinite(scores).all():
-        raise BrokenMap(
+        raise BrokenMapError(
             f"{m.name}: the map has NaN or infinite values. Use the model in float32, "
             f"or check its weights for NaN."
         )
@@ -402,4 +408,4 @@ def _check_map(m: Method, scores: Tensor) -> None:
     if empty.any():
         which = empty.nonzero()[:, 0].unique().tolist()
         message = f"{m.name}: the map is zero everywhere for image(s) {which}: there is no evidence in it."
-        warn(message, DegenerateMap, stacklevel=6)
+        warn(message, DegenerateMapWarning, stacklevel=6)

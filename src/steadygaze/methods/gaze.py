@@ -7,7 +7,7 @@ Equations: docs/equations.md#gaze-removal, docs/equations.md#gaze-halves, docs/e
           = Σ_h Σ_{i≠j} A_hij (G_hij − Σ_k A_hik G_hik)    G = ∂T/∂A
     p_j   = ⟨x^L_j − mean over patches of x^L, ∂T/∂x^L_j⟩  the same for a head that reads the patches, else 0
 
-With w_j the weight of key j before the rows of A are normalised, q^l_j is ∂T/∂w_j at w_j = 1.
+With w_j the weight of key j before the rows of A are normalized, q^l_j is ∂T/∂w_j at w_j = 1.
 
 | name         | map                                                                               | passes |
 | gaze_removal | Σ_l (s^l / L + q^l) + p                                                           | 2      |
@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.capture import Trace, forward
@@ -129,7 +129,7 @@ def gaze_twice(query: Query) -> Float[Tensor, "b h w"]:
     order = whole.argsort(dim=1, descending=True, stable=True)
     best = round(BEST * order.shape[1])
     if best in (0, order.shape[1]):
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"gaze_twice: expected at least 2 patches, to divide them in two parts, got {order.shape[1]}. "
             "Use gaze_removal."
         )
@@ -157,7 +157,7 @@ def gaze_halves(query: Query, *, weight: float = OWN_HALF) -> Float[Tensor, "b h
     order = whole.argsort(dim=1, descending=True, stable=True)
     half = order.shape[1] // 2
     if not half:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             "gaze_halves: expected at least 2 patches, to divide them in two halves, got 1. Use gaze_removal."
         )
     own_half = torch.zeros_like(whole)

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.methods.attention import global_attention
 from steadygaze.methods.registry import METHODS, Alias, register_method
 from steadygaze.methods.search import image_generators
@@ -41,7 +41,7 @@ SPACES = ("tokens", "pixels")
 def vanilla_grad(trace: Trace, layer: int, *, reduce: str = "abs") -> Float[Tensor, "b h w"]:
     """L1 norm of the gradient at each token (reduce="sum": signed sum, which is zero for pre-norm ViTs)."""
     if reduce not in ("abs", "sum"):
-        raise UnknownName("reduce", reduce, ("abs", "sum"))
+        raise UnknownNameError("reduce", reduce, ("abs", "sum"))
     g = trace.patches(layer)[1]
     return g.abs().sum(-1) if reduce == "abs" else g.sum(-1)
 
@@ -73,7 +73,7 @@ def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, 
     SkipPLUS' code pairs attention with the next layer.
     """
     if pairing not in ("same", "next"):
-        raise UnknownName("pairing", pairing, ("same", "next"))
+        raise UnknownNameError("pairing", pairing, ("same", "next"))
     above = layer + (pairing == "next")
     if above >= trace.depth:
         return None  # the reference code drops the last block
@@ -84,7 +84,7 @@ def attixg(trace: Trace, layer: int, *, pairing: str = "same") -> Float[Tensor, 
 def _bias_maps(trace: Trace, first: int, *, implicit: bool = False) -> list[Float[Tensor, "b h w"]]:
     """Bias terms of all blocks from `first` on, and of the head, each on its own grid."""
     if implicit and any(a.v is None for record in trace.run.records for a in record.attention):
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"implicit=True: a {trace.vit.plan.kind} mixes attention after softmax, whose offset is not "
             f"known. "
             f"Use implicit=False with freeze=1: then there are no such terms."
@@ -142,7 +142,7 @@ def integrated_gradients(query: Query, *, steps: int = 20, space: str = "tokens"
     """Gradients along the straight path from zero, midpoint rule (space: "tokens" x^0, or "pixels")."""
     _check_positive("integrated_gradients", "steps", steps)
     if space not in SPACES:
-        raise UnknownName("space", space, SPACES)
+        raise UnknownNameError("space", space, SPACES)
     end = query.images if space == "pixels" else query.tokens
     mean = torch.zeros_like(end)
     for k in range(steps):
@@ -160,7 +160,7 @@ def smoothgrad(
     """Magnitude of the pixel gradient averaged over noisy copies (noise: share of the image's range)."""
     _check_positive("smoothgrad", "samples", samples)
     if not 0 <= noise < float("inf"):
-        raise BadInput(f"smoothgrad: noise is a share of the image's range, a number >= 0, got {noise!r}")
+        raise InputError(f"smoothgrad: noise is a share of the image's range, a number >= 0, got {noise!r}")
     x = query.images
     spread = noise * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     mean = torch.zeros_like(x)
@@ -182,4 +182,4 @@ def random(query: Query, *, seed: int = 0) -> Float[Tensor, "b h w"]:
 
 def _check_positive(name: str, option: str, value: int) -> None:
     if not isinstance(value, int) or value < 1:
-        raise BadInput(f"{name}: {option} must be an integer >= 1, got {value!r}")
+        raise InputError(f"{name}: {option} must be an integer >= 1, got {value!r}")

@@ -1,8 +1,8 @@
-"""Files of learnt methods: one safetensors file with the weights, facts about them and the trainer's state.
+"""Files of learned methods: one safetensors file with the weights, facts about them and the trainer's state.
 
 Nothing in a file is executed. The metadata key says which method wrote it.
 
-The hidden states that learnt methods read, with the same tokens in each.
+The hidden states that learned methods read, with the same tokens in each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint
+from steadygaze.errors import CheckpointError
 from steadygaze.files import write_atomic
 from steadygaze.methods.registry import Method, parse_method
 from steadygaze.vit.view import ViT
@@ -25,7 +25,7 @@ from steadygaze.vit.view import ViT
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a learnt method calls its files.
+    """What a learned method calls its files.
 
     key: of the metadata; content: such as "gates of Vision DiffMask"; command: the one that trains them
     """
@@ -48,15 +48,15 @@ class FileKind:
 
         if not Path(path).is_file():
             what = f"{path}, a folder" if Path(path).is_dir() else f"{path}: no such file"
-            raise BadCheckpoint(f"expected a file of {self.content} from `{self.command}`, got {what}")
+            raise CheckpointError(f"expected a file of {self.content} from `{self.command}`, got {what}")
         try:
             with safe_open(path, framework="pt") as file:
                 about = (file.metadata() or {}).get(self.key)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise BadCheckpoint(f"{path} is not a readable safetensors file ({error})") from error
+            raise CheckpointError(f"{path} is not a readable safetensors file ({error})") from error
         if about is None:
-            raise BadCheckpoint(f"{path} holds no {self.content}. Train them with `{self.command}`.")
+            raise CheckpointError(f"{path} holds no {self.content}. Train them with `{self.command}`.")
         return json.loads(about), tensors
 
 
@@ -77,7 +77,7 @@ def take_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def with_files(methods: Sequence[str | Method], files: Mapping[str, str | Path | None]) -> list[str | Method]:
-    """The methods, with each learnt one reading its file in `files`; it is added if it was not requested.
+    """The methods, with each learned one reading its file in `files`; it is added if it was not requested.
 
     files: by the method's name, such as {"diffmask": FILE}; None: no file is given
     """

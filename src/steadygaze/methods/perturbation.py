@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, evaluate_subsets, explained_values, uniform_draws
 from steadygaze.target import predictions
@@ -111,7 +111,7 @@ def lime(query: Query, *, budget: int = 1000, seed: int = 0, hide: str = "auto")
     distance = 1 - z.mean(2).sqrt()
     weight = (-(distance**2) / SIGMA**2).exp()
     share = weight / weight.sum(1, keepdim=True)
-    # the intercept is not penalised: centre by the weights
+    # the intercept is not penalised: center by the weights
     z = z - torch.einsum("bm,bmp->bp", share, z)[:, None]
     f = f - (share * f).sum(1, keepdim=True)
     ridge = RIDGE * torch.eye(query.patches, dtype=torch.float64)
@@ -130,8 +130,8 @@ def kernel_shap(query: Query, *, budget: int = 1000, seed: int = 0, hide: str = 
     whole, none = f[:, 0], f[:, 1]
     even = (whole - none) / p  # an equal share for each patch; the deviations from it sum to zero
     rest = f[:, 2:] - none[:, None] - even[:, None] * z.sum(2)
-    centred = z - z.mean(2, keepdim=True)  # so that the solution of least norm sums to zero
-    values = even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centred), rest)
+    centered = z - z.mean(2, keepdim=True)  # so that the solution of least norm sums to zero
+    values = even[:, None] + torch.einsum("bpm,bm->bp", torch.linalg.pinv(centered), rest)
     scores = to_grid(query, values)
     return Shares(scores, none.to(scores))
 
@@ -192,7 +192,7 @@ def hsic(
 ) -> Float[Tensor, "b h w"]:
     """How much the output depends on the patch, by HSIC; never negative (output: "distribution", "class")."""
     if output not in ("distribution", "class"):
-        raise UnknownName("output", str(output), ("distribution", "class"))
+        raise UnknownNameError("output", str(output), ("distribution", "class"))
     keep = uniform_draws(query, seed, check_budget("hsic", budget, 2), query.patches) < 0.5
     read = _distribution if output == "distribution" else _class
     f = evaluate_subsets(query, "hsic", keep, hide, least=2, read=read).double().cpu()
@@ -201,7 +201,7 @@ def hsic(
     between = distance[:, ~torch.eye(m, dtype=torch.bool)]
     width = between.median(1).values.clamp_min(torch.finfo(torch.float64).tiny ** 0.5)  # its square > 0
     kernel = (-(distance**2) / (2 * width[:, None, None] ** 2)).exp()
-    # H K_j H = 2 z zᵀ with z centred: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
+    # H K_j H = 2 z zᵀ with z centered: the Dirac kernel of two values is 1/2 + 2 (z − 1/2)(z' − 1/2)
     z = keep[:, :m].double()
     z = z - z.mean(1, keepdim=True)
     return to_grid(query, 2 * torch.einsum("bmp,bmn,bnp->bp", z, kernel, z) / (m - 1) ** 2)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
 
@@ -260,7 +260,7 @@ def register_method(
         them; None leaves them to the options `freeze`, `slope` and `gate`
     freeze: default of the option `freeze`, the share of attention that is held constant
     unsupported: (vit, and those options that it names) -> why the model is not supported, "" if it is
-    check_options: (name, options) -> None; raises BadInput for combinations that make no sense
+    check_options: (name, options) -> None; raises InputError for combinations that make no sense
     reads_hidden: kind "model" only: the query carries the hidden states of the forward pass
     added_once: kind "map" only: (trace, first layer, **options) -> maps added once, not once per layer
     rollout_step: kind "matrix" only: (matrix, **options) -> the factor of the rollout, such as A + I
@@ -280,7 +280,7 @@ def register_method(
         options = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
         for option in options:
             if option in RESERVED_OPTIONS:
-                raise BadInput(f"method {name!r}: the option name {option!r} is reserved. Choose another")
+                raise InputError(f"method {name!r}: the option name {option!r} is reserved. Choose another")
         docstring = (function.__doc__ or "").strip()
         base = BaseMethod(
             name=name,
@@ -319,15 +319,15 @@ def register_method(
 
 def _check_declaration(name: str, kind: str, aggregator: str | None) -> None:
     if kind not in get_args(Kind):
-        raise UnknownName(f"kind of method {name!r}:", str(kind), get_args(Kind))
+        raise UnknownNameError(f"kind of method {name!r}:", str(kind), get_args(Kind))
     if aggregator is None:
         return
     if kind == "model":
-        raise BadInput(f"method {name!r}: kind 'model' has no layers to aggregate, got {aggregator!r}")
+        raise InputError(f"method {name!r}: kind 'model' has no layers to aggregate, got {aggregator!r}")
     if aggregator not in get_args(Aggregator):
-        raise UnknownName("aggregator", aggregator, get_args(Aggregator))
+        raise UnknownNameError("aggregator", aggregator, get_args(Aggregator))
     if aggregator == "rollout" and kind != "matrix":
-        raise BadInput(
+        raise InputError(
             f"method {name!r}: rollout multiplies matrices, so it needs kind='matrix', got {kind!r}"
         )
 
@@ -380,7 +380,7 @@ def allowed_options(base: BaseMethod, aggregator: str | None) -> dict[str, Any]:
 
 def entry_of(name: str) -> BaseMethod | Alias | None:
     """The method or alias registered under `name`; None if there is none."""
-    return METHODS[name] if name in METHODS else None  # noqa: SIM401 - Registry raises UnknownName
+    return METHODS[name] if name in METHODS else None  # noqa: SIM401 - Registry raises UnknownNameError
 
 
 def parse_method(text: str) -> Method:
@@ -397,7 +397,7 @@ def parse_method(text: str) -> Method:
     for item in filter(None, tail.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise BadInput(f"method {text!r}: expected options as key=value after the colon, got {item!r}")
+            raise InputError(f"method {text!r}: expected options as key=value after the colon, got {item!r}")
         options[key.strip()] = _parse_value(value.strip())
     return make_method(name, **options)
 
@@ -417,7 +417,7 @@ def make_method(name: str, **options: Any) -> Method:
     if isinstance(entry, Alias):
         return _aggregated_alias(name, stem, aggregator, entry, options)
     if entry is None or (plus and name in SYNONYMS):  # "gradcam++" is no aggregation of gradcam
-        raise UnknownName(
+        raise UnknownNameError(
             "method", name if name in SYNONYMS else stem, METHODS, METHODS.hint, METHODS.synonyms
         )
     chosen = _aggregator_of(entry, aggregator if plus else None)
@@ -439,7 +439,7 @@ def _aggregated_alias(name: str, stem: str, aggregator: str, alias: Alias, optio
     other = f"{pair.partition('+')[0]}+{aggregator}{colon}{tail}"
     with_score = "" if alias.score == "logit" else f" with score={alias.score!r}"
     advice = f" Use {other!r}{with_score}." if aggregator in AGGREGATORS else ""
-    raise BadInput(f"{name!r}: {stem!r} is an alias of {alias.target!r} and takes no aggregator.{advice}")
+    raise InputError(f"{name!r}: {stem!r} is an alias of {alias.target!r} and takes no aggregator.{advice}")
 
 
 def _aggregator_of(base: BaseMethod, given: str | None) -> Aggregator | None:
@@ -447,12 +447,12 @@ def _aggregator_of(base: BaseMethod, given: str | None) -> Aggregator | None:
     if given is None:
         return base.aggregator
     if given not in AGGREGATORS:
-        raise UnknownName("aggregator", given, AGGREGATORS)
+        raise UnknownNameError("aggregator", given, AGGREGATORS)
     if base.kind == "model":
-        raise BadInput(f"{base.name!r} has no layers, so {given!r} cannot aggregate it. Use the bare name.")
+        raise InputError(f"{base.name!r} has no layers, so {given!r} cannot aggregate it. Use the bare name.")
     if given == "rollout" and base.kind != "matrix":
         matrices = ", ".join(other.name for other in base_methods() if other.kind == "matrix")
-        raise BadInput(
+        raise InputError(
             f"rollout multiplies token-by-token matrices, and {base.name!r} gives one score per token. "
             f"It works with {matrices}."
         )
@@ -485,7 +485,7 @@ def _checked_options(
     checked = dict(options)
     for key in options:
         if key not in allowed:
-            raise UnknownName(f"option of {name!r}", key, allowed)
+            raise UnknownNameError(f"option of {name!r}", key, allowed)
         if checked[key] is None and isinstance(allowed[key], str):
             checked[key] = "none"  # the word "none", which was parsed as None
         _check_type(name, key, checked[key], allowed[key])
@@ -505,25 +505,25 @@ def _check_type(name: str, key: str, value: Any, default: Any) -> None:
     }
     expected, description = types.get(type(default), (object, ""))
     if not isinstance(value, expected) or (isinstance(value, bool) and type(default) in (int, float)):
-        raise BadInput(f"{name}: expected {description} for {key}, for example {default!r}, got {value!r}")
+        raise InputError(f"{name}: expected {description} for {key}, for example {default!r}, got {value!r}")
 
 
 def _check_shared_options(name: str, options: Options) -> None:
     """Options of rules and aggregators."""
     freeze = options.get("freeze")
     if freeze is not None and (isinstance(freeze, (bool, str)) or not 0 <= freeze <= 1):
-        raise BadInput(
+        raise InputError(
             f"{name}: freeze is the share of attention held constant, a number in 0..1, got {freeze!r}"
         )
     if options.get("slope", "origin") not in ("origin", "tangent"):
-        raise UnknownName("slope", str(options["slope"]), ("origin", "tangent"))
+        raise UnknownNameError("slope", str(options["slope"]), ("origin", "tangent"))
     if options.get("gate", "held") not in ("held", "half"):
-        raise UnknownName("gate", str(options["gate"]), ("held", "half"))
+        raise UnknownNameError("gate", str(options["gate"]), ("held", "half"))
     if options.get("cut", "ceil") not in ("ceil", "floor"):
-        raise UnknownName("cut", str(options["cut"]), ("ceil", "floor"))
+        raise UnknownNameError("cut", str(options["cut"]), ("ceil", "floor"))
     start = options.get("start")
     if start is not None and (not isinstance(start, int) or isinstance(start, bool) or start < 0):
-        raise BadInput(f"{name}: start is the first layer, an integer >= 0, got {start!r}")
+        raise InputError(f"{name}: start is the first layer, an integer >= 0, got {start!r}")
 
 
 def given_methods(method: Any, methods: Any) -> Any:
@@ -531,7 +531,7 @@ def given_methods(method: Any, methods: Any) -> Any:
     if methods is None:
         return method
     if method != DEFAULT:
-        raise BadInput(f"give either method or methods, got method={method!r} and methods={methods!r}")
+        raise InputError(f"give either method or methods, got method={method!r} and methods={methods!r}")
     return [methods] if isinstance(methods, (str, Method)) else methods
 
 
@@ -540,9 +540,11 @@ def parse_methods(given: Any) -> dict[str, Method]:
     alone = isinstance(given, (str, Method)) or not isinstance(given, Iterable)
     several = [given] if alone else list(given)
     if not all(isinstance(m, (str, Method)) for m in several):
-        raise BadInput(f"method: expected a name, a steadygaze.method(...) or a list of them, got {given!r}")
+        raise InputError(
+            f"method: expected a name, a steadygaze.method(...) or a list of them, got {given!r}"
+        )
     if not several:
-        raise BadInput("method: expected at least one method, got an empty list")
+        raise InputError("method: expected at least one method, got an empty list")
     return {str(m): m if isinstance(m, Method) else parse_method(m) for m in several}
 
 
@@ -602,12 +604,12 @@ def unavailable(method: Method, vit: ViT) -> str:
     >>> unavailable(sg.method("gae"), vit), unavailable(sg.method("diffmask"), vit)[:14]
     ('', 'it needs gates')
     """
-    quantised = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
-    if quantised is not None and method.base.gradient:
-        layer = f"{type(quantised).__module__}.{type(quantised).__name__}"
+    quantized = next((m for m in vit.model.modules() if ".quantized." in f"{type(m).__module__}."), None)
+    if quantized is not None and method.base.gradient:
+        layer = f"{type(quantized).__module__}.{type(quantized).__name__}"
         return (
-            f"no gradient passes through the model's quantised layers ({layer}). Explain the model before "
-            f"quantisation, or use a method without gradients, such as rollout or occlusion."
+            f"no gradient passes through the model's quantized layers ({layer}). Explain the model before "
+            f"quantization, or use a method without gradients, such as rollout or occlusion."
         )
     unsupported = method.base.unsupported
     if unsupported is None:

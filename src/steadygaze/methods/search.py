@@ -2,7 +2,7 @@
 
 A search is a list of runs in a fixed order, and a formula over those that were done. `budget` is the number
 of runs for one image and one class; the whole image counts as a run where a formula needs it. Interrupted
-by Ctrl-C (or the stop button of a notebook), `run_search` returns what was done, with a `PartialMap`
+by Ctrl-C (or the stop button of a notebook), `run_search` returns what was done, with a `PartialMapWarning`
 warning: the map is the one of that smaller budget. Where the query does not allow partial maps, or the
 warning is made an error, the interrupt is raised.
 """
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, MethodUnavailable, PartialMap, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, PartialMapWarning, UnknownNameError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.seeding import image_seed
 from steadygaze.target import class_score
@@ -61,8 +61,8 @@ def warn_partial(name: str, done: int, total: int) -> None:
     """Warn that a map uses only a part of its budget; where that warning is an error, raise the interrupt."""
     message = f"{name}: interrupted after {done} of {total} runs; the map uses those."
     try:
-        warnings.warn(message, PartialMap, stacklevel=4)
-    except PartialMap:
+        warnings.warn(message, PartialMapWarning, stacklevel=4)
+    except PartialMapWarning:
         raise KeyboardInterrupt from None
 
 
@@ -71,17 +71,19 @@ def check_budget(name: str, budget: int | None, least: int = 1, default: int | N
     if budget is None and default is not None:
         return default
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < least:
-        raise BadInput(f"{name}: budget is a number of forward passes, an integer >= {least}, got {budget!r}")
+        raise InputError(
+            f"{name}: budget is a number of forward passes, an integer >= {least}, got {budget!r}"
+        )
     return budget if default is None else min(budget, default)
 
 
 def hiding_mode(query: Query, name: str, hide: str) -> HidingMode:
     """How patches are hidden: as requested, or the best that the model allows; warns if not by removal."""
     if hide not in HIDE:
-        raise UnknownName("hide", str(hide), HIDE)
+        raise UnknownNameError("hide", str(hide), HIDE)
     plan = query.vit.plan
     if hide == "remove" and not plan.removable:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"{name}: patches of a {plan.kind} cannot be removed. Use hide='mask' or hide='fill'."
         )
     if hide in ("remove", "mask", "fill"):
@@ -89,7 +91,7 @@ def hiding_mode(query: Query, name: str, hide: str) -> HidingMode:
     if plan.removable:
         return "remove"
     mode: HidingMode = "mask" if can_mask(query.vit, query.tokens) else "fill"
-    instead = "hidden from attention" if mode == "mask" else "filled with the mean colour"
+    instead = "hidden from attention" if mode == "mask" else "filled with the mean color"
     warnings.warn(
         f"{name}: patches of a {plan.kind} cannot be removed, so they are {instead} (hide={mode!r}).",
         stacklevel=4,
@@ -146,7 +148,7 @@ def explained_values(query: Query, logits: Float[Tensor, "b r c"]) -> Float[Tens
 def image_generators(images: Float[Tensor, "b c h w"], seed: int) -> list[torch.Generator]:
     """One generator per image, seeded by its pixels and `seed`: a batch draws what its images draw alone."""
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise BadInput(f"seed: expected an integer, got {seed!r}")
+        raise InputError(f"seed: expected an integer, got {seed!r}")
     pixels = (image.detach().cpu().double().numpy().tobytes() for image in images)
     return [torch.Generator().manual_seed(image_seed(seed, some)) for some in pixels]
 

@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.methods.perturbation import BLACK_BOX
 from steadygaze.methods.registry import register_method
 from steadygaze.methods.search import check_budget, run_search
@@ -98,9 +98,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.space not in SPACES:
-            raise UnknownName("space", str(self.space), SPACES)
+            raise UnknownNameError("space", str(self.space), SPACES)
         if not 0 < self.threshold <= 1:
-            raise BadInput(f"sufficient: threshold is a confidence in 0..1, got {self.threshold!r}")
+            raise InputError(f"sufficient: threshold is a confidence in 0..1, got {self.threshold!r}")
 
     def sizes(self, places: int) -> list[int]:
         """Number of remaining places before each step."""
@@ -125,14 +125,14 @@ def subsets(
     vit = adapt(model)
     reason = has_confidence(vit)
     if reason:
-        raise MethodUnavailable(f"sufficient: {reason}")
+        raise MethodUnavailableError(f"sufficient: {reason}")
     images = vit.check(images).to(next(vit.model.parameters()).dtype)
     with torch.inference_mode(False), evaluation_mode(vit.model):
         with torch.no_grad():
             tokens = vit.embed(images)
             classes = resolve_target(target, vit.logits(tokens), vit.plan.outputs)
         if classes is None or classes.dim() != 1:
-            raise BadInput(
+            raise InputError(
                 "sufficient: expected a class, or one per image, got a callable or several per image, "
                 "which have no single confidence"
             )
@@ -165,7 +165,7 @@ def sufficient(
 ) -> Float[Tensor, "b h w"]:
     """The fewest patches that keep the model confident (batched gradient SIS): positive in the subset."""
     if callable(query.target):
-        raise BadInput(
+        raise InputError(
             "sufficient: a callable target has no confidence to compare with a threshold. Give a class."
         )
     result = _search(query, Settings(threshold, space, budget, minimal, summed))
@@ -222,7 +222,7 @@ def _removal(vit: ViT, space: str) -> Removal:
         return "remove"
     warnings.warn(
         f"sufficient: patches of a {vit.plan.kind} cannot be removed, "
-        f"so they are filled with the mean colour.",
+        f"so they are filled with the mean color.",
         stacklevel=5,
     )
     return "fill"

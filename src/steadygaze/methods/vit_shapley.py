@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, MethodUnavailable
+from steadygaze.errors import CheckpointError, MethodUnavailableError
 from steadygaze.methods.learned import FileKind, changed_at, hidden_states, take_prefix, with_prefix
 from steadygaze.methods.registry import register_method
 from steadygaze.target import predictions
@@ -92,7 +92,7 @@ class Explainer(nn.Module):
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
         self.shape, width = shape, shape.width
-        with torch.random.fork_rng(devices=[]):  # layers initialise from the global generator
+        with torch.random.fork_rng(devices=[]):  # layers initialize from the global generator
             torch.manual_seed(seed)
             self.norms = nn.ModuleList(nn.LayerNorm(w) for w in shape.widths)
             self.join = nn.Linear(sum(shape.widths), width)
@@ -171,7 +171,7 @@ def value_of_nothing(vit: ViT, images: Tensor, tokens: Tensor, mode: HidingMode)
 def efficient(
     phi: Float[Tensor, "b p c"], whole: Float[Tensor, "b c"], null: Float[Tensor, " c"]
 ) -> Float[Tensor, "b p c"]:
-    """Additive normalisation: Σ_j φ_j = v(all) − v(∅).
+    """Additive normalization: Σ_j φ_j = v(all) − v(∅).
 
     >>> efficient(torch.tensor([[[1.0], [0.0]]]), torch.tensor([[0.8]]), torch.tensor([0.2])).flatten()
     tensor([ 0.8000, -0.2000])
@@ -216,7 +216,7 @@ def read_file(path: str | Path) -> tuple[Explainer, dict[str, Any], dict[str, Te
         if tensors["null"].shape != (explainer.shape.classes,):
             raise ValueError("v(∅) does not have one number per class")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{path}: its weights do not match its metadata ({error}). Train it again."
         ) from error
     return explainer.eval().requires_grad_(False), facts, tensors
@@ -252,7 +252,7 @@ def fine_tuned(vit: ViT, path: str | Path, which: str, tensors: Mapping[str, Ten
         try:
             made.model.load_state_dict(weights)
         except RuntimeError as error:
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"vit_shapley: the weights in {path} are of another model. Train them for this model."
             ) from error
         made.model.eval().requires_grad_(False)
@@ -301,7 +301,7 @@ def _text(widths: tuple[int, ...]) -> str:
 @register_method(
     "vit_shapley",
     "model",
-    family="learnt",
+    family="learned",
     gradient=False,
     class_specific=True,
     cost=1.0,
@@ -311,10 +311,10 @@ def _text(widths: tuple[int, ...]) -> str:
     differentiable=False,
 )
 def vit_shapley(query: Query, *, file: Any = None) -> Float[Tensor, "b h w"]:
-    """Shapley values of the patches, predicted by a learnt network (ViT-Shapley; file: its weights)."""
+    """Shapley values of the patches, predicted by a learned network (ViT-Shapley; file: its weights)."""
     if not isinstance(query.target, Tensor) or query.score not in EXPLAINED:
         asked = query.score if isinstance(query.target, Tensor) else "a callable"
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"vit_shapley: it is trained to explain the prediction itself, expected score 'prob' (or 'value' "
             f"for regression) of a class, got {asked}. Leave score out, or use kernel_shap.",
             option="score",

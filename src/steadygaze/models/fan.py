@@ -51,8 +51,8 @@ class UnbiasedLayerNorm2d(LayerNorm2d):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         variance, mean = torch.var_mean(x, dim=1, keepdim=True, correction=1)
-        normalised = (x - mean) * torch.rsqrt(variance + self.eps)
-        return normalised * self.weight[:, None, None] + self.bias[:, None, None]
+        normalized = (x - mean) * torch.rsqrt(variance + self.eps)
+        return normalized * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 class ConvNeXtBlock(nn.Module):
@@ -71,7 +71,7 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStem(nn.Module):
     """n₁ blocks at 128 channels (56x56), n₂ at 256 (28x28), then a convolution to 14x14 tokens.
 
-    unbiased_norm: normalise as the authors' code does, for weights that they trained. Their norm uses the
+    unbiased_norm: normalize as the authors' code does, for weights that they trained. Their norm uses the
         unbiased variance if its input is not contiguous, which holds for every norm but the first.
     """
 

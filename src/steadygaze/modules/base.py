@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import CheckpointError, InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.parts import first
 
 Allocation = str | tuple[int, ...]
@@ -104,36 +104,36 @@ class Inserted(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         if decode(state) != self.spec:
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"the checkpoint has {describe(decode(state))} where the model has {describe(self.spec)}. "
                 "Load it with steadygaze.load_model, or insert that module first."
             )
 
 
 def decode(state: Tensor) -> dict[str, Any]:
-    """The specification that `get_extra_state` wrote; `BadCheckpoint` if it is anything else.
+    """The specification that `get_extra_state` wrote; `CheckpointError` if it is anything else.
 
     Keys and types are checked here, ranges by `TAP` and `CB`.
     """
     if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.dim() != 1:
-        raise BadCheckpoint("an inserted module (_extra_state): expected a row of bytes")
+        raise CheckpointError("an inserted module (_extra_state): expected a row of bytes")
     if len(state) > MAX_SPEC:
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"an inserted module (_extra_state): expected at most {MAX_SPEC} bytes, got {len(state)}"
         )
     try:
         spec = json.loads(bytes(state.tolist()).decode("ascii"))
     except (ValueError, RecursionError) as error:
-        raise BadCheckpoint("an inserted module (_extra_state): expected JSON") from error
+        raise CheckpointError("an inserted module (_extra_state): expected JSON") from error
     kind = spec.get("module") if isinstance(spec, dict) else None
     options = SPEC_OPTIONS.get(kind, {}) if isinstance(kind, str) else {}
     for key, value in spec.items() if options else ():
         if key != "module" and (isinstance(value, bool) or not isinstance(value, options.get(key, ()))):
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"an inserted module (_extra_state): {kind} has no option {key}={value!r:.80}"
             )
     if not options:
-        raise BadCheckpoint(f"an inserted module (_extra_state): expected TAP or CB, got {kind!r:.80}")
+        raise CheckpointError(f"an inserted module (_extra_state): expected TAP or CB, got {kind!r:.80}")
     return spec
 
 
@@ -143,21 +143,21 @@ def describe(spec: dict[str, Any]) -> str:
 
 
 def check_start(start: Any) -> None:
-    """`UnknownName` unless it is one of `Start`."""
+    """`UnknownNameError` unless it is one of `Start`."""
     if start not in get_args(Start):
-        raise UnknownName("start", str(start), get_args(Start))
+        raise UnknownNameError("start", str(start), get_args(Start))
 
 
 def checked_allocation(allocation: Any) -> Allocation:
     """One of ALLOCATIONS, or a tuple of block indices."""
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
-            raise UnknownName("allocation", allocation, ALLOCATIONS, "Or give block indices.")
+            raise UnknownNameError("allocation", allocation, ALLOCATIONS, "Or give block indices.")
         return allocation
     numbers = tuple(allocation) if isinstance(allocation, Sequence) else None
     if not numbers or not all(isinstance(i, int) and not isinstance(i, bool) for i in numbers):
         known = ", ".join(ALLOCATIONS)
-        raise BadInput(
+        raise InputError(
             f"allocation: expected one of {known}, or block indices such as (0, 1, 2), got {allocation!r}"
         )
     return numbers
@@ -182,7 +182,7 @@ def chosen_blocks(allocation: Allocation, depth: int) -> list[int]:
         }
         return list(named[allocation])
     if not all(-depth <= i < depth for i in allocation):
-        raise BadInput(f"allocation: expected blocks from 0 to {depth - 1}, got {list(allocation)}")
+        raise InputError(f"allocation: expected blocks from 0 to {depth - 1}, got {list(allocation)}")
     return sorted({i % depth for i in allocation})
 
 
@@ -226,7 +226,7 @@ def pooling_site(block: nn.Module) -> Site:
     norm, attention = first(block, *NORM1), first(block, *ATTENTION)
     if kind in NO_POOLING or attention is None:
         reason = NO_POOLING.get(kind, "has no attention module with a known name")
-        raise UnsupportedModel(f"TAP cannot be inserted into a {kind}: it {reason}.")
+        raise UnsupportedModelError(f"TAP cannot be inserted into a {kind}: it {reason}.")
     return Site(attention if "Post" in kind else norm, "before", width_of(block))
 
 
@@ -241,7 +241,7 @@ def broadcast_site(block: nn.Module, branch: str, position: str) -> Site:
         return Site(at, "before" if position == "end" else "after", width_of(block))  # type: ignore[arg-type]
     unseen = position == "mid" and (last is None or isinstance(body, nn.MultiheadAttention))
     if body is None or windowed or unseen or kind == "MultiScaleBlock":
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"CB cannot be inserted at the {position} of the {branch} of a {kind}: no module there sees all "
             "tokens of an image. Use position='end' and where='mlp'."
         )

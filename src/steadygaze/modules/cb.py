@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.modules.base import Allocation, Cost, Inserted, Start, check_start, checked_allocation
 
 Variant = Literal["plain", "scaled", "gate", "hybrid"]
@@ -55,12 +55,12 @@ class CB:
             ("where", self.where, Where),
         ):
             if value not in get_args(known):
-                raise UnknownName(name, str(value), get_args(known))
+                raise UnknownNameError(name, str(value), get_args(known))
         if not isinstance(self.init, (int, float)) or self.init != self.init:
-            raise BadInput(f"init: expected a number, got {self.init!r}")
+            raise InputError(f"init: expected a number, got {self.init!r}")
         check_start(self.start)
         if self.start == "identity" and self.variant == "scaled" and self.init != 0:
-            raise BadInput(
+            raise InputError(
                 f"init: expected 0 with start='identity', got {self.init!r}. "
                 "Leave init out, or use start='paper'."
             )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, BadInput
+from steadygaze.errors import CheckpointError, InputError
 from steadygaze.modules.base import (
     Cost,
     Inserted,
@@ -42,7 +42,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     """A copy of the model with the modules inserted.
 
-    New weights are initialised by torch with its global random state. The added parameters and operations
+    New weights are initialized by torch with its global random state. The added parameters and operations
     are logged (logger "steadygaze.modules") and returned by `cost`. A block can hold one module of each
     kind.
 
@@ -53,9 +53,9 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     """
     for name, spec, kind in (("tap", tap, TAP), ("cb", cb, CB)):
         if spec is not None and not isinstance(spec, kind):
-            raise BadInput(f"{name}: expected steadygaze.modules.{kind.__name__}(...), got {spec!r}")
+            raise InputError(f"{name}: expected steadygaze.modules.{kind.__name__}(...), got {spec!r}")
     if tap is None and cb is None:
-        raise BadInput("expected a module to insert: tap=TAP(...), cb=CB(...), or both")
+        raise InputError("expected a module to insert: tap=TAP(...), cb=CB(...), or both")
     copied, vit, grids = _copy_with_view(model)
     depth = len(vit.blocks)
     if tap is not None:
@@ -138,14 +138,16 @@ def restore(model: Model, weights: Mapping[str, Tensor]) -> Model:
             spec = dict(needed.pop(path))
             kind = spec.pop("module")
             if (kind == "TAP") != (child == "tap"):
-                raise BadCheckpoint(f"the checkpoint has a {kind} at {path}, where only another kind can be")
+                raise CheckpointError(
+                    f"the checkpoint has a {kind} at {path}, where only another kind can be"
+                )
             if kind == "TAP":
                 _insert_tap(vit, i, grids[i], TAP(**spec))
             else:
                 _insert_cb(vit, i, child.removeprefix("cb_"), CB(**spec))
     if needed:
         path, spec = next(iter(needed.items()))
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"the checkpoint has {describe(spec)} at {path}, where this {type(model).__name__} has no block. "
             "Use the architecture that the checkpoint was saved from."
         )
@@ -166,7 +168,7 @@ def _copy(model: Any) -> Any:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         model = model.module
     if not isinstance(model, nn.Module):
-        raise BadInput(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     return copy.deepcopy(model)
 
 
@@ -217,8 +219,8 @@ def _check_no_patch_dropout(model: nn.Module) -> None:
     for name, module in model.named_modules():
         share = getattr(module, "prob", 0.0) if type(module).__name__.startswith("PatchDropout") else 0.0
         if share > 0:
-            raise BadInput(
-                f"TAP pools each patch with its neighbours, but this model drops {share:.0%} of its patches "
+            raise InputError(
+                f"TAP pools each patch with its neighbors, but this model drops {share:.0%} of its patches "
                 f"in training ({name}). Create it without patch_drop_rate."
             )
 
@@ -226,7 +228,7 @@ def _check_no_patch_dropout(model: nn.Module) -> None:
 def _insert_cb(vit: ViT, index: int, branch: str, spec: CB) -> None:
     block = vit.blocks[index].module
     if spec.needs_class_token and not _has_class_token(vit, block):
-        raise BadInput(
+        raise InputError(
             f"CB(variant={spec.variant!r}) multiplies by the class token, and block {index} of this "
             f"{vit.plan.kind} has none. Use variant='plain' or 'scaled'."
         )
@@ -246,7 +248,7 @@ def _has_class_token(vit: ViT, block: nn.Module) -> bool:
 def _attach(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
     """Add the module to the block, with the block's device, dtype and mode, and hook it at the site."""
     if isinstance(getattr(block, name, None), Inserted):
-        raise BadInput(
+        raise InputError(
             f"this block already contains {describe(getattr(block, name).spec)}. "
             "Call modules.remove(model) first."
         )

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT
@@ -123,7 +123,7 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
 
     decoder: "linear", one linear layer on the last block; "segformer", the all-MLP decoder on several blocks
 
-    The decoder is initialised by torch with its global random state. Any model that `adapt` supports can be
+    The decoder is initialized by torch with its global random state. Any model that `adapt` supports can be
     used.
 
     >>> import steadygaze as sg
@@ -131,11 +131,11 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
     torch.Size([1, 5, 32, 32])
     """
     if isinstance(classes, bool) or not isinstance(classes, int) or not 2 <= classes <= 255:
-        raise BadInput(f"classes: expected an integer from 2 to 255, got {classes!r}")
+        raise InputError(f"classes: expected an integer from 2 to 255, got {classes!r}")
     if decoder not in get_args(Decoder):
-        raise UnknownName("decoder", str(decoder), get_args(Decoder))
+        raise UnknownNameError("decoder", str(decoder), get_args(Decoder))
     if isinstance(model, ViT | Segmenter):
-        raise BadInput(f"model: expected a classifier, a torch.nn.Module, got a {type(model).__name__}")
+        raise InputError(f"model: expected a classifier, a torch.nn.Module, got a {type(model).__name__}")
     vit = adapt(model)
     norm, z = _final_norm(vit)
     layers: tuple[int, ...] = ()
@@ -178,7 +178,7 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
     """(name of the final norm, patch tokens of the last block); the name is "" where no norm fits the width.
 
     It is the first norm that the head calls, found by running the head once: libraries place it
-    differently, and models that average their patches normalise the mean.
+    differently, and models that average their patches normalize the mean.
     """
     names = {
         m: name
@@ -201,7 +201,7 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
         for handle in handles:
             handle.remove()
     if z.dim() != 4:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"segmenter: expected patch tokens of a {vit.plan.kind} on a grid, got {tuple(z.shape)}"
         )
     norm = called[0] if called else ""

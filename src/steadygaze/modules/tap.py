@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.modules.base import Allocation, Cost, Inserted, Start, check_start, checked_allocation
 
 Kind = Literal["dilated", "kernels", "average3", "average5", "depthwise", "convolution"]
@@ -61,15 +61,15 @@ class TAP:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise UnknownName("kind of pooling", str(self.kind), get_args(Kind))
+            raise UnknownNameError("kind of pooling", str(self.kind), get_args(Kind))
         is_integer = isinstance(self.branches, int) and not isinstance(self.branches, bool)
         if not is_integer or not 2 <= self.branches <= MAX_BRANCHES:
-            raise BadInput(
+            raise InputError(
                 f"branches: expected an integer of 2 or more (the tokens and one pool), at most "
                 f"{MAX_BRANCHES}, got {self.branches!r}"
             )
         if not isinstance(self.temperature, (int, float)) or not 0 < self.temperature < float("inf"):
-            raise BadInput(f"temperature: expected a number above 0, got {self.temperature!r}")
+            raise InputError(f"temperature: expected a number above 0, got {self.temperature!r}")
         check_start(self.start)
         object.__setattr__(self, "allocation", checked_allocation(self.allocation))
 
@@ -110,7 +110,7 @@ class TokenPool(Inserted):
         scale = (patches / (h * w)) ** 0.5
         scaled = (round(h * scale), round(w * scale))
         if scaled[0] * scaled[1] != patches or scaled[0] * w != scaled[1] * h:
-            raise BadInput(
+            raise InputError(
                 f"TAP: expected {h}x{w} patches, or a grid of the same aspect ratio, got {patches} patches. "
                 "Use images with the model's aspect ratio."
             )
@@ -123,7 +123,7 @@ class TokenPool(Inserted):
             and args[0].dim() == 4
             and args[0].shape[2] * self.shape[1] != args[0].shape[3] * self.shape[0]
         ):
-            raise BadInput(
+            raise InputError(
                 f"TAP: expected images with the aspect ratio of {self.shape[0]}x{self.shape[1]}, "
                 f"got {tuple(args[0].shape[2:])}. Their tokens would be pooled on a wrong grid."
             )
@@ -178,7 +178,7 @@ class TokenPool(Inserted):
         self, weights: Float[Tensor, "#b k h w"], grid: tuple[int, int], prefix: int
     ) -> Float[Tensor, "b n n"]:
         """T as a matrix: row n holds the weights of the tokens that are pooled into token n."""
-        share, column, inside, width = neighbourhood(
+        share, column, inside, width = neighborhood(
             self.kind, self.branches, grid, prefix, weights.dtype, weights.device
         )
         rows = weights.flatten(2).transpose(1, 2) @ share
@@ -219,7 +219,7 @@ def _share(weights: Float[Tensor, "b k h w"], k: int) -> Float[Tensor, "b 1 h w"
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # cached tensors may later be used where gradients are needed
-def neighbourhood(
+def neighborhood(
     kind: str,
     branches: int,
     grid: tuple[int, int],
@@ -227,11 +227,11 @@ def neighbourhood(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """(share, column, inside, columns) of T, for each of O offsets to a neighbour.
+    """(share, column, inside, columns) of T, for each of O offsets to a neighbor.
 
-    share: (K, O) weight of the neighbour at offset o in branch k
-    column: (N, O) index of that neighbour; for one outside of the grid, a column that the row does not use
-    inside: (N, O) 1 if the neighbour lies inside the grid, else 0
+    share: (K, O) weight of the neighbor at offset o in branch k
+    column: (N, O) index of that neighbor; for one outside of the grid, a column that the row does not use
+    inside: (N, O) 1 if the neighbor lies inside the grid, else 0
     columns: number of columns, N, or N + 1 if a row uses all of them
 
     Offset 0 is the token itself, the only one of prefix tokens.

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.detections import Detection, QueryClassifier, detection_query, detects
 from steadygaze.questions.generation import Answer, answer_model, generates
 from steadygaze.questions.regions import (
@@ -74,12 +74,12 @@ def region_question(
     if isinstance(target, Detection):
         if not isinstance(images, Tensor) or images.dim() != 4 or len(images) != 1:
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise BadInput(f"Detection: expected the image it is in, a tensor (1, 3, H, W), got {got}")
+            raise InputError(f"Detection: expected the image it is in, a tensor (1, 3, H, W), got {got}")
         return detection_query(module, images, target, names)
     if not isinstance(target, Region):
-        raise BadInput(f"region: expected a steadygaze.Region or Detection, got {target!r:.80}")
+        raise InputError(f"region: expected a steadygaze.Region or Detection, got {target!r:.80}")
     if detects(module):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"Region: {type(module).__name__} is a detector. Use steadygaze.Detection(label, box)"
         )
     mask = target.pixels(_size(model, module, images, target))
@@ -94,7 +94,7 @@ def region_question(
         else label_index(target.label, classifier.class_names, type(module).__name__)
     )
     if not 0 <= index < classes:
-        raise BadInput(f"Region: class {index} is out of range; the model has classes 0..{classes - 1}")
+        raise InputError(f"Region: class {index} is out of range; the model has classes 0..{classes - 1}")
     return classifier, index
 
 
@@ -131,8 +131,8 @@ def _check_segmenter(classifier: RegionClassifier) -> int:
     with torch.no_grad(), without_autocast(model), evaluation_mode(model):
         try:
             return scores_of(model(blank)).shape[1]
-        except UnsupportedModel as error:
-            raise UnsupportedModel(f"Region: {type(model).__name__}: {error}") from None
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"Region: {type(model).__name__}: {error}") from None
 
 
 def _size(model: Any, module: nn.Module, images: Any, region: Region) -> Size:
@@ -149,7 +149,7 @@ def _size(model: Any, module: nn.Module, images: Any, region: Region) -> Size:
     if isinstance(size, int):
         size = (size, size)
     if size is None:
-        raise BadInput(
+        raise InputError(
             f"region: the image size of this {type(module).__name__} is not known. Give image=, a tensor "
             "(1, 3, H, W) as the model takes it",
             option="image",
@@ -168,10 +168,10 @@ def needs_each(target: Any, images: Any) -> bool:
 def explain_each(explain: Callable[[Tensor, Any], Any], images: Any, target: Any) -> Any:
     """What `explain` gives for each image with its own region, put together."""
     if not isinstance(images, Tensor) or images.dim() != 4:
-        raise BadInput(f"images: expected a tensor (B, 3, H, W), got {type(images).__name__}")
+        raise InputError(f"images: expected a tensor (B, 3, H, W), got {type(images).__name__}")
     targets = list(target) if isinstance(target, (list, tuple)) else [target] * len(images)
     if len(targets) != len(images):
-        raise BadInput(
+        raise InputError(
             f"target: expected one Region or Detection for all images, or {len(images)}, one for each, got "
             f"{len(targets)}"
         )
@@ -252,7 +252,7 @@ def ask(
         "region": region,
     }
     if sum(value is not None for value in given.values()) != 1:
-        raise BadInput(f"ask: give one question: {', '.join(f'{name}=' for name in given)}")
+        raise InputError(f"ask: give one question: {', '.join(f'{name}=' for name in given)}")
     if region is not None:
         classifier, _ = region_question(model, image, region)
         return with_module(model, classifier, identity(classifier))
@@ -260,7 +260,7 @@ def ask(
         return with_module(model, _visual_question(model, question, tokenizer), [question])
     if prompt is not None:
         if image is None:
-            raise BadInput("image: expected the image that the prompt is about", option="image")
+            raise InputError("image: expected the image that the prompt is about", option="image")
         asked, _ = _answer(model, image, prompt, answer, processor)
         return with_module(model, asked, [prompt, *asked.class_names])
     if text_embeddings is not None:
@@ -268,7 +268,7 @@ def ask(
         return with_module(model, module, [str(text_embeddings.double().sum().item())])
     prompts = _texts(text)
     if prompts is None:
-        raise BadInput(f"text: expected a prompt or several, got {text!r:.200}")
+        raise InputError(f"text: expected a prompt or several, got {text!r:.200}")
     return with_module(model, text_classifier(model, prompts, tokenizer=tokenizer), prompts)
 
 
@@ -306,13 +306,13 @@ def pose(model: Any, images: Any, target: Any, **given: Unpack[QuestionOptions])
     if "text_embeddings" in question:
         options = {name: question[name] for name in ("logit_scale",) if name in question}
         if texts is not None:
-            raise BadInput("target: with text_embeddings, the index of one of them, got a text")
+            raise InputError("target: with text_embeddings, the index of one of them, got a text")
         return embedding_classifier(model, question["text_embeddings"], **options), images, target
     if compares_text(module):
         model, target = _text_target(model, images, target, texts, question)
         return model, images, target
     if question:
-        raise BadInput(
+        raise InputError(
             f"{', '.join(question)}: {type(module).__name__} has no text tower to compare images with. Use a "
             "CLIP or SigLIP model with both towers, or text_embeddings= for an image tower"
         )
@@ -344,11 +344,11 @@ def _text_target(
     others = question.get("prompts")
     prompts = [] if others is None else _texts(others)
     if prompts is None:
-        raise BadInput(f"prompts: expected texts to compare with, got {others!r:.200}", option="prompts")
+        raise InputError(f"prompts: expected texts to compare with, got {others!r:.200}", option="prompts")
     if texts is None and not prompts:
         if callable(target):
             return model, target
-        raise BadInput(
+        raise InputError(
             f"target: this {type(unwrapped(model)).__name__} compares images with text and has no classes of "
             f"its own, got {target!r:.80}. Give a prompt, such as target='a photo of a dog', or prompts to "
             "choose from, or make a classifier with steadygaze.zero_shot(model, class_names)",
@@ -373,7 +373,7 @@ def _texts(target: Any) -> list[str] | None:
     if not isinstance(target, (list, tuple)) or not any(isinstance(text, str) for text in target):
         return None
     if not all(isinstance(text, str) and text.strip() for text in target):
-        raise BadInput(f"target: expected texts that are not empty, got {target!r:.200}", option="target")
+        raise InputError(f"target: expected texts that are not empty, got {target!r:.200}", option="target")
     return list(target)
 
 
@@ -390,7 +390,7 @@ def _named_classes(model: Any, module: nn.Module, texts: list[str]) -> list[int]
     named: Any = model if hasattr(model, "class_index") else module
     if hasattr(named, "class_index"):
         return [named.class_index(text) for text in texts]
-    raise BadInput(
+    raise InputError(
         f"target: expected a class index, got the text {texts[0]!r}: {type(module).__name__} has no text "
         "tower, and the names of its classes are not known. Give the class index, or names by "
         "steadygaze.load_model(model, class_names=...), or use a CLIP or SigLIP model with both towers",

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.regions import Size, box_mask, check_label, label_index, own_class_names
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.contexts import evaluation_mode, without_autocast
@@ -44,7 +44,9 @@ class Detection:
 
     def __post_init__(self) -> None:
         if self.box is None:
-            raise BadInput("Detection: give the box (left, top, right, bottom) around the object, in pixels")
+            raise InputError(
+                "Detection: give the box (left, top, right, bottom) around the object, in pixels"
+            )
         check_label("Detection", self.label)
 
 
@@ -82,7 +84,7 @@ def detection_query(
 ) -> tuple[QueryClassifier, int]:
     """The query that detects this on the image, as a classifier, and the class of the label."""
     if not detects(model):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"Detection: expected a YolosForObjectDetection of transformers, got {type(model).__name__}. A "
             "segmenter takes steadygaze.Region(label, box=...)"
         )
@@ -95,12 +97,12 @@ def detection_query(
         output = model(image.to(next(model.parameters()).dtype))
     probabilities = output.logits[0].softmax(-1)[:, :-1]
     if index is not None and not 0 <= index < probabilities.shape[1]:
-        raise BadInput(
+        raise InputError(
             f"Detection: class {index} is out of range; the model has classes 0..{probabilities.shape[1] - 1}"
         )
     fit = overlap(corners(output.pred_boxes[0], size), torch.tensor(detection.box).to(output.pred_boxes))
     if not bool((fit > 0).any()):
-        raise BadInput(
+        raise InputError(
             f"Detection: none of the {len(fit)} boxes that the model gives for this image overlaps "
             f"{tuple(detection.box or ())}. Give a box that the model detects"
         )
@@ -111,7 +113,7 @@ def detection_query(
 
 
 def corners(boxes: Float[Tensor, "*k 4"], size: Size) -> Float[Tensor, "*k 4"]:
-    """(left, top, right, bottom) in pixels, of (centre x, centre y, width, height) as shares of the image.
+    """(left, top, right, bottom) in pixels, of (center x, center y, width, height) as shares of the image.
 
     >>> corners(torch.tensor([0.5, 0.5, 1.0, 0.5]), (8, 16)).tolist()
     [0.0, 2.0, 16.0, 6.0]

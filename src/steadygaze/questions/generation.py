@@ -10,7 +10,7 @@ Text tokens are the prefix of the view and image tokens its patches, although th
 the sequence: attention is equivariant under a permutation of its tokens once positions and mask are explicit.
 So image tokens are removed for real, and every token keeps its position.
 
-Recognised by structure: a language model with `layers` and `norm`, an `lm_head`, and image tokens in
+Recognized by structure: a language model with `layers` and `norm`, an `lm_head`, and image tokens in
 `input_ids`. Tested with LLaVA, Qwen2.5-VL, Idefics 3 and SmolVLM.
 
 From a processor of transformers, an image and a prompt to an `Answer` (see `generation`).
@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.parts import first
 from steadygaze.vit.registry import register_adapter
@@ -76,19 +76,19 @@ class Answer(nn.Module):
         self.answer_length, self.image_token = len(answer_ids), image_token
         is_image: Bool[Tensor, " n"] = ids[0] == image_token
         if int(is_image.sum()) != images.grid[0] * images.grid[1]:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"expected {images.grid[0]} x {images.grid[1]} image tokens in the prompt, got "
                 f"{int(is_image.sum())}. Give one image in one resolution (no tiles)."
             )
         if bool(is_image[-self.answer_length - 1 :].any()):
-            raise BadInput("prompt: expected text after the image")
+            raise InputError("prompt: expected text after the image")
         order = torch.cat([(~is_image).nonzero()[:, 0], is_image.nonzero()[:, 0]])
         self.register_buffer("order", order, persistent=False)  # the view's tokens, by their position
 
     def class_index(self, name: str) -> int:
         """The value of that name: the answer, or one of its tokens."""
         if name not in self.class_names:
-            raise UnknownName("token of the answer", name, self.class_names)
+            raise UnknownNameError("token of the answer", name, self.class_names)
         return self.class_names.index(name)
 
     def inputs(self, images: Tensor) -> dict[str, Any]:
@@ -142,7 +142,9 @@ def language_model_inputs(
         return captured.tokens, captured.arguments
     finally:
         hook.remove()
-    raise UnsupportedModel(f"{type(answer.model).__name__} does not run its language model's first block")
+    raise UnsupportedModelError(
+        f"{type(answer.model).__name__} does not run its language model's first block"
+    )
 
 
 @register_adapter("answer", matches=Answer)
@@ -151,7 +153,7 @@ def plan(answer: Answer) -> Plan:
     model: Any = answer.model
     body = first(model, *LANGUAGE_MODELS)
     if body is None or not hasattr(body, "layers") or not hasattr(body, "norm"):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{type(model).__name__}: expected a language model with `layers` and `norm` at one of "
             f"{', '.join(LANGUAGE_MODELS)}"
         )
@@ -232,26 +234,28 @@ def answer_model(
     answer: None for the model's own (greedy, at most 32 tokens), of one image
     """
     if not generates(model):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"prompt: expected a model of AutoModelForImageTextToText, got {type(model).__name__}"
         )
     if not isinstance(prompt, str) or not prompt.strip():
-        raise BadInput(f"prompt: expected a text, got {prompt!r}")
+        raise InputError(f"prompt: expected a text, got {prompt!r}")
     ready = image if isinstance(image, Tensor) else None
     if ready is not None and (ready.dim() != 4 or ready.shape[1] != 3):
-        raise BadInput(f"images: expected a PIL image, or a tensor (B, 3, H, W), got {tuple(ready.shape)}")
+        raise InputError(f"images: expected a PIL image, or a tensor (B, 3, H, W), got {tuple(ready.shape)}")
     shown = image if ready is None else Image.new("RGB", (ready.shape[-1], ready.shape[-2]))
     prepared = _prepare(processor, shown, prompt).to(next(model.parameters()).device)
     tokens = _image_tokens(model, processor, prepared)
     if ready is None:
         ready = _pixels(prepared, tokens)
     elif tuple(ready.shape[-2:]) != tokens.size:
-        raise BadInput(
+        raise InputError(
             f"images: the processor gives images of {tokens.size[0]} x {tokens.size[1]} pixels, got "
             f"{ready.shape[-2]} x {ready.shape[-1]}. Give a PIL image, which it prepares."
         )
     if answer is None and len(ready) > 1:
-        raise BadInput(f"answer: the model may answer differently for each of {len(ready)} images. Give it.")
+        raise InputError(
+            f"answer: the model may answer differently for each of {len(ready)} images. Give it."
+        )
     prompt_ids = prepared["input_ids"][0].tolist()
     tokenizer = processor.tokenizer
     if answer is None:
@@ -259,7 +263,7 @@ def answer_model(
     else:
         answer_ids = [int(token) for token in tokenizer(answer, add_special_tokens=False)["input_ids"]]
         if not answer_ids:
-            raise BadInput(f"answer: expected a text, got {answer!r}")
+            raise InputError(f"answer: expected a text, got {answer!r}")
     names = [tokenizer.decode(answer_ids), *(tokenizer.decode([token]) for token in answer_ids)]
     built = Answer(model, prompt_ids, answer_ids, names, tokens, _image_token(model, processor))
     return built, ready
@@ -292,7 +296,7 @@ def _generated(model: Any, prepared: Mapping[str, Tensor], tokenizer: Any) -> li
     special = set(tokenizer.all_special_ids)
     answer = [token for token in new if token not in special]
     if not answer:
-        raise BadInput("the model's own answer to this prompt is empty. Give answer='...'.")
+        raise InputError("the model's own answer to this prompt is empty. Give answer='...'.")
     return answer
 
 
@@ -312,7 +316,7 @@ def _image_tokens(model: Any, processor: Any, prepared: Any) -> ImageTokens:
     grid = _grid(size, count)
     if pixels.dim() == 5:  # Idefics: (B, images, 3, H, W)
         if pixels.shape[1] != 1:
-            raise UnsupportedModel(f"expected one image, the processor gives {pixels.shape[1]} tiles")
+            raise UnsupportedModelError(f"expected one image, the processor gives {pixels.shape[1]} tiles")
         return ImageTokens(size, grid, lambda images: {"pixel_values": images[:, None]})
     return ImageTokens(size, grid, lambda images: {"pixel_values": images})
 
@@ -321,7 +325,7 @@ def _grid(size: tuple[int, int], count: int) -> tuple[int, int]:
     """Rows and columns of `count` tokens on an image of this size, with square cells."""
     rows = round((count * size[0] / size[1]) ** 0.5)
     if rows < 1 or count % rows or abs(rows / (count // rows) - size[0] / size[1]) > 1e-6:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{count} image tokens form no grid on an image of {size[0]} x {size[1]} pixels"
         )
     return rows, count // rows

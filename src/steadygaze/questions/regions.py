@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.registry import register_adapter
@@ -63,7 +63,7 @@ class Region:
     def __post_init__(self) -> None:
         given = [name for name in ("mask", "box", "point") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise BadInput(f"Region: give one of mask, box and point, got {' and '.join(given) or 'none'}")
+            raise InputError(f"Region: give one of mask, box and point, got {' and '.join(given) or 'none'}")
         check_label("Region", self.label)
 
     def pixels(self, size: Size) -> Bool[Tensor, "h w"]:
@@ -78,7 +78,7 @@ class Region:
 def check_label(kind: str, label: Any) -> None:
     """An error unless a label is a name, an index or None."""
     if label is not None and (isinstance(label, bool) or not isinstance(label, (str, int))):
-        raise BadInput(f"{kind}: expected a label by name or index, or None, got {label!r:.80}")
+        raise InputError(f"{kind}: expected a label by name or index, or None, got {label!r:.80}")
 
 
 def box_mask(kind: str, box: Any, size: Size) -> Bool[Tensor, "h w"]:
@@ -86,15 +86,15 @@ def box_mask(kind: str, box: Any, size: Size) -> Bool[Tensor, "h w"]:
     height, width = size
     left, top, right, bottom = _numbers(kind, "box", box, "(left, top, right, bottom)", 4)
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise BadInput(
+        raise InputError(
             f"{kind}: box (left, top, right, bottom) must have 0 <= left < right <= {width} and 0 <= top < "
             f"bottom <= {height}, in pixels of the image as the model sees it, got {tuple(box)}"
         )
     y, x = torch.arange(height) + 0.5, torch.arange(width) + 0.5
     mask = ((top <= y) & (y <= bottom))[:, None] & ((left <= x) & (x <= right))[None]
     if not mask.any():
-        raise BadInput(
-            f"{kind}: box {tuple(box)} has no pixel's centre in it. Make it larger, or give a point"
+        raise InputError(
+            f"{kind}: box {tuple(box)} has no pixel's center in it. Make it larger, or give a point"
         )
     return mask
 
@@ -103,7 +103,7 @@ def _point_mask(point: Any, size: Size) -> Bool[Tensor, "h w"]:
     x, y = _numbers("Region", "point", point, "(x, y)", 2)
     height, width = size
     if not (0 <= x < width and 0 <= y < height):
-        raise BadInput(
+        raise InputError(
             f"Region: point (x, y) must lie in the image as the model sees it, {width} pixels wide and "
             f"{height} high, got {tuple(point)}"
         )
@@ -118,7 +118,7 @@ def _numbers(kind: str, name: str, given: Any, form: str, count: int) -> list[fl
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count:
-        raise BadInput(f"{kind}: {name}: expected {count} numbers, {form}, got {given!r:.80}")
+        raise InputError(f"{kind}: {name}: expected {count} numbers, {form}, got {given!r:.80}")
     return numbers
 
 
@@ -126,16 +126,16 @@ def _checked_mask(given: Any, size: Size) -> Bool[Tensor, "h w"]:
     try:
         mask = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise BadInput(f"Region: mask: expected an array of shape {size}, got {given!r:.80}") from None
+        raise InputError(f"Region: mask: expected an array of shape {size}, got {given!r:.80}") from None
     if tuple(mask.shape) != tuple(size):
-        raise BadInput(
+        raise InputError(
             f"Region: mask: expected shape {tuple(size)}, the image as the model sees it, got "
             f"{tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
-        raise BadInput("Region: mask: expected booleans, or 0 and 1, got other values. Use mask > 0")
+        raise InputError("Region: mask: expected booleans, or 0 and 1, got other values. Use mask > 0")
     if not mask.any():
-        raise BadInput("Region: mask: expected at least one pixel, got an empty mask")
+        raise InputError("Region: mask: expected at least one pixel, got an empty mask")
     return mask.bool()
 
 
@@ -173,7 +173,7 @@ def scores_of(output: Any) -> Float[Tensor, "b c h w"]:
         scores = getattr(output, "logits", None)
     if not isinstance(scores, Tensor) or scores.dim() != 4:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(output).__name__
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             "expected a segmenter: class scores (B, C, h, w), an output with .logits or a dict with 'out'; "
             f"got {got}"
         )
@@ -222,13 +222,13 @@ def label_index(label: str | int, names: Sequence[str] | None, model: str) -> in
     if isinstance(label, int):
         return label
     if names is None:
-        raise BadInput(
+        raise InputError(
             f"label: expected a class index, got {label!r}: the names of the classes of this {model} are not "
             "known. Give the index, or names by steadygaze.load_model(model, class_names=...)",
             option="target",
         )
     if label not in names:
-        raise UnknownName("class", label, names)
+        raise UnknownNameError("class", label, names)
     return list(names).index(label)
 
 
@@ -312,7 +312,7 @@ def _grid_of(tower: Plan, classifier: RegionClassifier) -> Size:
     """The patches of an image with the region's size; an error if the model does not take it."""
     _, height, width = tower.input_size
     if tower.fixed_size and classifier.size != (height, width):
-        raise BadInput(
+        raise InputError(
             f"region: this Segmenter takes images of {width} x {height} pixels, and the region is one of an "
             f"image of {classifier.size[1]} x {classifier.size[0]}"
         )
@@ -340,12 +340,12 @@ def _dpt(classifier: RegionClassifier) -> Plan:
     read = set(config.backbone_out_indices)
     grid = (classifier.size[0] // config.patch_size, classifier.size[1] // config.patch_size)
     if config.is_hybrid:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             "DPTForSemanticSegmentation with is_hybrid=True has a CNN before its ViT, which its head reads "
             "too. Use a DPT without one, such as Intel/dpt-large-ade."
         )
     if grid[0] != grid[1]:
-        raise BadInput(
+        raise InputError(
             f"DPTForSemanticSegmentation takes square images, and the region is one of an image of "
             f"{classifier.size[1]} x {classifier.size[0]} pixels"
         )
@@ -453,7 +453,7 @@ def _convolved(convolution: Any, size: Size) -> Size:
 
 def _check_taps(states: tuple[Tensor, ...], expected: int) -> None:
     if len(states) != expected:
-        raise BadInput(
+        raise InputError(
             f"the head reads the outputs of {expected} layers, and these tokens remember {len(states)}. Use "
             "tokens that vit.embed or a block returned, not a copy of them"
         )

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.target import Outputs, check_class_names
 from steadygaze.vit.adapt import adapt, unwrapped
 from steadygaze.vit.contexts import evaluation_mode, without_autocast
@@ -69,7 +69,7 @@ def _load(name: str) -> Any:
     except Exception as error:  # whatever transformers and the hub raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if reason:
-        raise BadInput(
+        raise InputError(
             f"no tokenizer was found in {name} ({reason[:120]}). Give tokenizer=, or save the tokenizer of "
             "the model into its folder",
             option="tokenizer",
@@ -96,7 +96,7 @@ def find_processor(model: Any, given: Any = None, name: str = "") -> Any:
             reason = f"{origin} has no processor of both images and text"
         except Exception as error:  # whatever transformers and the hub raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-    raise BadInput(
+    raise InputError(
         f"prompt: it needs the processor of {type(model).__name__}, and none was found ({reason}). Give "
         "processor=, or save the processor into the model's folder",
         option="processor",
@@ -117,15 +117,15 @@ def _open_clip_tokenizer(model: Any) -> Any:
     return SimpleTokenizer(context_length=model.context_length)
 
 
-def _no_tokenizer(model: Any, why: str) -> BadInput:
-    return BadInput(
+def _no_tokenizer(model: Any, why: str) -> InputError:
+    return InputError(
         f"target: a text needs the tokenizer of {type(model).__name__}, and {why}. Give tokenizer=, a "
         "tokenizer or the folder of one, or load the model with steadygaze.load_model, which keeps its own",
         option="tokenizer",
     )
 
 
-def tokenise(model: Any, tokenizer: Any, prompts: Sequence[str], device: torch.device) -> Any:
+def tokenize(model: Any, tokenizer: Any, prompts: Sequence[str], device: torch.device) -> Any:
     """What `text_features` takes. Long prompts are truncated, with a warning."""
     limit = context_length(model, tokenizer)
     for prompt in prompts:
@@ -223,7 +223,7 @@ class TextClassifier(nn.Module):
     def class_index(self, name: str) -> int:
         """The class of that name."""
         if name not in self.class_names:
-            raise UnknownName("class", name, self.class_names)
+            raise UnknownNameError("class", name, self.class_names)
         return self.class_names.index(name)
 
 
@@ -250,7 +250,7 @@ def text_classifier(
     """The classifier of these prompts. outputs: by default what a prompt alone means to the model."""
     module = unwrapped(model)
     if not compares_text(module):
-        raise BadInput(
+        raise InputError(
             f"a text needs a model with a text tower (CLIPModel, SiglipModel, open_clip), got "
             f"{type(module).__name__}. For an image tower give text_embeddings=, (K, D)"
         )
@@ -276,7 +276,7 @@ def embedding_classifier(
             if isinstance(given, Tensor)
             else type(given).__name__
         )
-        raise BadInput(
+        raise InputError(
             f"text_embeddings: expected floating-point embeddings (K, D), got {got}", option="text_embeddings"
         )
     vit = adapt(module)
@@ -285,7 +285,7 @@ def embedding_classifier(
         probe = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
         width = model_output(module, probe).shape[-1]
     if given.shape[1] != width:
-        raise BadInput(
+        raise InputError(
             f"text_embeddings: expected shape (K, {width}), the width of the image embedding of this "
             f"{vit.plan.kind}, got {tuple(given.shape)}",
             option="text_embeddings",
@@ -319,12 +319,12 @@ def zero_shot(
     """
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise BadInput(
+        raise InputError(
             f"class_names: expected at least one name, each a non-empty text, got {class_names!r:.200}"
         )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise BadInput(f"class_names: expected different names, got {repeated[0]!r} twice")
+        raise InputError(f"class_names: expected different names, got {repeated[0]!r} twice")
     chosen = parse_templates(templates)
     classifier = text_classifier(model, names, templates=chosen, tokenizer=tokenizer, outputs="classes")
     return with_module(model, classifier, [template.format(name) for name in names for template in chosen])
@@ -361,7 +361,7 @@ def as_classifier(loaded: Any, words: TextClasses | None) -> Any:
         return words.applied(loaded)
     module = unwrapped(loaded)
     if compares_text(module):
-        raise BadInput(
+        raise InputError(
             f"{type(module).__name__} compares images with text and has no classes. Give class "
             "names or texts: steadygaze.zero_shot(model, class_names) makes a classifier of it",
             option="class_names",
@@ -374,7 +374,7 @@ def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(templates, str) and templates in TEMPLATES:
         return TEMPLATES[templates]
     if isinstance(templates, str) and "{" not in templates:
-        raise UnknownName(
+        raise UnknownNameError(
             "set of templates",
             templates,
             TEMPLATES,
@@ -384,13 +384,13 @@ def parse_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     several = (templates,) if isinstance(templates, str) else tuple(templates)
     for template in several:
         if not isinstance(template, str) or template.count("{}") != 1 or "{" in template.replace("{}", ""):
-            raise BadInput(
+            raise InputError(
                 f"templates: expected texts with {{}} once, where the class name goes, such as 'a photo of a "
                 f"{{}}.', got {template!r}",
                 option="template",
             )
     if not several:
-        raise BadInput("templates: expected at least one template, got none", option="template")
+        raise InputError("templates: expected at least one template, got none", option="template")
     return several
 
 
@@ -422,7 +422,7 @@ def embed_prompts(
     pieces = []
     with without_autocast(model), evaluation_mode(model):
         for start in range(0, len(texts), CHUNK):
-            inputs = tokenise(model, tokenizer, texts[start : start + CHUNK], device)
+            inputs = tokenize(model, tokenizer, texts[start : start + CHUNK], device)
             pieces.append(F.normalize(text_features(model, inputs), dim=-1))
     each = torch.cat(pieces).unflatten(0, (len(prompts), len(templates)))
     return F.normalize(each.mean(1), dim=-1)

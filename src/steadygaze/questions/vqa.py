@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.adapters.transformers import layer_parts
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.registry import register_adapter
@@ -56,7 +56,7 @@ class VisualQuestion(nn.Module):
     def class_index(self, name: str) -> int:
         """The answer of that name."""
         if name not in self.class_names:
-            raise UnknownName("answer", name, self.class_names)
+            raise UnknownNameError("answer", name, self.class_names)
         return self.class_names.index(name)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b answers"]:
@@ -103,22 +103,22 @@ def visual_question(model: nn.Module, question: str, tokenizer: Any) -> VisualQu
     tokenizer: a tokenizer of transformers, or a processor that has one
     """
     if not answers_questions(model):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"question: expected a ViltForQuestionAnswering of transformers, got {type(model).__name__}"
         )
     if not isinstance(question, str) or not question.strip():
-        raise BadInput(f"question: expected a text such as 'what is on the table?', got {question!r}")
+        raise InputError(f"question: expected a text such as 'what is on the table?', got {question!r}")
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     ids = [int(token) for token in tokenizer(question)["input_ids"]]
     config: Any = model.config
     if len(ids) > config.max_position_embeddings:
-        raise BadInput(
+        raise InputError(
             f"question: expected at most {config.max_position_embeddings} tokens, got {len(ids)}. Shorten it."
         )
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     is_word = [token not in special for token in ids]
     if not any(is_word):
-        raise BadInput(f"question: {question!r} has no words that the model knows")
+        raise InputError(f"question: {question!r} has no words that the model knows")
     return VisualQuestion(model, question, ids, tokenizer.convert_ids_to_tokens(ids), is_word)
 
 
@@ -191,7 +191,7 @@ def _plan(question: VisualQuestion, size: tuple[int, int] | None = None, **own: 
     height, width = size or _size(question)
     limit = getattr(model.config, "max_image_length", -1)
     if isinstance(limit, int) and 0 < limit < (height // _patch(question)) * (width // _patch(question)):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"this ViltForQuestionAnswering keeps {limit} random patches of an image (max_image_length), so "
             "its answers are random. Set model.config.max_image_length = -1."
         )

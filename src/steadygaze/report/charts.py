@@ -1,4 +1,4 @@
-"""Small charts as SVG text. Colours are CSS variables of the page (`--c0`, `--c1`, ...), for dark mode.
+"""Small charts as SVG text. Colors are CSS variables of the page (`--c0`, `--c1`, ...), for dark mode.
 
 Bars and small maps as SVG text, in the look of `svg`.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 
 CELLS = 24  # methods of the agreement matrix
-LABELLED = 5  # points of a scatter that are named beside their dot
-COLOURS = 8  # the first series, up to this number, have a colour and a label; the others are thin and grey
+LABELED = 5  # points of a scatter that are named beside their dot
+COLORS = 8  # the first series, up to this number, have a color and a label; the others are thin and gray
 STRONG = 0.6  # cells of the matrix as strong as this have light numbers
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
@@ -21,7 +21,7 @@ LETTER = 6.2  # pixels; enough to keep labels apart
 
 @dataclass(frozen=True)
 class Series:
-    """One line or point of a chart; `rank` selects its colour. Limits, if given, are drawn as whiskers."""
+    """One line or point of a chart; `rank` selects its color. Limits, if given, are drawn as whiskers."""
 
     name: str
     x: Sequence[float]
@@ -31,8 +31,8 @@ class Series:
     x_limits: Sequence[tuple[float, float]] | None = None
 
     @property
-    def colour(self) -> str:
-        return f"c{self.rank}" if self.rank < COLOURS else "rest"
+    def color(self) -> str:
+        return f"c{self.rank}" if self.rank < COLORS else "rest"
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -81,7 +81,7 @@ def _padded(values: Sequence[float], pad: float) -> tuple[float, float]:
 
 
 def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, whole: bool = False) -> str:
-    """A line for each series; grey ones below. whole: x in whole numbers."""
+    """A line for each series; gray ones below. whole: x in whole numbers."""
     frame = Frame.around(series, 0.04)
     parts = [_axes(frame, x_label, y_label, whole)]
     for one in sorted(series, key=lambda s: -s.rank):
@@ -90,14 +90,14 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, w
             parts.append(_whisker(frame.px(x), frame.py(low), frame.px(x), frame.py(high), one))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         tooltip = f"<title>{escape(one.name)}</title>"
-        parts.append(f'<polyline class="line {one.colour}" points="{path}">{tooltip}</polyline>')
-        if one.rank < COLOURS:
+        parts.append(f'<polyline class="line {one.color}" points="{path}">{tooltip}</polyline>')
+        if one.rank < COLORS:
             parts += [_dot(x, y, 2.4, one, tooltip) for x, y in points]
     return _svg(parts, title)
 
 
 def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str) -> str:
-    """A point with whiskers for each series; the first ones are labelled."""
+    """A point with whiskers for each series; the first ones are labeled."""
     frame = Frame.around(points)
     parts, dots = [_axes(frame, x_label, y_label, False)], []
     for one in sorted(points, key=lambda s: -s.rank):
@@ -108,7 +108,7 @@ def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str)
             parts.append(_whisker(x, frame.py(low), x, frame.py(high), one))
         tooltip = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
         dots.append(_dot(x, y, 4, one, tooltip))
-    parts += _labels(frame, [one for one in points if one.rank < LABELLED])
+    parts += _labels(frame, [one for one in points if one.rank < LABELED])
     return _svg([*parts, *dots], title)
 
 
@@ -132,12 +132,12 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
         height = next(free, y + 3.5)
         placed.append((begin, begin + width, height))
         anchor = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'
-        parts.append(f'<text class="name {one.colour}" {anchor} y="{height:.1f}">{escape(one.name)}</text>')
+        parts.append(f'<text class="name {one.color}" {anchor} y="{height:.1f}">{escape(one.name)}</text>')
     return parts
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Pairwise values in −1..1: opacity is the absolute value, negative values have the second colour."""
+    """Pairwise values in −1..1: opacity is the absolute value, negative values have the second color."""
     left = 14 + LETTER * max(map(len, names))
     side = (WIDTH - left - RIGHT) / len(names)
     parts = []
@@ -148,9 +148,9 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
             if not math.isfinite(value):
                 continue
             tooltip = f"<title>{escape(name)} and {escape(names[j])}: {value:.2f}</title>"
-            colour = "var(--c0)" if value >= 0 else "var(--c1)"
+            color = "var(--c0)" if value >= 0 else "var(--c1)"
             cell = f'x="{left + j * side:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"'
-            parts.append(f'<rect {cell} style="fill:{colour};fill-opacity:{abs(value):.2f}">{tooltip}</rect>')
+            parts.append(f'<rect {cell} style="fill:{color};fill-opacity:{abs(value):.2f}">{tooltip}</rect>')
             if side >= 24:
                 kind = "tick strong" if abs(value) > STRONG else "tick"
                 parts.append(_text(kind, left + (j + 0.5) * side, y + side / 2 + 3.5, f"{value:.2f}"))
@@ -200,11 +200,11 @@ def _text(kind: str, x: float, y: float, words: str, anchor: str = "middle") -> 
 
 
 def _dot(x: float, y: float, radius: float, one: Series, tooltip: str) -> str:
-    return f'<circle class="dot {one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
+    return f'<circle class="dot {one.color}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
 
 
 def _whisker(x1: float, y1: float, x2: float, y2: float, one: Series) -> str:
-    return f'<line class="whisker {one.colour}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return f'<line class="whisker {one.color}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def _svg(parts: Sequence[str], title: str) -> str:
@@ -219,7 +219,7 @@ ROOM = 34  # below the bars, for the axis
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its 95 % interval; `rank` decides the colour."""
+    """A value with its 95 % interval; `rank` decides the color."""
 
     name: str
     value: float
@@ -255,11 +255,11 @@ def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None
         parts.append(f'<text class="tick" {at_name}>{escape(bar.name)}</text>')
         if not math.isfinite(bar.value):
             continue
-        colour = f"c{bar.rank}" if bar.rank < COLOURS else "rest"
+        color = f"c{bar.rank}" if bar.rank < COLORS else "rest"
         box = f'x="{left:.1f}" y="{y - 6:.1f}" width="{at(bar.value) - left:.1f}" height="12" rx="2"'
         tooltip = bar.tooltip or f"{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
         tooltip = f"<title>{escape(tooltip)}</title>"
-        parts.append(f'<rect class="dot {colour}" opacity=".78" {box}>{tooltip}</rect>')
+        parts.append(f'<rect class="dot {color}" opacity=".78" {box}>{tooltip}</rect>')
         parts.append(
             f'<line class="over" x1="{at(bar.low):.1f}" x2="{at(bar.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
@@ -283,8 +283,8 @@ def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str
             shade = 0.12 + 0.75 * max(0.0, min(value, 100.0)) / 100
             cell = f'x="{x}" y="{y}" width="{side - 3}" height="{side - 3}" rx="3"'
             parts.append(f'<rect class="dot c1" opacity="{shade:.2f}" {cell}/>')
-            centre = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
-            parts.append(f'<text class="over" {centre}>{value:.0f}</text>')
+            center = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
+            parts.append(f'<text class="over" {center}>{value:.0f}</text>')
     below = f'x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle"'
     parts.append(f'<text class="axis" {below}>{escape(names[0])}</text>')
     middle = side * rows / 2

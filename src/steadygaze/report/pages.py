@@ -44,7 +44,7 @@ from markupsafe import Markup
 
 from steadygaze import __version__
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.errors import BadInput, RowsNotWritten, SteadygazeError
+from steadygaze.errors import InputError, RowsNotWrittenError, SteadygazeError
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.files import write_atomic
 from steadygaze.methods.registry import join_name, parse_method
@@ -116,9 +116,9 @@ class Part:
 def legend(series: Sequence[svg.Series]) -> str:
     """The legend of a chart."""
     keys = [
-        f'<span><span class="key {one.colour}"></span>{escape(one.name)}</span>'
+        f'<span><span class="key {one.color}"></span>{escape(one.name)}</span>'
         for one in series
-        if one.rank < svg.COLOURS
+        if one.rank < svg.COLORS
     ]
     return f'<span class="legend">{"".join(keys)}</span>'
 
@@ -136,7 +136,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     )
     near = "; ".join(
         f"{s['name']}: {s['pictures']} images, bank of {s['bank']}, {s['hash']}"
-        for s in settings.get("neighbours", ())
+        for s in settings.get("neighbors", ())
     )
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
     shown = [
@@ -152,7 +152,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("fill", settings.get("fill", "")),
         ("suite", ", ".join(settings.get("suite", ()))),
         ("shifts", shifts),
-        ("neighbours", near),
+        ("neighbors", near),
         ("corruptions", ", ".join(settings.get("corruptions", ()))),
         ("severities", ", ".join(map(str, settings.get("severities", ())))),
         ("epsilons", f"{epsilons}; {settings['pgd_steps']} steps of PGD" if epsilons else ""),
@@ -444,7 +444,7 @@ def _write_verify(
     folders = rows.folders
     table = rows.table(repeats=repeats)
     if not table.sections:
-        raise BadInput(f"{', '.join(map(str, folders))}: no rows yet. Run steadygaze verify first.")
+        raise InputError(f"{', '.join(map(str, folders))}: no rows yet. Run steadygaze verify first.")
     parts = [_part(section, rows, baseline, images) for section in table.sections]
     about = table.sections[0].model
     explained = _explained(table.sections)
@@ -471,7 +471,9 @@ def write_all(written: dict[Path, str]) -> list[Path]:
         for file, text in written.items():
             write_atomic(file, text)  # a link in the folder is replaced, not followed
     except OSError as error:
-        raise RowsNotWritten(f"{error.filename or path} could not be written: {error.strerror}") from error
+        raise RowsNotWrittenError(
+            f"{error.filename or path} could not be written: {error.strerror}"
+        ) from error
     return list(written)
 
 
@@ -487,7 +489,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
             if rows
             else "",
             version=__version__,
-            colours=svg.COLOURS,
+            colors=svg.COLORS,
             **{"beside": "table.csv and table.md in the same folder contain the numbers.", **given},
         )
     )
@@ -527,8 +529,8 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         "base": _called(base, section),
         "first": quantity(section.shown[0]).title,
         "caution": small_sample_note(len(section.names)),
-        "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLOURS],
-        "rest": max(0, len(drawn) - svg.COLOURS),
+        "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLORS],
+        "rest": max(0, len(drawn) - svg.COLORS),
         "curves": _curves(section, ranks),
         "figures": [
             figure
@@ -573,7 +575,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "method": line[0],
                 "score": line[1],
                 "cells": cells,
-                "rank": ranks.get(line, svg.COLOURS),
+                "rank": ranks.get(line, svg.COLORS),
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
                 "images": max(
@@ -690,10 +692,12 @@ def write_stress(
 ) -> list[Path]:
     """Write the report of these stress runs; returns the files: report.html, table.csv, table.md."""
     if rows.kinds != {STRESS}:
-        raise BadInput("expected runs of one kind, got runs of verify and of stress: write a report for each")
+        raise InputError(
+            "expected runs of one kind, got runs of verify and of stress: write a report for each"
+        )
     cards = rows.cards(repeats=repeats)
     if not all(card.keys for card in cards):
-        raise BadInput(f"{', '.join(map(str, rows.folders))}: no rows yet. Run steadygaze stress first.")
+        raise InputError(f"{', '.join(map(str, rows.folders))}: no rows yet. Run steadygaze stress first.")
     several = len(cards) > 1
     parts = [part for i, card in enumerate(cards) for part in _parts(card, i if several else None, images)]
     leads = [text for card in cards for text in (_lead(card), _unfinished(card)) if text]
@@ -822,7 +826,7 @@ def _markdown(card: Card) -> str:
 
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
 FIRST = (
-    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Coloured: the paired 95 % "
+    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
     "interval excludes zero."
 )
 NOTE = (
@@ -929,7 +933,7 @@ FAITHFULNESS_TEXT = (
     "are removed."
 )
 ROBUSTNESS_NOTE = (
-    "After minus before. ↑: higher is better; ↓: lower is better. Coloured: the paired 95 % interval "
+    "After minus before. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % interval "
     "excludes zero. p: McNemar's exact test of correct and wrong predictions; – where a row has none."
 )
 

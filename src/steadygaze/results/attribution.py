@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.files import write_npz, write_png
 from steadygaze.notebook import figure, to_png
 from steadygaze.results.drawing import Row, enlarged, paint, robust_scale, tile, to_pil_image
@@ -36,7 +36,7 @@ TITLES = 3  # of maps in the text of an attribution
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """One signed score per patch, not normalised: positive is evidence for the class, negative against it.
+    """One signed score per patch, not normalized: positive is evidence for the class, negative against it.
 
     In a notebook it shows the images with their overlays and the explained classes.
 
@@ -118,12 +118,12 @@ class Attribution:
     def part(self, name: str) -> Attribution:
         """One of the parts as an attribution of its own, to draw and save: "content" or "position"."""
         if self.parts is None:
-            raise BadInput(
+            raise InputError(
                 f"{self.method}: only input x gradient at the input of block 0 has parts, on a model whose "
                 f"tokens are patch + position. Use ixg, decompx, attnlrp or libra_ixg."
             )
         if name not in self.parts:
-            raise UnknownName("part", name, self.parts)
+            raise UnknownNameError("part", name, self.parts)
         method = f"{self.method}.{name}"
         return replace(self, scores=self.parts[name], method=method, unattributed=None, parts=None)
 
@@ -136,9 +136,9 @@ class Attribution:
             to_pil_image(image) for image in ([images] if isinstance(images, Image.Image) else images)
         )
         if len(originals) != len(self):
-            raise BadInput(f"expected {len(self)} images, one per map, got {len(originals)}")
+            raise InputError(f"expected {len(self)} images, one per map, got {len(originals)}")
         if classes is not None and len(classes) != self.logits.shape[1]:
-            raise BadInput(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
+            raise InputError(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
         return replace(self, images=originals, classes=self.classes if classes is None else tuple(classes))
 
     def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
@@ -147,10 +147,10 @@ class Attribution:
         return self.with_images(images, classes)
 
     def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
-        """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalised; size: (H, W) or one side."""
+        """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalized; size: (H, W) or one side."""
         return resized(self.scores.detach(), (size, size) if isinstance(size, int) else size, mode)
 
-    def normalised(self) -> Tensor:
+    def normalized(self) -> Tensor:
         """Scores of each map divided by its largest magnitude: in [-1, 1], zero stays zero."""
         largest = self.scores.abs().amax(dim=(-2, -1), keepdim=True)
         return self.scores / torch.where(largest > 0, largest, torch.ones_like(largest))
@@ -170,14 +170,14 @@ class Attribution:
         image: PIL, uint8 (H, W, 3), or float (3, H, W) in [0, 1]: the input of the model, after resizing and
             cropping, so that patches and pixels match
         index: which image, or (image, target) where there are several targets
-        signed: whether negative scores are drawn too, in cool colours. A map whose scores are all positive is
+        signed: whether negative scores are drawn too, in cool colors. A map whose scores are all positive is
             drawn relative to its smallest score
-        percentile: percentile of the magnitudes that gets the strongest colour; 100 lets one outlier dim the
+        percentile: percentile of the magnitudes that gets the strongest color; 100 lets one outlier dim the
             rest of the map
-        opacity: of the strongest colour, in [0, 1]
+        opacity: of the strongest color, in [0, 1]
         """
         if not 0 <= percentile <= 100:
-            raise BadInput(f"percentile: expected a number in 0..100, got {percentile!r}")
+            raise InputError(f"percentile: expected a number in 0..100, got {percentile!r}")
         original = to_pil_image(image)
         values = self._display(index, (original.height, original.width), mode, signed, percentile)
         return paint(values, original, signed=signed, opacity=opacity)
@@ -205,11 +205,11 @@ class Attribution:
         try:  # whole numbers of numpy and torch too
             place = tuple(operator.index(i) for i in (index if isinstance(index, tuple) else (index,)))
         except TypeError:
-            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}") from None
+            raise InputError(f"expected an index into {tuple(lead)} maps, got {index!r}") from None
         if len(place) < len(lead):
             place += (0,) * (len(lead) - len(place))
         if len(place) != len(lead) or any(not -n <= i < n for i, n in zip(place, lead, strict=True)):
-            raise BadInput(f"expected an index into {tuple(lead)} maps, got {index!r}")
+            raise InputError(f"expected an index into {tuple(lead)} maps, got {index!r}")
         return place
 
     def probability(self, index: Index = 0) -> float | None:
@@ -251,16 +251,16 @@ class Attribution:
         shown = self if images is None else self.with_images(images, self.classes)
         names = [str(number) for number in range(len(self))] if names is None else list(names)
         if len(names) != len(self):
-            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+            raise InputError(f"expected {len(self)} names, one for each image, got {len(names)}")
         if len(set(names)) < len(names) or any(Path(name).name != name for name in names):
-            raise BadInput(
+            raise InputError(
                 f"names: expected a different file name for each image, without folders, got {names}"
             )
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise BadInput(f"expected a folder to save into, got a file, {folder}") from error
+            raise InputError(f"expected a folder to save into, got a file, {folder}") from error
         overlays: dict[int, list[str]] = {image: [] for image in range(len(self))}
         for index in self.indices():
             image = index if isinstance(index, int) else index[0]
@@ -298,7 +298,7 @@ class Attribution:
         """
         names = [str(number) for number in range(len(self))] if names is None else list(names)
         if len(names) != len(self):
-            raise BadInput(f"expected {len(self)} names, one for each image, got {len(names)}")
+            raise InputError(f"expected {len(self)} names, one for each image, got {len(names)}")
         return store_maps(folder, names, {self.method: self})
 
     def display_image(self, index: Index = 0) -> Image.Image | None:
@@ -347,7 +347,7 @@ def resized(
 ) -> Float[Tensor, "*lead h w"]:
     """Resized maps, in their own dtype; computed in at least float32."""
     if mode not in ("bilinear", "bicubic", "nearest"):
-        raise BadInput(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
+        raise InputError(f"expected mode 'bilinear', 'bicubic' or 'nearest', got {mode!r}")
     flat = scores.reshape(-1, 1, *scores.shape[-2:]).to(torch.promote_types(scores.dtype, torch.float32))
     # "nearest-exact" is the one that does not shift patches when sizes do not divide
     how: dict[str, Any] = (

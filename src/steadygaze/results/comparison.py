@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.notebook import figure, to_png
 from steadygaze.results.attribution import BARE_PIXELS, SHOWN_IN_NOTEBOOK, SHOWN_IN_PNG, Attribution
 from steadygaze.results.drawing import Row, enlarged, tile, to_pil_image
@@ -86,13 +86,13 @@ def comparison_grid(
     signed: as for `overlay`          cell: width of a column in pixels
     """
     if not attributions:
-        raise BadInput("expected at least one attribution to draw, got none")
+        raise InputError("expected at least one attribution to draw, got none")
     first = next(iter(attributions.values()))
     if any(other.scores.shape[:-2] != first.scores.shape[:-2] for other in attributions.values()):
-        raise BadInput("expected attributions of the same images and targets in every column")
+        raise InputError("expected attributions of the same images and targets in every column")
     originals = [to_pil_image(image) for image in images]
     if len(originals) != len(first):
-        raise BadInput(f"expected {len(first)} images, one per map, got {len(originals)}")
+        raise InputError(f"expected {len(first)} images, one per map, got {len(originals)}")
     # small images are drawn on an enlarged copy, so that the map is smooth over their visible pixels
     originals = [enlarged(original, cell) for original in originals]
     rows = []

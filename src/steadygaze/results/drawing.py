@@ -1,9 +1,9 @@
-"""From numbers to images: colour ramps, overlays and comparison grids, with numpy and PIL only.
+"""From numbers to images: color ramps, overlays and comparison grids, with numpy and PIL only.
 
 Evidence for a class is warm (plum, red, orange, pale yellow), evidence against it is cool (navy, blue, pale
 mint). Both ramps are straight lines between a few anchors of OKLab (Ottosson 2020), whose distances follow
-the eye's, with lightness rising evenly, so equal steps of score look like equal steps of colour, also in
-grey print. Colour grows from transparent: where there is no evidence, the image itself is seen, a little
+the eye's, with lightness rising evenly, so equal steps of score look like equal steps of color, also in
+gray print. Color grows from transparent: where there is no evidence, the image itself is seen, a little
 muted.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 WARM = ("#2b0a4a", "#8c1d5f", "#dd4040", "#fb9a2c", "#fdf3a6")
 COOL = ("#0a1f4d", "#1c4fa0", "#2f8fc9", "#6fcbd3", "#dcf7e3")
@@ -31,16 +31,16 @@ _TO_LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468],
                     [0.0259040371, 0.7827717662, -0.8086757660]])  # fmt: skip
 
 
-def _oklab(colour: str) -> Float[np.ndarray, "3"]:
-    """OKLab of an sRGB colour written as #rrggbb."""
-    srgb = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+def _oklab(color: str) -> Float[np.ndarray, "3"]:
+    """OKLab of an sRGB color written as #rrggbb."""
+    srgb = np.array([int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)])
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     return _TO_LAB @ np.cbrt(_TO_LMS @ linear)
 
 
 @lru_cache
 def ramp(anchors: tuple[str, ...]) -> Float[np.ndarray, "256 3"]:
-    """256 sRGB colours in [0, 1] through the anchors, evenly spaced in lightness."""
+    """256 sRGB colors in [0, 1] through the anchors, evenly spaced in lightness."""
     points = np.stack([_oklab(anchor) for anchor in anchors])
     lightness = np.linspace(points[0, 0], points[-1, 0], 256)
     path = np.stack([np.interp(lightness, points[:, 0], points[:, axis]) for axis in range(3)], axis=-1)
@@ -63,13 +63,13 @@ def to_pil_image(image: Any) -> Image.Image:
             return Image.fromarray(np.ascontiguousarray(array)).convert("RGB")
     elif array.ndim == 3 and array.shape[0] == 3 and np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
-            raise BadInput(
+            raise InputError(
                 f"a float image must lie in [0, 1], got [{array.min():.2f}, {array.max():.2f}]. Give the "
                 f"image "
-                "before the model's normalisation, or undo that (image * std + mean)."
+                "before the model's normalization, or undo that (image * std + mean)."
             )
         return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
-    raise BadInput(
+    raise InputError(
         f"expected one PIL image, a uint8 array (H, W, 3) or a float tensor (3, H, W) in [0, 1], got "
         f"{type(image).__name__} of shape {tuple(array.shape)} and type {array.dtype}. For a batch, give "
         f"images[i]."
@@ -103,21 +103,21 @@ def paint(
     signed: bool = False,
     opacity: float = 0.78,
 ) -> Image.Image:
-    """Colour values in [-1, 1] over an image of the same size, or over black without one.
+    """Color values in [-1, 1] over an image of the same size, or over black without one.
 
-    Negative values stay uncoloured unless `signed`.
+    Negative values stay uncolored unless `signed`.
     """
     strength = np.abs(values).clip(0, 1) if signed else values.clip(0, 1)
     place = (strength * 255).round().astype(np.uint8)
-    colours = np.where((values < 0)[..., None], ramp(COOL)[place], ramp(WARM)[place])
+    colors = np.where((values < 0)[..., None], ramp(COOL)[place], ramp(WARM)[place])
     if image is None:
-        # bare: the ramp itself, faded to black below its darkest colour
-        return _to_image(colours * np.minimum(1, strength / 0.15)[..., None])
+        # bare: the ramp itself, faded to black below its darkest color
+        return _to_image(colors * np.minimum(1, strength / 0.15)[..., None])
     below = np.asarray(image.convert("RGB"), dtype=np.float64) / 255
-    grey = (below @ np.array([0.2126, 0.7152, 0.0722]))[..., None]
-    below = (0.55 * below + 0.45 * grey) * 0.88
+    gray = (below @ np.array([0.2126, 0.7152, 0.0722]))[..., None]
+    below = (0.55 * below + 0.45 * gray) * 0.88
     alpha = (opacity * _smooth(strength / 0.75))[..., None]
-    return _to_image((1 - alpha) * below + alpha * colours)
+    return _to_image((1 - alpha) * below + alpha * colors)
 
 
 def _smooth(x: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def _to_image(array: np.ndarray) -> Image.Image:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a comparison grid: images from left to right, a title, and a note in grey beside it."""
+    """One row of a comparison grid: images from left to right, a title, and a note in gray beside it."""
 
     images: Sequence[Image.Image]
     title: str = ""
@@ -148,11 +148,11 @@ def tile(
 ) -> Image.Image:
     """A grid with a heading over each column and a title above each row; cells are `cell` pixels wide.
 
-    legend: "", "positive" or "signed": a labelled colour bar; a narrow grid has a shorter bar and fewer words
+    legend: "", "positive" or "signed": a labeled color bar; a narrow grid has a shorter bar and fewer words
     noun: what the evidence is for
     """
     if not rows or any(len(row.images) != len(headings) for row in rows):
-        raise BadInput(
+        raise InputError(
             f"expected at least one row with {len(headings)} images each, one below each heading, "
             f"got {[len(row.images) for row in rows]}"
         )
@@ -193,18 +193,18 @@ def tile(
     return sheet
 
 
-LEGEND_GAP = 9  # pixels between the colour bar and a word
+LEGEND_GAP = 9  # pixels between the color bar and a word
 
 
 def legend_words(kind: str, noun: str) -> tuple[tuple[str, str], ...]:
-    """The words at both ends of a colour bar, from the longest to none."""
+    """The words at both ends of a color bar, from the longest to none."""
     if kind == "signed":
         return (f"against the {noun}", f"for the {noun}"), ("against", "for"), ("", "")
     return ("least evidence", f"most evidence for the {noun}"), ("least", "most"), ("", "")
 
 
 def legend_bar(kind: str, size: tuple[int, int]) -> Image.Image:
-    """The colour bar of "positive" or "signed" maps, from the lowest score to the highest."""
+    """The color bar of "positive" or "signed" maps, from the lowest score to the highest."""
     length, height = size
     values = np.broadcast_to(np.linspace(-1.0 if kind == "signed" else 0.0, 1.0, length), (height, length))
     return paint(values, Image.new("RGB", size, "#dedee2"), signed=True, opacity=1.0)
@@ -213,7 +213,7 @@ def legend_bar(kind: str, size: tuple[int, int]) -> Image.Image:
 def _draw_legend(
     sheet: Image.Image, kind: str, noun: str, box: tuple[int, int, int], *, length: int, font: Any
 ) -> None:
-    """A colour bar of at most this length with the longest words that fit; box: left, top and right limit."""
+    """A color bar of at most this length with the longest words that fit; box: left, top and right limit."""
     left, top, right = box
     for lowest, highest in legend_words(kind, noun):
         words = [math.ceil(font.getlength(word)) for word in (lowest, highest)]

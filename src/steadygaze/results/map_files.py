@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
 from steadygaze.target import SCORES_OF
 
@@ -123,7 +123,7 @@ class MapFile:
                 _check_tensor(path, text, shape, dtype, len(images))
                 names.add(MapName.parse(text))
         if not names:
-            raise BadInput(f"{path}: expected at least one tensor of maps, got none. {HELP}")
+            raise InputError(f"{path}: expected at least one tensor of maps, got none. {HELP}")
         targets = _optional_list(path, metadata, "targets", len(images))
         broken = _broken(path, metadata, names, len(images))
         return cls(path, images, frozenset(names), frozenset(scaled), targets, broken)
@@ -147,10 +147,10 @@ class MapFolder:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             kind = "a file" if self.folder.exists() else "no such folder"
-            raise BadInput(f"maps: expected a folder of {SUFFIX} files, got {folder}: {kind}. {HELP}")
+            raise InputError(f"maps: expected a folder of {SUFFIX} files, got {folder}: {kind}. {HELP}")
         paths = sorted(self.folder.glob(f"*{SUFFIX}")) or sorted(self.folder.glob(f"maps/*{SUFFIX}"))
         if not paths:
-            raise BadInput(f"maps: expected {SUFFIX} files in {folder}, got none. {HELP}")
+            raise InputError(f"maps: expected {SUFFIX} files in {folder}, got none. {HELP}")
         self.files = [MapFile.read(path) for path in paths]
         self._open: dict[Path, Any] = {}  # the files that were read last
         self._places: dict[str, list[tuple[int, int]]] = {}  # image -> files and positions
@@ -189,11 +189,11 @@ class MapFolder:
             if name in self.files[number].names
         ]
         if not places:
-            raise BadInput(missing_message(name, [image], 1, set()))
+            raise InputError(missing_message(name, [image], 1, set()))
         fitting = [(file, at) for file, at in places if file.targets is None or file.targets[at] == target]
         if not fitting:
             explained = sorted({file.targets[at] for file, at in places if file.targets is not None})
-            raise BadInput(
+            raise InputError(
                 f"maps: the map {name} of {image!r} explains class {', '.join(map(str, explained))}, but the "
                 f"run measures class {target}. Use target='predicted' for maps of the predicted class, or "
                 "make the maps for the label.",
@@ -208,7 +208,7 @@ class MapFolder:
         for file, position in others:
             one, other = self._map_at(first, name, at), self._map_at(file, name, position)
             if one.shape != other.shape or not torch.equal(one, other):
-                raise BadInput(
+                raise InputError(
                     f"maps: expected one map {name} of {image!r}, got two that differ, in {first.path} and "
                     f"{file.path}. Delete one of the files."
                 )
@@ -227,7 +227,7 @@ class MapFolder:
         tensors, one = self._open[file.path], slice(position, position + 1)
         scale = tensors.get_slice(f"{name}{SCALE}")[one] if name in file.scaled else None
         if scale is not None and not torch.isfinite(scale).all():
-            raise BadInput(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
+            raise InputError(f"{file.path}: {name}{SCALE} is not finite for image {file.images[position]!r}")
         return restored(tensors.get_slice(str(name))[one], scale)[0]
 
 
@@ -248,24 +248,24 @@ def _shown(keys: list[str]) -> str:
 
 def _check_header_size(path: Path) -> None:
     if not path.is_file():
-        raise BadInput(f"{path}: expected a file, got a folder or a special file")
+        raise InputError(f"{path}: expected a file, got a folder or a special file")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > MAX_HEADER:
-        raise BadInput(
+        raise InputError(
             f"{path}: expected a {SUFFIX} file with a header of at most {MAX_HEADER // MIB} MiB, got {size} "
             f"bytes. If it is a map file, split it. {HELP}"
         )
 
 
 def _open(path: Path) -> Any:
-    """`safe_open`, with its errors as `BadInput`."""
+    """`safe_open`, with its errors as `InputError`."""
     from safetensors import safe_open
 
     try:
         return safe_open(path, framework="pt")
     except Exception as error:  # safetensors raises its own kinds
-        raise BadInput(
+        raise InputError(
             f"{path}: expected a {SUFFIX} file, got one that cannot be read ({str(error)[:200]}). It is "
             "damaged or incomplete: write it again."
         ) from error
@@ -275,7 +275,7 @@ def _metadata(path: Path, metadata: dict[str, str], key: str, expected: str) -> 
     try:
         return json.loads(metadata[key])
     except (ValueError, RecursionError) as error:
-        raise BadInput(
+        raise InputError(
             f"{path}: metadata {key!r}: expected {expected} as JSON, got {metadata[key][:80]!r}. {HELP}"
         ) from error
 
@@ -283,13 +283,13 @@ def _metadata(path: Path, metadata: dict[str, str], key: str, expected: str) -> 
 def _images(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
     expected = "a list of image keys"
     if "images" not in metadata:
-        raise BadInput(
+        raise InputError(
             f"{path}: expected metadata 'images', {expected} as JSON, got none. Write it with "
             f"save_file(tensors, path, metadata={{'images': json.dumps(keys)}}). {HELP}"
         )
     images = _metadata(path, metadata, "images", expected)
     if not isinstance(images, list) or not images or not all(isinstance(key, str) for key in images):
-        raise BadInput(f"{path}: metadata 'images': expected {expected}, all texts, got {str(images)[:80]}")
+        raise InputError(f"{path}: metadata 'images': expected {expected}, all texts, got {str(images)[:80]}")
     return tuple(images)
 
 
@@ -299,7 +299,7 @@ def _optional_list(path: Path, metadata: dict[str, str], key: str, count: int) -
     values = _metadata(path, metadata, key, "a list of classes")
     good = isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
     if not good:
-        raise BadInput(
+        raise InputError(
             f"{path}: metadata {key!r}: expected {count} class indices, one for each image, got "
             f"{str(values)[:80]}"
         )
@@ -325,7 +325,7 @@ def _broken(
     try:
         return dict(positions(iter(values.items())))
     except (ValueError, AttributeError) as error:
-        raise BadInput(
+        raise InputError(
             f"{path}: metadata 'broken': expected positions below {count} by tensor, got {str(values)[:80]}"
         ) from error
 
@@ -333,19 +333,19 @@ def _broken(
 def _check_tensor(path: Path, name: str, shape: tuple[int, ...], dtype: str, count: int) -> None:
     if len(shape) != 3 or shape[0] != count or 0 in shape:
         hint = " Sum over the channels first." if len(shape) == 4 else ""
-        raise BadInput(
+        raise InputError(
             f"{path}: {name}: expected shape ({count}, rows, columns), one map for each of {count} keys in "
             f"metadata 'images', got {shape}.{hint} {HELP}"
         )
     if dtype not in FLOATS:
-        raise BadInput(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
+        raise InputError(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
 
 
 def _check_scale(
     path: Path, name: str, shape: tuple[int, ...], dtype: str, names: list[str], count: int
 ) -> None:
     if name.removesuffix(SCALE) not in names or shape != (count,) or dtype not in ("F32", "F64"):
-        raise BadInput(
+        raise InputError(
             f"{path}: {name}: expected {count} factors in float32, of a tensor "
             f"{name.removesuffix(SCALE)!r} in the same file, got {dtype} {shape}"
         )
@@ -389,9 +389,9 @@ class MapWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content)
         except FileExistsError as error:
-            raise BadInput(f"maps: expected a folder to write to, got a file, {self.folder}") from error
+            raise InputError(f"maps: expected a folder to write to, got a file, {self.folder}") from error
         except OSError as error:
-            raise RowsNotWritten(
+            raise RowsNotWrittenError(
                 f"{path} could not be written: {error.strerror}. The maps before are intact; free some space "
                 "and run the same command again to resume."
             ) from error
@@ -463,7 +463,7 @@ class StoredMethod:
                 broken.append(position)
                 maps[-1] = torch.zeros_like(maps[-1])
             elif not torch.isfinite(scores).all():
-                raise BadInput(
+                raise InputError(
                     f"{context}: expected finite scores, got NaN or infinite ones. Check the method that "
                     "made the map, or leave the image out."
                 )
@@ -480,7 +480,7 @@ def on_grid(
         return scores
     if shape == size:
         return F.adaptive_avg_pool2d(scores[None], grid)[0]
-    raise BadInput(
+    raise InputError(
         f"{context}: expected {grid}, the model's patch grid, or {size}, the pixels of its input, got "
         f"{shape}. Make the map of the image as the model takes it, after resizing and cropping."
     )
@@ -491,7 +491,7 @@ def open_maps(given: Given) -> MapSource:
     if isinstance(given, (str, Path)):
         return MapFolder(given)
     if not isinstance(given, Mapping) or not given:
-        raise BadInput(
+        raise InputError(
             "maps: expected a folder, or a dict from the name of a method to its maps: (N, rows, columns), "
             f"or a dict by image key; got {str(given)[:80]}",
             option="maps",
@@ -530,7 +530,7 @@ class MapArrays:
 
     def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
         if not self.has(name, image):
-            raise BadInput(missing_message(name, [image], 1, set()))
+            raise InputError(missing_message(name, [image], 1, set()))
         scores = self._maps[name][image]
         return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
 
@@ -539,7 +539,7 @@ def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
     if not isinstance(maps, Mapping):
         stacked = _tensor(name, maps)
         if stacked.dim() != 3:
-            raise BadInput(
+            raise InputError(
                 f"maps: {name}: expected (N, rows, columns), one map for each image in order, or a dict by "
                 f"image key; got {tuple(stacked.shape)}",
                 option="maps",
@@ -548,7 +548,7 @@ def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
     by_image = {str(image): _tensor(f"{name} of {image!r}", scores) for image, scores in maps.items()}
     for image, scores in by_image.items():
         if scores.dim() != 2:
-            raise BadInput(
+            raise InputError(
                 f"maps: {name} of {image!r}: expected (rows, columns), got {tuple(scores.shape)}",
                 option="maps",
             )
@@ -559,7 +559,7 @@ def _tensor(what: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"maps: {what}: expected an array of floats, got {str(values)[:80]}") from error
+        raise InputError(f"maps: {what}: expected an array of floats, got {str(values)[:80]}") from error
     if not tensor.is_floating_point():
-        raise BadInput(f"maps: {what}: expected an array of floats, got {tensor.dtype}", option="maps")
+        raise InputError(f"maps: {what}: expected an array of floats, got {tensor.dtype}", option="maps")
     return tensor

@@ -18,7 +18,7 @@ from .corruptions.corrupt import corrupt as corrupt
 from .neighbors import features as features
 from .neighbors import knn_accuracy as knn_accuracy
 from .neighbors import knn_predict as knn_predict
-from .occlusion import centre_square as centre_square
+from .occlusion import center_square as center_square
 from .occlusion import random_drop as random_drop
 from .occlusion import salient_drop as salient_drop
 from .scores import corruption_scores as corruption_scores

@@ -7,8 +7,8 @@ With pixels x in [0, 1]³, label y, cross-entropy J and budget ε:
     PGD     x₀ = clip(x + U(−ε, ε), 0, 1)
             x_{t+1} = clip(x + clip(x_t + α · sign ∂J/∂x_t − x, −ε, ε), 0, 1)
 
-Images are taken and returned normalised, with the given mean and std. ε and α are fractions of the full
-scale, so that 8/255 means eight grey levels, whatever the normalisation. Any classifier serves; it is
+Images are taken and returned normalized, with the given mean and std. ε and α are fractions of the full
+scale, so that 8/255 means eight gray levels, whatever the normalization. Any classifier serves; it is
 attacked in evaluation mode.
 
 Formulas: docs/equations.md#fgsm, docs/equations.md#pgd.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
@@ -40,7 +40,7 @@ def fgsm(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Images:
-    """One step of size epsilon against the labels; the attacked images, normalised like `images`.
+    """One step of size epsilon against the labels; the attacked images, normalized like `images`.
 
     >>> import steadygaze as sg
     >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
@@ -65,10 +65,10 @@ def pgd(
     step: float | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> Images:
-    """Projected gradient descent within epsilon of the images; the attacked images, normalised like `images`.
+    """Projected gradient descent within epsilon of the images; the attacked images, normalized like `images`.
 
     step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for
-    each image, so that an image's start does not depend on its neighbours; without one the start is the image
+    each image, so that an image's start does not depend on its neighbors; without one the start is the image
     itself.
 
     >>> import steadygaze as sg
@@ -78,7 +78,7 @@ def pgd(
     torch.Size([1, 3, 32, 32])
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise BadInput(f"steps: expected a whole number of 1 or more, got {steps!r}")
+        raise InputError(f"steps: expected a whole number of 1 or more, got {steps!r}")
     epsilon = budget("epsilon", epsilon)
     alpha = 2.5 * epsilon / steps if step is None else budget("step", step)
     return _attack(model, images, labels, mean, std, epsilon, alpha, steps, generator)
@@ -87,13 +87,13 @@ def pgd(
 def budget(name: str, value: float) -> float:
     """A perturbation size as a fraction of the pixel range, from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise BadInput(
+        raise InputError(
             f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}"
         )
     if value >= 1:
-        raise BadInput(
+        raise InputError(
             f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like "
-            f"grey levels of 0..255: pass {value:g}/255"
+            f"gray levels of 0..255: pass {value:g}/255"
         )
     return float(value)
 
@@ -108,10 +108,10 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
         or not images.numel()
     ):
         got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise BadInput(f"expected normalised floating-point images (B, C, H, W), at least one, got {got}")
+        raise InputError(f"expected normalized floating-point images (B, C, H, W), at least one, got {got}")
     if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
         channels = images.shape[1]
-        raise BadInput(
+        raise InputError(
             f"mean, std: expected {channels} numbers each, std above 0, got {list(mean)} and {list(std)}"
         )
     m, s = (
@@ -120,9 +120,9 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
     x = images.detach() * s + m
     low, high = float(x.min()), float(x.max())
     if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
-        raise BadInput(
+        raise InputError(
             f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], "
-            "expected [0, 1]: give the normalised images, and the mean and std that they were normalised with"
+            "expected [0, 1]: give the normalized images, and the mean and std that they were normalized with"
         )
     return x.clamp(0, 1), m, s
 
@@ -136,7 +136,7 @@ def checked_labels(labels: Any, batch: int, device: torch.device) -> Tensor:
         or labels.dtype == torch.bool
     ):
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise BadInput(f"labels: expected {batch} class indices, an integer tensor ({batch},), got {got}")
+        raise InputError(f"labels: expected {batch} class indices, an integer tensor ({batch},), got {got}")
     return labels.to(device=device, dtype=torch.long)
 
 
@@ -173,7 +173,7 @@ def _noise(x: Images, generator: torch.Generator | Sequence[torch.Generator]) ->
     if isinstance(generator, torch.Generator):
         return torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     if len(generator) != len(x):
-        raise BadInput(f"generator: expected one, or one for each of {len(x)} images, got {len(generator)}")
+        raise InputError(f"generator: expected one, or one for each of {len(x)} images, got {len(generator)}")
     return torch.stack(
         [torch.rand(x.shape[1:], generator=g, dtype=x.dtype, device=g.device) for g in generator]
     ).to(x.device)
@@ -186,7 +186,7 @@ def _slope(model: nn.Module | ViT, x: Images, labels: Tensor, m: Tensor, s: Tens
         logits = logits_of(model((x - m) / s))
         if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
             lowest, highest = int(labels.min()), int(labels.max())
-            raise BadInput(f"labels: expected classes 0..{logits.shape[1] - 1}, got {lowest}..{highest}")
+            raise InputError(f"labels: expected classes 0..{logits.shape[1] - 1}, got {lowest}..{highest}")
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         (slope,) = torch.autograd.grad(F.cross_entropy(wide, labels, reduction="sum"), x)
     return slope

@@ -7,7 +7,7 @@ A^l is (B, heads, N, N) after softmax, rows sum to 1; c_j = mean_i A_ij is what 
 | overfocus | Σ of the k largest c_j                                      | k/N..1     | few tokens dominate|
 | gini      | Gini coefficient of c                                       | 0..1 − 1/N | few tokens dominate|
 | peak      | N · max_j c_j                                               | 1..N       | one token dominates|
-| distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalised | patches    | long range         |
+| distance  | mean_i Σ_j A'_ij |p_i − p_j|, patches only, A' renormalized | patches    | long range         |
 | diversity | mean over heads h < h' of cos(vec A_h, vec A_h')            | 0..1       | **less** diverse   |
 | tokens    | mean over tokens i < i' of cos(A_i, A_i')                   | 0..1       | **less** diverse   |
 | stability | cos(vec A_h(clean), vec A_h(corrupted))                     | 0..1       | unchanged          |
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, MethodUnavailable
+from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.trace.record import Want
 from steadygaze.trace.seam import Seam
 from steadygaze.vit.adapt import adapt
@@ -59,7 +59,7 @@ def walk(
     """Run batches of images side by side; `see(layer, A, A', ...)` is given one layer's attention of each,
     then it is dropped."""
     if not vit.plan.global_attention:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"a {vit.plan.kind} has no attention matrix over all tokens (windows, reduced keys): "
             "its attention cannot be measured. Use a model with attention over all tokens."
         )
@@ -74,7 +74,7 @@ def walk(
                     streams[s] = block(x)
                     seam.next_record()
                 if not record.attention:
-                    raise MethodUnavailable(f"block {layer} of this {vit.plan.kind} shows no attention")
+                    raise MethodUnavailableError(f"block {layer} of this {vit.plan.kind} shows no attention")
                 maps.append(
                     record.attention[0].a
                     if len(record.attention) == 1
@@ -152,7 +152,7 @@ def entropy(a: Map) -> Float[Tensor, "b heads"]:
 def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
     """Share of all attention that the `top` most attended tokens get."""
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= a.shape[-1]:
-        raise BadInput(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
+        raise InputError(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
     return _wide(a).mean(-2).topk(top, dim=-1).values.sum(-1)
 
 
@@ -229,7 +229,7 @@ def _layers(values: list[Tensor]) -> Tensor:
 
 def _same_shape(clean: Any, corrupted: Any) -> None:
     if not isinstance(clean, Tensor) or not isinstance(corrupted, Tensor) or clean.shape != corrupted.shape:
-        raise BadInput(
+        raise InputError(
             f"expected clean and corrupted images of one shape, got {_shape(clean)} and {_shape(corrupted)}"
         )
 
@@ -255,7 +255,7 @@ def attention_figure(
     image.
 
     Row i, column j is how much token i takes from token j: an overfocused head shows bright vertical lines.
-    Clean and corrupted share each column's colour scale. images: shown next to the maps, one for each row.
+    Clean and corrupted share each column's color scale. images: shown next to the maps, one for each row.
 
     >>> import steadygaze as sg
     >>> attention_figure(sg.load_model("embedded").model, torch.randn(1, 3, 32, 32), cell=64).mode
@@ -266,11 +266,11 @@ def attention_figure(
     vit = adapt(model)
     depth = len(vit.blocks)
     if not -depth <= layer < depth:
-        raise BadInput(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
+        raise InputError(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
     batches = [clean] if corrupted is None else [clean, corrupted]
     single = all(isinstance(b, Tensor) and b.dim() == 4 and len(b) == 1 for b in batches)
     if not single or len(images) not in (0, len(batches)):
-        raise BadInput(
+        raise InputError(
             f"expected one image (1, 3, H, W) in each row, and none or {len(batches)} in `images`, "
             f"got {[_shape(b) for b in batches]}"
         )

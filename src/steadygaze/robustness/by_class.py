@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 LEVEL = 0.95
 Z = 1.959963984540054  # normal quantile of (1 + LEVEL) / 2
@@ -62,7 +62,7 @@ def wilson(right: int, count: int) -> Accuracy:
     (0.4902, 0.9433)
     """
     if not 0 <= right <= count or count < 1:
-        raise BadInput(f"expected 0 <= right <= count and at least one image, got {right} of {count}")
+        raise InputError(f"expected 0 <= right <= count and at least one image, got {right} of {count}")
     p, n = right / count, count
     middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
@@ -77,7 +77,7 @@ def class_changes(labels: Any, before: Any, after: Any) -> list[ClassChange]:
     """
     labels, before, after = np.asarray(labels), *_pair(before, after)
     if labels.shape != before.shape or labels.dtype.kind not in "iu":
-        raise BadInput(
+        raise InputError(
             f"labels: expected one class index for each of {len(before)} images, "
             f"got {labels.dtype} {labels.shape}"
         )
@@ -121,7 +121,7 @@ def turned(
     """
     a, b = _pair(before, after)
     if len(names) != len(a):
-        raise BadInput(f"names: expected one for each of {len(a)} images, got {len(names)}")
+        raise InputError(f"names: expected one for each of {len(a)} images, got {len(names)}")
     lost, gained = (np.flatnonzero(which)[:limit] for which in (a & ~b, ~a & b))
     return {"wrong": [names[i] for i in lost], "right": [names[i] for i in gained]}
 
@@ -163,12 +163,12 @@ def paired_difference(
         or not np.isfinite(a).all()
         or not np.isfinite(b).all()
     ):
-        raise BadInput(
+        raise InputError(
             "expected two finite numbers for each image, in the same order, "
             f"got shapes {a.shape} and {b.shape}"
         )
     if repeats < 1:
-        raise BadInput(f"repeats: expected 1 or more, got {repeats}")
+        raise InputError(f"repeats: expected 1 or more, got {repeats}")
     values, times = np.unique(
         b - a, return_counts=True
     )  # drawing images is drawing how often each value comes
@@ -197,7 +197,7 @@ def over_seeds(values: Sequence[float] | Float[np.ndarray, " n"]) -> Spread:
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
-        raise BadInput(f"expected one finite number for each seed, at least one, got {values}")
+        raise InputError(f"expected one finite number for each seed, at least one, got {values}")
     deviation = float(x.std(ddof=1)) if len(x) > 1 else float("nan")
     return Spread(float(x.mean()), deviation, float(x.min()), float(x.max()), len(x))
 
@@ -205,10 +205,10 @@ def over_seeds(values: Sequence[float] | Float[np.ndarray, " n"]) -> Spread:
 def _pair(before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.asarray(before), np.asarray(after)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise BadInput(
+        raise InputError(
             f"expected correct or wrong for the same images, at least one, got shapes {a.shape} and {b.shape}"
         )
     for x in (a, b):
         if x.dtype != bool and not np.isin(x, (0, 1)).all():
-            raise BadInput(f"expected correct or wrong: booleans, or 0 and 1, got {x.ravel()[:5].tolist()}")
+            raise InputError(f"expected correct or wrong: booleans, or 0 and 1, got {x.ravel()[:5].tolist()}")
     return a.astype(bool), b.astype(bool)

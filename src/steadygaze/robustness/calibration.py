@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 BINS = 15
 
@@ -38,7 +38,7 @@ def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
     """Probability of the predicted class, (B,)."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or not logits.is_floating_point():
         got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise BadInput(f"expected logits (B, classes), floating point, got {got}")
+        raise InputError(f"expected logits (B, classes), floating point, got {got}")
     return logits.softmax(-1, dtype=torch.float64).amax(1)
 
 
@@ -53,7 +53,7 @@ def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int 
     sure = confidences(logits)
     if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
         got = getattr(right, "shape", type(right).__name__)
-        raise BadInput(f"right: expected {len(sure)} labels or booleans, at least one, got {got}")
+        raise InputError(f"right: expected {len(sure)} labels or booleans, at least one, got {got}")
     ok = right if right.dtype == torch.bool else logits.argmax(1) == right
     return reliability_of(sure, ok, bins=bins)
 
@@ -65,15 +65,17 @@ def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS
     0.4
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise BadInput(f"bins: expected a whole number of 1 or more, got {bins!r}")
+        raise InputError(f"bins: expected a whole number of 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
-        raise BadInput(
+        raise InputError(
             "expected one confidence and one label for each image, "
             f"got {tuple(sure.shape)} and {tuple(right.shape)}"
         )
     sure, ok = sure.double(), right.double()
     if not bool(((sure >= 0) & (sure <= 1)).all()):
-        raise BadInput(f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}")
+        raise InputError(
+            f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}"
+        )
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=sure.device)
     bin_index = (torch.bucketize(sure, edges) - 1).clamp(0, bins - 1)
     count = torch.bincount(bin_index, minlength=bins)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 
 def group_decisions(logits: Float[Tensor, "b classes"], groups: Sequence[Sequence[int]]) -> Int[Tensor, " b"]:
@@ -29,7 +29,7 @@ def group_decisions(logits: Float[Tensor, "b classes"], groups: Sequence[Sequenc
     """
     highest = max((c for group in groups for c in group), default=-1)
     if not groups or not all(groups) or highest >= logits.shape[1]:
-        raise BadInput(
+        raise InputError(
             f"groups: expected classes from 0 to {logits.shape[1] - 1} for each, got the highest {highest}"
         )
     p = logits.double().softmax(1)

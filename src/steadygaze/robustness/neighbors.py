@@ -1,4 +1,4 @@
-"""k-nearest-neighbour accuracy of the features on classes that the model was not trained on.
+"""k-nearest-neighbor accuracy of the features on classes that the model was not trained on.
 
 Features are the input of the final classifier: the input of the linear map whose output is the logits. An
 image gets the class that most of its k nearest training images have, nearest by cosine or by Euclidean
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
@@ -53,7 +53,7 @@ def features(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float[
             return given
     if len(heads) >= 2 and torch.allclose((heads[-2][1] + heads[-1][1]) / 2, logits, rtol=1e-4, atol=1e-5):
         return torch.cat([heads[-2][0], heads[-1][0]], 1)
-    raise UnsupportedModel(
+    raise UnsupportedModelError(
         f"{type(module).__name__}: expected a classifier that ends in a linear layer (nn.Linear) "
         f"whose output is the logits {tuple(logits.shape)}; none of its {len(seen)} linear layers is. "
         "Give the features themselves to knn_accuracy."
@@ -86,7 +86,7 @@ def knn_accuracy(
     ks: Sequence[int] = (1, 10),
     metrics: Sequence[str] = METRICS,
 ) -> dict[tuple[str, int], float]:
-    """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbours are found once for all k.
+    """Accuracy of every metric and k, {(metric, k): 0..1}; the neighbors are found once for all k.
 
     >>> train, labels = torch.eye(2), torch.tensor([7, 9])
     >>> test, correct = torch.tensor([[0.9, 0.1]]), torch.tensor([7])
@@ -94,7 +94,7 @@ def knn_accuracy(
     {('cosine', 1): 1.0}
     """
     if not ks:
-        raise BadInput("ks: expected at least one number of neighbours, such as 1 and 10")
+        raise InputError("ks: expected at least one number of neighbors, such as 1 and 10")
     _labels("test", test, test_labels)
     out = {}
     for metric in metrics:
@@ -110,16 +110,16 @@ def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> I
     """Indices of the k nearest training images, nearest first; between equal distances the earlier
     image."""
     if metric not in METRICS:
-        raise UnknownName("metric", str(metric), METRICS)
+        raise UnknownNameError("metric", str(metric), METRICS)
     _labels("train", train, labels)
     _checked_k(k, len(train))
     if test.dim() != 2 or not len(test) or test.shape[1] != train.shape[1]:
-        raise BadInput(
+        raise InputError(
             f"test: expected features (Q, {train.shape[1]}) like the training ones, got {tuple(test.shape)}"
         )
     for name, x in (("train", train), ("test", test)):
         if not torch.isfinite(x).all():
-            raise BadInput(f"{name}: the features have NaN or infinite values")
+            raise InputError(f"{name}: the features have NaN or infinite values")
     wide = torch.promote_types(train.dtype, torch.float32)
     train, test = train.to(wide), test.to(wide)
     if metric == "cosine":
@@ -146,7 +146,7 @@ def _votes(nearest: Int[Tensor, "q k"], labels: Int[Tensor, " m"], k: int) -> In
 
 def _checked_k(k: int, count: int) -> None:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
-        raise BadInput(
+        raise InputError(
             f"k: expected a whole number from 1 to {count}, the number of training images, got {k!r}"
         )
 
@@ -154,7 +154,7 @@ def _checked_k(k: int, count: int) -> None:
 def _labels(name: str, x: Any, labels: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point() or not len(x):
         got = getattr(x, "shape", type(x).__name__)
-        raise BadInput(f"{name}: expected features (images, width), floating point, got {got}")
+        raise InputError(f"{name}: expected features (images, width), floating point, got {got}")
     if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
         got = getattr(labels, "shape", type(labels).__name__)
-        raise BadInput(f"{name} labels: expected {len(x)} class indices, got {got}")
+        raise InputError(f"{name} labels: expected {len(x)} class indices, got {got}")

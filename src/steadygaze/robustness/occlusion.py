@@ -1,7 +1,7 @@
 """Occlusion: a square that covers the middle of the image, and curves of accuracy while patches are
 dropped.
 
-    centre square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
+    center square    half the side by default, 112 x 112 of 224 (docs/equations.md#occlusion)
     random drop      a share r of the patches is removed, drawn per image; drops are nested: a patch removed
                      at a small share is removed at every larger one
     salient drop     the same, patches of the highest score first (ties in raster order)
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import checked_labels
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
@@ -47,7 +47,7 @@ class Curve:
         return self.right.mean(0)
 
 
-def centre_square(
+def center_square(
     images: Float[Tensor, "b c h w"],
     *,
     share: float = 0.5,
@@ -55,35 +55,35 @@ def centre_square(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Float[Tensor, "b c h w"]:
-    """A copy of the normalised images with the middle `share` of each side covered.
+    """A copy of the normalized images with the middle `share` of each side covered.
 
-    fill: "zero" sets the normalised values to zero, the mean colour; "black" sets the pixels to zero,
+    fill: "zero" sets the normalized values to zero, the mean color; "black" sets the pixels to zero,
         −mean/std.
 
-    >>> (centre_square(torch.ones(1, 3, 8, 8)) == 0).sum().item()  # 4 x 4 pixels of 3 channels
+    >>> (center_square(torch.ones(1, 3, 8, 8)) == 0).sum().item()  # 4 x 4 pixels of 3 channels
     48
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise BadInput(f"expected normalised floating-point images (B, C, H, W), got {got}")
+        raise InputError(f"expected normalized floating-point images (B, C, H, W), got {got}")
     if not 0 <= share <= 1:
-        raise BadInput(
+        raise InputError(
             f"share: expected a share of the side from 0 to 1, got {share}; 0.5 is 112 of 224 pixels"
         )
     if fill not in ("zero", "black"):
-        raise BadInput(f"fill: expected 'zero' (after normalisation) or 'black' (before it), got {fill!r}")
-    colour = images.new_zeros(images.shape[1])
+        raise InputError(f"fill: expected 'zero' (after normalization) or 'black' (before it), got {fill!r}")
+    color = images.new_zeros(images.shape[1])
     if fill == "black":
         if mean is None or std is None or len(mean) != images.shape[1] or len(std) != images.shape[1]:
-            raise BadInput(
-                f"fill='black' needs the mean and std of the normalisation, {images.shape[1]} numbers each"
+            raise InputError(
+                f"fill='black' needs the mean and std of the normalization, {images.shape[1]} numbers each"
             )
-        colour = -images.new_tensor(list(mean)) / images.new_tensor(list(std))
+        color = -images.new_tensor(list(mean)) / images.new_tensor(list(std))
     height, width = images.shape[-2:]
     rows, columns = (round(share * side) for side in (height, width))
     top, left = (height - rows) // 2, (width - columns) // 2
     out = images.clone()
-    out[:, :, top : top + rows, left : left + columns] = colour.view(1, -1, 1, 1)
+    out[:, :, top : top + rows, left : left + columns] = color.view(1, -1, 1, 1)
     return out
 
 
@@ -96,7 +96,7 @@ def random_drop(
     shares: Sequence[float] = SHARES,
 ) -> Curve:
     """The curve while random patches are dropped. One generator for the batch, or one for each image, so that
-    an image's draw does not depend on its neighbours.
+    an image's draw does not depend on its neighbors.
 
     >>> import steadygaze as sg
     >>> model, images = sg.load_model("embedded").model, torch.randn(1, 3, 32, 32)
@@ -111,7 +111,7 @@ def random_drop(
         elif len(generator) == len(images):
             drawn = [torch.randperm(patches, generator=g, device=g.device) for g in generator]
         else:
-            raise BadInput(
+            raise InputError(
                 f"generator: expected one, or one for each of {len(images)} images, got {len(generator)}"
             )
         return torch.stack(drawn).to(images.device)
@@ -138,12 +138,12 @@ def salient_drop(
 
     def order(patches: int) -> Tensor:
         if scores.dim() != 3 or len(scores) != len(images) or scores[0].numel() != patches:
-            raise BadInput(
+            raise InputError(
                 f"scores: expected a map (B, rows, columns) of {patches} patches for each image, "
                 f"got {tuple(scores.shape)}"
             )
         if not torch.isfinite(scores).all():
-            raise BadInput(
+            raise InputError(
                 "scores: expected finite numbers, got NaN or infinity; such a map gives no ranking"
             )
         return scores.flatten(1).argsort(dim=1, descending=True, stable=True).to(images.device)
@@ -161,7 +161,7 @@ def _drop(
         whole = vit.logits(tokens)
         classes = whole.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
-            raise BadInput(
+            raise InputError(
                 f"labels: expected classes 0..{classes - 1}, got {int(labels.min())}..{int(labels.max())}"
             )
         grid = vit.layout(tokens).grid if vit.plan.removable else vit.grid
@@ -198,7 +198,7 @@ def _answer(
 def _rising(shares: Sequence[float]) -> tuple[float, ...]:
     values = tuple(float(s) for s in shares)
     if not values or any(b <= a for a, b in pairwise(values)) or values[0] < 0 or values[-1] > 1:
-        raise BadInput(
+        raise InputError(
             f"shares: expected numbers from 0 to 1 in rising order, such as 0, 0.5, 0.9, got {list(shares)}"
         )
     return values

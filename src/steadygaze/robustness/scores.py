@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, PERTURBATIONS
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.sequences import NOISE
 
 ALEXNET_CLEAN = 0.4348  # torchvision's weights
@@ -59,19 +59,19 @@ def _checked(errors: Errors, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     """Five errors in 0..1 for each of `wanted`, in that order."""
     for name in errors:
         if name not in CORRUPTIONS:
-            raise UnknownName("corruption", str(name), CORRUPTIONS)
+            raise UnknownNameError("corruption", str(name), CORRUPTIONS)
     missing = [name for name in wanted if name not in errors]
     if missing:
-        raise BadInput(
+        raise InputError(
             f"expected errors for {len(wanted)} corruptions, got {len(errors)}; missing: {', '.join(missing)}"
         )
     out = {}
     for name in wanted:
         values = np.asarray(errors[name], dtype=np.float64)
         if values.shape != (5,):
-            raise BadInput(f"expected 5 errors of {name}, one for each severity, got shape {values.shape}")
+            raise InputError(f"expected 5 errors of {name}, one for each severity, got shape {values.shape}")
         if not ((values >= 0) & (values <= 1)).all():
-            raise BadInput(
+            raise InputError(
                 f"expected errors of {name} in 0..1, got {values.tolist()}; divide percentages by 100"
             )
         out[name] = values
@@ -107,11 +107,11 @@ def relative_mean_corruption_error(
     65.1
     """
     if (baseline is None) != (baseline_clean is None):
-        raise BadInput(
+        raise InputError(
             "expected baseline and baseline_clean together; a baseline's errors need its clean error too"
         )
     if not 0 <= clean <= 1:
-        raise BadInput(f"expected a clean error in 0..1, got {clean}; divide percentages by 100")
+        raise InputError(f"expected a clean error in 0..1, got {clean}; divide percentages by 100")
     names = _names(baseline)
     ours, theirs = _checked(errors, names), _checked(ALEXNET if baseline is None else baseline, names)
     start = ALEXNET_CLEAN if baseline_clean is None else baseline_clean
@@ -165,12 +165,12 @@ def corruption_scores(errors: Errors, clean: float) -> CorruptionScores:
 def _pairs(frames: int, name: str, difficulty: int) -> tuple[np.ndarray, np.ndarray]:
     """Which frame is compared with which: noise with frame 0, all else with the frame `difficulty` before."""
     if name not in PERTURBATIONS:
-        raise UnknownName("perturbation", str(name), PERTURBATIONS)
+        raise UnknownNameError("perturbation", str(name), PERTURBATIONS)
     if difficulty not in (1, 2, 3):
-        raise BadInput(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
+        raise InputError(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
     step = 1 if name in NOISE else difficulty
     if frames <= step:
-        raise BadInput(f"expected more than {step} frames in a sequence, got {frames}")
+        raise InputError(f"expected more than {step} frames in a sequence, got {frames}")
     later = np.arange(step, frames)
     return (np.zeros_like(later) if name in NOISE else later - step), later
 
@@ -184,7 +184,7 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
     """
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
-        raise BadInput(
+        raise InputError(
             "expected predicted classes, integers (sequences, frames), "
             f"got {predictions.dtype} {predictions.shape}"
         )
@@ -205,7 +205,7 @@ def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> floa
     """
     logits = np.asarray(logits)
     if logits.ndim != 3 or logits.shape[2] < 6 or not len(logits):
-        raise BadInput(f"expected logits (sequences, frames, at least 6 classes), got shape {logits.shape}")
+        raise InputError(f"expected logits (sequences, frames, at least 6 classes), got shape {logits.shape}")
     before, later = _pairs(logits.shape[1], name, difficulty)
     order = np.argsort(-logits, axis=2, kind="stable")
     rank = np.argsort(order, axis=2, kind="stable")  # 0 is the best
@@ -216,10 +216,10 @@ def top5_distance(logits: np.ndarray, name: str, *, difficulty: int = 1) -> floa
 def _mean_ratio(values: Mapping[str, float], baseline: Mapping[str, float]) -> float:
     for name in values:
         if name not in PERTURBATIONS:
-            raise UnknownName("perturbation", str(name), PERTURBATIONS)
+            raise UnknownNameError("perturbation", str(name), PERTURBATIONS)
     missing = [name for name in PERTURBATIONS if name not in values or name not in baseline]
     if missing:
-        raise BadInput(
+        raise InputError(
             f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; "
             f"missing: {', '.join(missing)}"
         )
@@ -234,7 +234,7 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
     """
     for name, value in flips.items():
         if not 0 <= value <= 1:
-            raise BadInput(
+            raise InputError(
                 f"expected a flip probability of {name} in 0..1, got {value}; divide percentages by 100"
             )
     return _mean_ratio(flips, baseline)
@@ -244,7 +244,7 @@ def mean_top5_distance(
     distances: Mapping[str, float], *, baseline: Mapping[str, float] | None = None
 ) -> float:
     """mT5D in percent of a baseline's top-5 distances. AlexNet's are not included: without a baseline this
-    is the plain mean over the ten perturbations (uT5D in the paper: not standardised).
+    is the plain mean over the ten perturbations (uT5D in the paper: not standardized).
 
     >>> round(mean_top5_distance(dict.fromkeys(ALEXNET_FLIPS, 2.0)), 1)
     2.0

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from steadygaze.data.datasets.imagenet import CORRUPTIONS
 from steadygaze.data.label_maps import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.questions.regions import scores_of
 from steadygaze.vit.contexts import evaluation_mode
 
@@ -99,18 +99,18 @@ def mean_miou(found: Mapping[str, Mapping[int, Any]], protocol: Protocol = "all"
     0.5
     """
     if protocol not in PROTOCOLS:
-        raise UnknownName("protocol", str(protocol), PROTOCOLS)
+        raise UnknownNameError("protocol", str(protocol), PROTOCOLS)
     parts = []
     for name, by_severity in found.items():
         if name not in CORRUPTIONS:
-            raise UnknownName("corruption", name, CORRUPTIONS)
+            raise UnknownNameError("corruption", name, CORRUPTIONS)
         if protocol == "cityscapes-c" and name not in CITYSCAPES_C:
             continue
         kept = [v for s, v in by_severity.items() if protocol == "all" or name not in NOISE or s <= 3]
         if kept:
             parts.append(sum(kept) / len(kept))
     if not parts:
-        raise BadInput(
+        raise InputError(
             f"mean_miou: no corruption and severity of the protocol {protocol!r} "
             f"is among {', '.join(found) or 'nothing'}"
         )

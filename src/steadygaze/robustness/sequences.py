@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from steadygaze.data.datasets.imagenet import PERTURBATIONS
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions.corrupt import SMALLEST, check_image, check_settings, generator
 from steadygaze.robustness.corruptions.filters import motion, to_bytes, to_float
 from steadygaze.robustness.corruptions.pixelwise import brightness, gaussian_noise, shot_noise
@@ -63,7 +63,7 @@ def _crop(pixels: np.ndarray, size: int) -> np.ndarray:
 def _affine(
     pil_image: Image.Image, *, angle: float = 0.0, shift: float = 0.0, scale: float = 1.0, smooth: bool = True
 ) -> np.ndarray:
-    """Turned clockwise by `angle` degrees and scaled about the centre, then moved right by `shift` pixels;
+    """Turned clockwise by `angle` degrees and scaled about the center, then moved right by `shift` pixels;
     black outside."""
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     x, y = pil_image.width / 2, pil_image.height / 2
@@ -85,7 +85,7 @@ def _tilted(pil_image: Image.Image, degrees: float) -> np.ndarray:
     eye = np.array([[far, 0, width / 2, 0], [0, far, height / 2, 0], [0, 0, 1, 0]])
     half = np.array(
         [[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]]
-    )  # Pillow counts from a pixel's corner, the definition from its centre
+    )  # Pillow counts from a pixel's corner, the definition from its center
     back = np.linalg.inv(half @ eye @ away @ about_x @ about_y @ flat @ np.linalg.inv(half))
     back /= back[2, 2]
     way = tuple(float(value) for value in back.ravel()[:8])
@@ -151,20 +151,20 @@ def sequence(
     """
     check_image(image, batch=False)
     if name not in PERTURBATIONS:
-        raise UnknownName("perturbation", str(name), PERTURBATIONS)
+        raise UnknownNameError("perturbation", str(name), PERTURBATIONS)
     if isinstance(difficulty, bool) or difficulty not in (1, 2, 3):
-        raise BadInput(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
+        raise InputError(f"expected a difficulty of 1, 2 or 3, got {difficulty!r}")
     shorter = min(image.shape[:2])
     size = min(224, shorter) if size is None else size
     if not SMALLEST <= size <= shorter:
-        raise BadInput(
+        raise InputError(
             f"expected a size of {SMALLEST} to {shorter}, the image's shorter side, got {size}; "
             "enlarge the image first"
         )
     frames, *values = SETTINGS[check_settings(settings, size, size)][name]
     rng = generator(seed, 0, f"sequence {name}", difficulty if name in NOISE else 1)
     middle, pil_image = _crop(image, size), Image.fromarray(np.ascontiguousarray(image))
-    centred = range(-(frames // 2), frames - frames // 2)
+    centered = range(-(frames // 2), frames - frames // 2)
     match name:
         case "gaussian_noise" | "shot_noise":
             function = gaussian_noise if name == "gaussian_noise" else shot_noise
@@ -176,13 +176,13 @@ def sequence(
         case "snow":
             return _snow(middle, frames, values[0], values[1], values[2], rng)
         case "brightness":
-            return np.stack([brightness(middle, round(k * values[0], 6)) for k in centred])
+            return np.stack([brightness(middle, round(k * values[0], 6)) for k in centered])
         case "translate":
             change = [partial(_affine, pil_image, shift=k - values[0], smooth=False) for k in range(frames)]
         case "rotate":
-            change = [partial(_affine, pil_image, angle=k * values[0]) for k in centred]
+            change = [partial(_affine, pil_image, angle=k * values[0]) for k in centered]
         case "tilt":
-            change = [partial(_tilted, pil_image, k * values[0]) for k in centred]
+            change = [partial(_tilted, pil_image, k * values[0]) for k in centered]
         case _:
             change = [partial(_affine, pil_image, scale=values[0] + k * values[1]) for k in range(frames)]
     return np.stack([_crop(one(), size) for one in change])

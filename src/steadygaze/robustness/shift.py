@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from steadygaze.data.datasets.shifts import Shift, Shifted, read_clip, read_shift
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 __all__ = ["any_correct", "read_clip", "read_shift", "shift_scores"]
 
@@ -30,18 +30,18 @@ def any_correct(
     """
     if logits.dim() != 2 or len(right) != len(logits):
         shape = tuple(logits.shape)
-        raise BadInput(
+        raise InputError(
             f"expected logits (B, classes) and correct classes for each, got {shape} and {len(right)}"
         )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
     if highest >= logits.shape[1] or any(not row for row in right):
-        raise BadInput(
+        raise InputError(
             f"expected correct classes in 0..{logits.shape[1] - 1}, at least one per image; "
             f"the highest is {highest}"
         )
     if not 1 <= k <= columns:
-        raise BadInput(f"k: expected 1..{columns}, got {k}")
+        raise InputError(f"k: expected 1..{columns}, got {k}")
     chosen = (
         torch.arange(columns, device=logits.device)
         if classes is None

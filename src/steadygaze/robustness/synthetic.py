@@ -2,18 +2,18 @@
 varied at a time.
 
 J. Yung et al., arXiv:2104.04191; numbers as there: the object's bounding box covers `area` of the image,
-its centre is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
+its center is at (x, y) in 0..1 from the top left, it is turned by `rotation` degrees counterclockwise, then
 pasted; what leaves the image is cut off, `inside` is the fraction of the box that is left. Angles end in 1 so
 that all are resampled in the same way.
 
 | factor | varied | held |
 | --- | --- | --- |
-| location | 5 x 5 centres, 0.1 .. 0.9 | area 0.2, upright |
+| location | 5 x 5 centers, 0.1 .. 0.9 | area 0.2, upright |
 | rotation | 1, 21, .. 341 degrees | area 0.2, in the middle |
 | size | areas 0.05 .. 1 | upright, in the middle |
 
 And `swap_background` puts the object, where it is, before another background; `remove_background` before a
-plain colour. Masks: 255 (or 1, True) object, 0 background, 128 a border that may be either: it fades out from
+plain color. Masks: 255 (or 1, True) object, 0 background, 128 a border that may be either: it fades out from
 the object to the background. Same inputs and seed: same bytes.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions.corrupt import generator
 
 Pixels = UInt8[np.ndarray, "_ _ 3"]
@@ -76,9 +76,9 @@ def place(
 ) -> tuple[Pixels, float]:
     """The object on a background: the image, and the share of the object's box that is inside it."""
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        raise BadInput(f"x, y: expected the centre of the object in 0..1, got {x}, {y}")
+        raise InputError(f"x, y: expected the center of the object in 0..1, got {x}, {y}")
     if not 0 < area <= 4:
-        raise BadInput(
+        raise InputError(
             "area: expected the share of the image that the object's box covers, above 0, such as 0.2, "
             f"got {area}"
         )
@@ -113,7 +113,7 @@ def vary(
     """One image for each value of the factor, all of one object on one background, which is drawn by (seed,
     index, factor).
 
-    values: centres (x, y), degrees or areas instead of those of the table. index: the image's place in its
+    values: centers (x, y), degrees or areas instead of those of the table. index: the image's place in its
         data set.
 
     >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
@@ -124,9 +124,9 @@ def vary(
     [(32, 32, 3), (32, 32, 3)]
     """
     if factor not in FACTORS:
-        raise UnknownName("factor", str(factor), FACTORS)
+        raise UnknownNameError("factor", str(factor), FACTORS)
     if not len(backgrounds):
-        raise BadInput("backgrounds: expected at least one image (H, W, 3), got none")
+        raise InputError("backgrounds: expected at least one image (H, W, 3), got none")
     cut = cut_out(image, mask)
     chosen = int(generator(seed, index, factor, 0).integers(len(backgrounds)))
     behind = square(backgrounds[chosen], side)
@@ -155,17 +155,17 @@ def swap_background(image: Pixels, mask: np.ndarray, background: Pixels) -> Pixe
     return _blend(image, _alpha(image, mask), _fitted(background, height, width))
 
 
-def remove_background(image: Pixels, mask: np.ndarray, *, colour: Sequence[int] = (128, 128, 128)) -> Pixels:
-    """The object on a plain colour, in its original position.
+def remove_background(image: Pixels, mask: np.ndarray, *, color: Sequence[int] = (128, 128, 128)) -> Pixels:
+    """The object on a plain color, in its original position.
 
     >>> image, mask = np.full((8, 8, 3), 200, np.uint8), np.zeros((8, 8), np.uint8)
     >>> mask[2:6, 2:6] = 255
     >>> remove_background(image, mask)[0, 0].tolist()
     [128, 128, 128]
     """
-    if len(colour) != 3 or any(not 0 <= c <= 255 for c in colour):
-        raise BadInput(f"colour: expected three numbers of 0..255, got {list(colour)}")
-    plain = np.broadcast_to(np.array(colour, dtype=np.uint8), _checked(image).shape)
+    if len(color) != 3 or any(not 0 <= c <= 255 for c in color):
+        raise InputError(f"color: expected three numbers of 0..255, got {list(color)}")
+    plain = np.broadcast_to(np.array(color, dtype=np.uint8), _checked(image).shape)
     return _blend(image, _alpha(image, mask), plain)
 
 
@@ -198,7 +198,7 @@ def _checked(image: Any) -> Pixels:
         or not image.size
     ):
         got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise BadInput(
+        raise InputError(
             f"expected a uint8 array (H, W, 3), got {got}; "
             "np.asarray(image.convert('RGB')) converts any PIL image"
         )
@@ -210,18 +210,20 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
     other."""
     image, mask = _checked(image), np.asarray(mask)
     if mask.shape != image.shape[:2]:
-        raise BadInput(f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}")
+        raise InputError(
+            f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}"
+        )
     values = set(np.unique(mask).tolist())
     if values <= {0, 1}:
         alpha = np.where(mask, 255, 0)
     elif values <= {0, 128, 255}:
         alpha = mask
     else:
-        raise BadInput(
+        raise InputError(
             f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}"
         )
     if not (alpha == 255).any():
-        raise BadInput("mask: no pixel is marked as object; leave such an image out")
+        raise InputError("mask: no pixel is marked as object; leave such an image out")
     border = alpha == 128
     if not border.any():
         return alpha.astype(np.uint8)
@@ -234,7 +236,7 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
 
 
 def _steps(start: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """How many steps to one of four neighbours lead from `start` to each pixel, through `within` alone;
+    """How many steps to one of four neighbors lead from `start` to each pixel, through `within` alone;
     infinity: none do."""
     steps = np.where(start, 0.0, np.inf)
     front = start

@@ -2,7 +2,7 @@
 
     accuracy = mean over the ten sets of nine people of min(people in the set who gave the answer / 3, 1)
 
-Answers are compared after normalisation, unless all people agree: lower case, no articles, number words as
+Answers are compared after normalization, unless all people agree: lower case, no articles, number words as
 digits, punctuation removed, contractions with their apostrophe.
 """
 
@@ -32,10 +32,10 @@ CONTRACTED = """
 CONTRACTIONS = {word.replace("'", ""): word for word in CONTRACTED.split()}
 
 
-def normalise_answer(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """An answer as it is compared with others.
 
-    >>> normalise_answer("The two dogs!")
+    >>> normalize_answer("The two dogs!")
     '2 dogs'
     """
     text = " ".join(answer.split())
@@ -57,7 +57,7 @@ def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     given = " ".join(answer.split())
     people = [" ".join(one.split()) for one in answers]
     if len(set(people)) > 1:
-        given, people = normalise_answer(given), [normalise_answer(one) for one in people]
+        given, people = normalize_answer(given), [normalize_answer(one) for one in people]
     same = [one == given for one in people]
     total = sum(same)
     return sum(min((total - agrees) / 3, 1) for agrees in same) / len(same)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from steadygaze.data.memory import Data
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity, mean
@@ -86,12 +86,12 @@ def measure_side(
     if (folder / "stress" / "run.json").is_file() and (folder / "verify" / "run.json").is_file():
         return folder
     if (folder / "run.json").is_file():
-        raise BadInput(
+        raise InputError(
             f"{side} contains a single run: expected a model, or a folder with stress/ and verify/. "
             "Compare stress runs with compare-models."
         )
     if request.data is None:
-        raise BadInput(
+        raise InputError(
             f"{side} is a model that has not been measured: expected a folder of data", option="data"
         )
     model, _, file = side.partition("@")
@@ -138,7 +138,7 @@ def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
             if metric in two.shown and line in two.lines_of(metric)
         ]
     if not changes:
-        raise BadInput(
+        raise InputError(
             f"{before} and {after} have no method and metric in common: run verify on both with the "
             "same methods and metrics"
         )
@@ -148,14 +148,14 @@ def faithfulness_changes(before: Path, after: Path) -> list[FaithfulnessChange]:
 def _section(folder: Path) -> Section:
     sections = Rows.read(folder).table().sections
     if len(sections) != 1:
-        raise BadInput(f"{folder}: expected the rows of one model on one data set, got {len(sections)}")
+        raise InputError(f"{folder}: expected the rows of one model on one data set, got {len(sections)}")
     return sections[0]
 
 
 def _change(one: Section, two: Section, metric: str, line: Line) -> FaithfulnessChange:
     common = sorted(set(one.names) & set(two.names))
     if not common:
-        raise BadInput("the two sides have no image in common: give the same data")
+        raise InputError("the two sides have no image in common: give the same data")
     ranks = [[section.names.index(name) for name in common] for section in (two, one)]
     pairs = list(zip((two, one), ranks, strict=True))
     values = np.stack([section.array(metric, line)[rank] for section, rank in pairs])

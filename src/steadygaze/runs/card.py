@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from steadygaze.data.datasets.tree import abbreviated
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.runs import first_version
 from steadygaze.runs.evaluator import Predictions
@@ -78,7 +78,7 @@ class Card:
         from steadygaze.runs.rows import STRESS
 
         if rows.kinds != {STRESS}:
-            raise BadInput(
+            raise InputError(
                 "expected rows of steadygaze stress, got rows of verify: their numbers are in table()"
             )
         folders: Sequence[Path | None] = rows.folders or [None] * len(rows.runs)
@@ -117,7 +117,7 @@ class Card:
         lengths = np.unique(self._all.lengths[self._rows((label, metric))])
         lengths = lengths[lengths > 0]
         if len(lengths) > 1:
-            raise BadInput(
+            raise InputError(
                 f"rows of a metric have {lengths[0]} and {lengths[1]} numbers behind their values: "
                 "they are of runs with different settings"
             )
@@ -131,7 +131,7 @@ class Card:
                 rows = self._rows((label, metric))
                 rows = rows[self._all.lengths[rows] > 0]
                 if (self._all.lengths[rows] != 2).any():
-                    raise BadInput(f"{label}: expected two numbers behind top1, label and predicted class")
+                    raise InputError(f"{label}: expected two numbers behind top1, label and predicted class")
                 pairs = self._all.details(rows).astype(np.int64).reshape(-1, 2).tolist()
                 images = self._all.text("image", rows)
                 answers.update((image, (pair[0], pair[1])) for image, pair in zip(images, pairs, strict=True))
@@ -375,7 +375,7 @@ def _by_rank(ranks: np.ndarray, values: np.ndarray, count: int, name: str) -> np
     out[ranks] = values
     conflicts = int(((out[ranks] != values) & ~(np.isnan(out[ranks]) & np.isnan(values))).sum())
     if conflicts:
-        raise BadInput(
+        raise InputError(
             f"{name}: {conflicts} images have two rows with different values. The folder holds rows of two "
             "runs: remove the row file that does not belong to it."
         )

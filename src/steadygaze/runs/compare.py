@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from steadygaze.data.datasets.imagenet import imagenet_synsets
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.folders import SYNSET, ClassLookup
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.by_class import ClassChange, Spread, class_changes, mcnemar, over_seeds, turned
@@ -144,7 +144,7 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
     names = [_images(side) for side in sides]
     common = set.intersection(*(images for side in names for images in side))
     if not common:
-        raise BadInput(f"{before} and {after} have no image in common: give runs over the same data")
+        raise InputError(f"{before} and {after} have no image in common: give runs over the same data")
     for side, rows in zip(names, sides, strict=True):
         for images, folder in zip(side, rows.folders, strict=True):
             if len(images) > len(common):
@@ -158,7 +158,7 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
     every = [card for side in cards for card in side]
     shared = [key for key in every[0].numbers if all(key in card.numbers for card in every)]
     if not shared:
-        raise BadInput(f"{before} and {after} have no setting in common")
+        raise InputError(f"{before} and {after} have no setting in common")
     changes = [_change(cards, key) for key in shared]
     one, two = cards[0][0], cards[1][0]
     if not any(metric == TOP1.name for card in (one, two) for _, metric in card.keys):
@@ -167,7 +167,7 @@ def _compare(sides: list[Rows], setting: str, repeats: int, seed: int) -> Compar
         )  # segmenters
     if (setting, TOP1.name) not in shared:
         known = [label for label, metric in shared if metric == TOP1.name]
-        raise UnknownName(
+        raise UnknownNameError(
             "setting", setting, known, "Both models must have been run under it.", option="setting"
         )
     classified, correct, labels = _predictions(one, two, setting)
@@ -195,7 +195,7 @@ def _class_names(card: Card) -> dict[int, str]:
 def _rows(folders: Sequence[str | Path]) -> Rows:
     rows = Rows.read(*folders)
     if rows.kinds != {"stress"}:
-        raise BadInput(
+        raise InputError(
             f"{_joined(folders)}: expected runs of steadygaze stress, got a run of verify: compare those "
             "with steadygaze report"
         )
@@ -203,7 +203,7 @@ def _rows(folders: Sequence[str | Path]) -> Rows:
     weights = {(run["settings"]["model"], run["settings"]["weights"]) for run in rows.runs}
     seeds = [run["settings"]["seed"] for run in rows.runs]
     if len(seeds) > 1 and len(weights) < len(seeds) and len(set(seeds)) < len(seeds):
-        raise BadInput(
+        raise InputError(
             f"{_joined(folders)}: expected runs of several seeds, got the same model with the same seed twice"
         )
     return rows
@@ -217,12 +217,12 @@ def _images(rows: Rows) -> list[set[str]]:
     columns = rows.columns()
     found = [columns.distinct("image", columns.run == number) for number in range(len(rows.runs))]
     if not all(found):
-        raise BadInput(f"{_joined(rows.folders)}: a run has no rows yet. Run steadygaze stress first.")
+        raise InputError(f"{_joined(rows.folders)}: a run has no rows yet. Run steadygaze stress first.")
     return found
 
 
 def _content_notes(sides: Sequence[Rows], common: set[str]) -> list[str]:
-    """BadInput if an image has one content in one run and another in another; a note where rows of version
+    """InputError if an image has one content in one run and another in another; a note where rows of version
     0.1, which have no content, leave that open."""
     contents: dict[str, str] = {}
     unknown: set[str] = set()
@@ -234,7 +234,7 @@ def _content_notes(sides: Sequence[Rows], common: set[str]) -> list[str]:
             if not content:
                 unknown.add(image)
             elif contents.setdefault(image, content) != content:
-                raise BadInput(
+                raise InputError(
                     f"{image} is not the same image in all runs: its content differs. Measure both models on "
                     "the same files."
                 )
@@ -338,7 +338,7 @@ def _check_labels(cards: list[list[Card]]) -> None:
     for card in (card for side in cards for card in side):
         for image, (label, _) in card.answers.items():
             if image in first and first[image][0] != label:
-                raise BadInput(
+                raise InputError(
                     f"{image} has the label {first[image][0]} in one run and {label} in another: "
                     "their classes do not map"
                 )
@@ -389,7 +389,7 @@ def _predictions(
     before, after = one.values(setting, TOP1.name), two.values(setting, TOP1.name)
     known = [i for i in range(len(names)) if not np.isnan(before[i] + after[i]) and names[i] in one.answers]
     if not known:
-        raise BadInput(f"{setting}: no image was classified by both models")
+        raise InputError(f"{setting}: no image was classified by both models")
     labels = np.array([one.answers[names[i]][0] for i in known])
     return [names[i] for i in known], (before[known], after[known]), labels
 
@@ -427,12 +427,12 @@ def read_seen(given: str, names: Mapping[int, str]) -> set[int]:
         path = Path(given)
         texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else given.split(",")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{given[:80]} is not a readable text file ({error})", option="seen") from error
+        raise InputError(f"{given[:80]} is not a readable text file ({error})", option="seen") from error
     known = [names.get(index, "") for index in range(max(names, default=-1) + 1)]
     lookup = ClassLookup(known or None, len(known))
     found = {_class_index(text.strip(), lookup) for text in texts if text.strip()}
     if not found:
-        raise BadInput(
+        raise InputError(
             f"expected classes, one per line or separated by commas, got none in {given!r}", option="seen"
         )
     return found
@@ -452,11 +452,11 @@ def group_changes(comparison: Comparison, seen: Iterable[int]) -> list[GroupChan
     one = comparison.before[0]
     labels = _labels(one)
     if labels is None:
-        raise BadInput("seen: expected runs of classifiers with labelled images, got none", option="seen")
+        raise InputError("seen: expected runs of classifiers with labeled images, got none", option="seen")
     is_seen = np.isin(labels, list(seen))
     if is_seen.all() or not is_seen.any():
         which = "every" if is_seen.all() else "no"
-        raise BadInput(
+        raise InputError(
             f"seen: {which} image is of a seen class, so there is nothing to compare. "
             f"The images have the classes {', '.join(map(str, np.unique(labels)[:10]))}, ...",
             option="seen",
@@ -503,7 +503,7 @@ def _group_change(
 ) -> GroupChange:
     known = mask & (labels >= 0) & ~np.isnan(before).any(0) & ~np.isnan(after).any(0)
     if not known.any():
-        raise BadInput(f"{setting}: no image of the {group} classes was classified by both models")
+        raise InputError(f"{setting}: no image of the {group} classes was classified by both models")
     sides = before[:, known], after[:, known]
     paired = len(before) == len(after)
     gap = _resampled(sides[1], 0 if paired else 1) - _resampled(sides[0], 0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steadygaze.runs.ranking import Section
     from steadygaze.runs.rows import Rows
 
-MOST_ROWS = 500_000  # a longer run is not summarised by a mere display
+MOST_ROWS = 500_000  # a longer run is not summarized by a mere display
 MOST_LINES = 24  # of a table
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.quantity import Quantity
 from steadygaze.questions.regions import scores_of
 from steadygaze.robustness.calibration import BINS, confidences
@@ -76,7 +76,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images under one condition: views (B, V, 3, H, W), normalised. label_maps: (B, H, W), of a
+    """Images under one condition: views (B, V, 3, H, W), normalized. label_maps: (B, H, W), of a
     segmenter."""
 
     images: Sequence[RunImage]
@@ -131,7 +131,7 @@ class Evaluator:
         """The model as a vision transformer; None if it is none."""
         try:
             return adapt(self.model, self.task)
-        except UnsupportedModel:
+        except UnsupportedModelError:
             return None
 
     @cached_property
@@ -147,9 +147,9 @@ class Evaluator:
         """What `classify` measures: top1, top5 and confidence; without top5 if the model has few classes."""
         return (TOP1, TOP5, CONFIDENCE) if self.classes > 5 else (TOP1, CONFIDENCE)
 
-    def normalise(self, images: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
+    def normalize(self, images: UInt8[Tensor, "*b 3 h w"]) -> Float[Tensor, "*b 3 h w"]:
         """8-bit images as the model takes them, on its device."""
-        return self.preprocess.normalise(images.to(self.device)).to(self.dtype)
+        return self.preprocess.normalize(images.to(self.device)).to(self.dtype)
 
     def logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b classes"]:
         with torch.no_grad(), evaluation_mode(self.model):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.rows import ABSENT, TEXTS, Columns, counted
@@ -41,7 +41,7 @@ def export_rows(
 ) -> Path:
     """Write rows to a file whose format its name gives; partition: write a folder of Parquet files."""
     if partition is not None and partition not in PARTITIONS:
-        raise BadInput(
+        raise InputError(
             f"expected {', '.join(PARTITIONS)} to partition by, got {partition}", option="partition"
         )
     try:
@@ -51,27 +51,27 @@ def export_rows(
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_atomic(path, lambda file: write(rows, file, on_progress))
     except OSError as error:
-        if isinstance(error, RowsNotWritten):
+        if isinstance(error, RowsNotWrittenError):
             raise
-        raise RowsNotWritten(f"{path} could not be written: {error.strerror or error}") from error
+        raise RowsNotWrittenError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def _writer(path: Path) -> Write:
     for ending, write in WRITERS.items():
         if path.name.endswith(ending):
             return write
-    raise BadInput(f"expected a file that ends in {', '.join(WRITERS)}, got {path.name}", option="to")
+    raise InputError(f"expected a file that ends in {', '.join(WRITERS)}, got {path.name}", option="to")
 
 
 # -- Parquet ---------------------------------------------------------------------------------------
 
 
 def need_pyarrow() -> None:
-    """BadInput unless pyarrow is installed."""
+    """InputError unless pyarrow is installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise BadInput('Parquet needs pyarrow: pip install "steadygaze[data]"') from error
+        raise InputError('Parquet needs pyarrow: pip install "steadygaze[data]"') from error
 
 
 def schema(plain: str | None = None) -> pa.Schema:
@@ -162,7 +162,7 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
     import pyarrow.dataset as ds
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BadInput(f"{path} exists: choose another folder, or delete it first", option="to")
+        raise InputError(f"{path} exists: choose another folder, or delete it first", option="to")
     path.parent.mkdir(parents=True, exist_ok=True)
     unreadable: dict[str, str] = {}
     own = schema(plain=partition).with_metadata(_metadata(rows))
@@ -187,7 +187,7 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
         folder.chmod(0o755)
         folder.replace(path)
     except pa.ArrowInvalid as error:  # more values than a folder should hold
-        raise BadInput(
+        raise InputError(
             f"the rows cannot be partitioned by {partition}: {error}", option="partition"
         ) from error
     finally:
@@ -197,7 +197,7 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
 
 def _complete(table: pa.Table, partition: str) -> pa.Table:
     if table[partition].null_count:
-        raise BadInput(
+        raise InputError(
             f"expected rows with a {partition}, got rows without one: runs of verify have methods, runs of "
             "stress have settings",
             option="partition",

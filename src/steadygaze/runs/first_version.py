@@ -48,7 +48,7 @@ def images_of_sets(facts: Facts, settings: Sequence[Setting]) -> dict[str, int]:
     with several settings: at least one."""
     if "set_images" in facts:
         return dict(facts["set_images"])
-    sets = [*facts.get("shifts", ()), *facts.get("neighbours", ())]
+    sets = [*facts.get("shifts", ()), *facts.get("neighbors", ())]
     sizes = {one["name"]: one["pictures"] for one in sets}
     counts = {}
     for setting in settings:
@@ -66,15 +66,15 @@ def setting_of_label(label: str, facts: Facts) -> Setting:
     name, _, rest = label.partition("/")
     if any(name == shift["name"] for shift in facts.get("shifts", ())):
         return _of_shift(name, rest, label)
-    if name == "neighbours":
-        return Setting("neighbours", rest, source=rest, label=label)
+    if name == "neighbors":
+        return Setting("neighbors", rest, source=rest, label=label)
     if name in CORRUPTIONS:
         return Setting("corruptions", name, int(rest), minor=True) if rest else Setting("corruptions", name)
     if name == "sequence":
         return Setting("sequences", rest, label=label, minor=True)
     if name in ATTACKS:
         return Setting("attacks", name, float(rest), label=label)
-    if name in DROPS or name == "centre_square":
+    if name in DROPS or name == "center_square":
         return Setting("occlusion", name, float(rest) if rest else None, label=label)
     if name in FACTORS:
         values = tuple(float(value) for value in rest.split(","))

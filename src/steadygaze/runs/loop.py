@@ -30,7 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from steadygaze.errors import BadImage, SteadygazeError
+from steadygaze.errors import ImageError, SteadygazeError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.rows import Row, RowKey, Rows, key_of
 from steadygaze.runs.shards import World, lock_run
@@ -70,7 +70,7 @@ class Loader(Protocol[J_contra, T_co]):
         ...
 
     def content(self, job: J_contra, image: str) -> str:
-        """The content hash of an image as it is now; may raise `BadImage`. "" if there is no way to know."""
+        """The content hash of an image as it is now; may raise `ImageError`. "" if unknown."""
         ...
 
 
@@ -461,7 +461,7 @@ class Run:
         def current(image: str) -> str:
             try:
                 return loader.content(computed[image], image)
-            except BadImage:
+            except ImageError:
                 return ""  # the file is gone, its rows are still true of it
 
         with ThreadPoolExecutor(READERS) as pool:

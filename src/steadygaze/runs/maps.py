@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steadygaze.errors import BrokenMap, DegenerateMap
+from steadygaze.errors import BrokenMapError, DegenerateMapWarning
 from steadygaze.methods.explain import explain_batch
 from steadygaze.methods.registry import Method
 from steadygaze.results.attribution import Attribution
@@ -62,7 +62,7 @@ def _maps_and_broken(
     """All methods at once; after a broken map, method by method; then image by image."""
     try:
         return [(numbers, []) for numbers in _maps(clean, target, methods, score)]
-    except BrokenMap:
+    except BrokenMapError:
         pass
     if len(methods) > 1:
         return [_maps_and_broken(clean, target, [method], score)[0] for method in methods]
@@ -80,7 +80,7 @@ def _maps_and_broken(
 
 def _maps(clean: CleanForward, target: Tensor, methods: list[Method], score: str | None) -> list[_Numbers]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateMap)  # flagged instead
+        warnings.simplefilter("ignore", DegenerateMapWarning)  # flagged instead
         # an interrupted search raises: its unfinished map must not become a row
         many = explain_batch(clean, target, methods, score, allow_partial=False)
     return [_numbers(many[method.name]) for method in methods]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.faithfulness.inputs import RATIOS
 from steadygaze.faithfulness.metric import METRICS, check_outputs, metric
 from steadygaze.faithfulness.perturbation import FILLS
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def painting(self) -> list[str]:
-        """The metrics that paint pixels black, so that the normalisation must be known."""
+        """The metrics that paint pixels black, so that the normalization must be known."""
         return [name for name in self.metrics if METRICS[name].uses_fill and self.fill == "zero"]
 
     @property
@@ -201,17 +201,17 @@ def make_plan(
     for score in scores or ():
         check_score(score, outputs)
     if fill not in FILLS:
-        raise UnknownName("fill", fill, FILLS)
+        raise UnknownNameError("fill", fill, FILLS)
     if outputs == "values" and tuple(metrics) == DEFAULT_METRICS:
         metrics = DEFAULT_VALUE_METRICS
     names = tuple(dict.fromkeys(metric(name).name for name in metrics))
     if not names:
-        raise BadInput("metrics: expected at least one, got none")
+        raise InputError("metrics: expected at least one, got none")
     check_outputs(map(metric, names), outputs)
     stored = () if maps is None else tuple(Column(StoredMethod(n, maps), n.score) for n in maps.names)
     repeating = [name for name in names if METRICS[name].needs_explain]
     if stored and repeating:
-        raise BadInput(
+        raise InputError(
             f"{', '.join(repeating)}: the methods are run again on other weights or classes, which is not "
             "possible for maps that are given. Leave these metrics out, or measure methods by name.",
             option="metrics",
@@ -238,10 +238,10 @@ def choose(vit: ViT, methods: Sequence[str | Method]) -> list[Method]:
             served = [entry if isinstance(entry, Method) else parse_method(entry)]
             why = unavailable(served[0], vit)
             if why:
-                raise MethodUnavailable(f"{served[0].name}: {why}")
+                raise MethodUnavailableError(f"{served[0].name}: {why}")
         chosen.update((m.name, m) for m in served)
     if not chosen:
-        raise BadInput("methods: expected at least one, got none")
+        raise InputError("methods: expected at least one, got none")
     return list(chosen.values())
 
 
@@ -249,7 +249,7 @@ def _all(aggregator: str) -> list[Method]:
     if not aggregator:
         return [parse_method(info.name) for info in list_methods()]
     if aggregator not in AGGREGATORS:
-        raise UnknownName("aggregator", aggregator, AGGREGATORS)
+        raise UnknownNameError("aggregator", aggregator, AGGREGATORS)
     fitting = [
         b.name
         for b in base_methods()
@@ -261,7 +261,7 @@ def _all(aggregator: str) -> list[Method]:
 def with_start_layers(method: Method, layers: Sequence[int]) -> list[Method]:
     """The method with PLUS starting at each of these layers."""
     if method.base.kind == "model":
-        raise BadInput(
+        raise InputError(
             f"start_layers: {method.name} has no layers. Use a method that composes with +plus, such as "
             "ixg+plus."
         )
@@ -285,7 +285,7 @@ def parse_start_layers(text: str | None, vit: ViT) -> list[int] | None:
     try:
         layers = sorted({int(piece) for piece in text.split(",")})
     except ValueError as error:
-        raise BadInput(f"start_layers: expected all, or layers such as 0,3,6; got {text!r}") from error
+        raise InputError(f"start_layers: expected all, or layers such as 0,3,6; got {text!r}") from error
     if layers[0] < 0 or layers[-1] >= depth:
-        raise BadInput(f"start_layers: the model has layers 0..{depth - 1}, got {text!r}")
+        raise InputError(f"start_layers: the model has layers 0..{depth - 1}, got {text!r}")
     return layers

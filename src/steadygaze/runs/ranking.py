@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.faithfulness.metric import METRICS, in_table_order
 from steadygaze.quantity import Quantity
 from steadygaze.quantity import mean as plain_mean
@@ -310,7 +310,7 @@ class Section:
             if name in (line[0], "/".join(line)):
                 return line
         methods = ", ".join(dict.fromkeys(method for method, _ in self.lines))
-        raise BadInput(f"no method {name!r} among the rows: {methods}")
+        raise InputError(f"no method {name!r} among the rows: {methods}")
 
 
 def _last_notes(rows: Columns, positions: np.ndarray) -> dict[str, str]:
@@ -341,7 +341,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Rows, *, repeats: int = 2000, seed: int = 0) -> Table:
-        """Group runs that were measured with the same settings, and summarise each group."""
+        """Group runs that were measured with the same settings, and summarize each group."""
         columns = rows.columns()
         if not len(columns):
             return cls([])
@@ -355,7 +355,7 @@ class Table:
             own = runs[group[first]]
             model, weights = (columns.text(name, groups.first[number : number + 1])[0] for name in IDENTITY)
             if model is None or weights is None:
-                raise BadInput(f"run {own[0]}: expected rows that name their model and weights, got others")
+                raise InputError(f"run {own[0]}: expected rows that name their model and weights, got others")
             settings = rows.runs[own[0]]["settings"]
             sections.append(
                 Section(

@@ -1,7 +1,7 @@
-"""The normalisation of images that are given in memory: given, known of the model, or ImageNet's.
+"""The normalization of images that are given in memory: given, known of the model, or ImageNet's.
 
-Images have whole grey levels of 0..255. Undone with another mean and standard deviation than they were
-normalised with, they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find
+Images have whole gray levels of 0..255. Undone with another mean and standard deviation than they were
+normalized with, they do not. Most wrong guesses leave the pixels within [0, 1], so the range alone would find
 few of them.
 
 What both `verify` and `stress` are given: the model, the data, where the rows go.
@@ -23,7 +23,7 @@ from steadygaze.data.folders import SYNSET
 from steadygaze.data.images import names_hash
 from steadygaze.data.memory import Data, is_folder
 from steadygaze.data.stream_spec import StreamSpec, parse_data
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.loading.checkpoint import weights_hash
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
@@ -43,11 +43,11 @@ USUAL = (
     ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),  # CLIP
     ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 )
-TOLERANCE = 0.02  # of a grey level; float32 comes to about 0.0001
-FEWEST_LEVELS = 8  # grey levels that images have at least: fewer may fit any normalisation
+TOLERANCE = 0.02  # of a gray level; float32 comes to about 0.0001
+FEWEST_LEVELS = 8  # gray levels that images have at least: fewer may fit any normalization
 
 
-class Normalisation(NamedTuple):
+class Normalization(NamedTuple):
     """Mean and standard deviation by channel; known: given or declared by the model, not assumed."""
 
     mean: tuple[float, ...]
@@ -55,30 +55,30 @@ class Normalisation(NamedTuple):
     known: bool = True
 
 
-def normalisation_of(
+def normalization_of(
     model: nn.Module,
     loaded: LoadedModel | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Normalisation:
+) -> Normalization:
     """The given mean and std, else the model's own, else ImageNet's."""
     if mean is not None and std is not None:
-        return Normalisation(tuple(map(float, mean)), tuple(map(float, std)))
+        return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
     if mean is not None or std is not None:
-        raise BadInput("mean, std: expected both or none")
+        raise InputError("mean, std: expected both or none")
     if loaded is not None:
-        return Normalisation(tuple(loaded.mean), tuple(loaded.std))
+        return Normalization(tuple(loaded.mean), tuple(loaded.std))
     config = getattr(model, "pretrained_cfg", None) or {}
     if "mean" in config and "std" in config:
-        return Normalisation(tuple(config["mean"]), tuple(config["std"]))
-    return Normalisation(*IMAGENET, known=False)
+        return Normalization(tuple(config["mean"]), tuple(config["std"]))
+    return Normalization(*IMAGENET, known=False)
 
 
 Statistics = tuple[Sequence[float], Sequence[float]]  # mean, std
 
 
 def has_whole_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
-    """Whether the images, with this normalisation undone, have grey levels of 0..255 and nothing between."""
+    """Whether the images, with this normalization undone, have gray levels of 0..255 and nothing between."""
     mean, std = (
         torch.tensor(list(v), dtype=torch.float64, device=images.device).view(1, -1, 1, 1) for v in statistics
     )
@@ -89,10 +89,10 @@ def has_whole_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -
 
 
 def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bool:
-    """True: the images bear this normalisation out. False: unknown (resized as floating point, half
+    """True: the images bear this normalization out. False: unknown (resized as floating point, half
     precision).
 
-    Raises `BadInput` if the images have whole grey levels under another of the usual normalisations.
+    Raises `InputError` if the images have whole gray levels under another of the usual normalizations.
     """
     if images.dtype not in (torch.float32, torch.float64):
         return False
@@ -102,12 +102,12 @@ def check_levels(images: Float[Tensor, "b 3 h w"], statistics: Statistics) -> bo
         if has_whole_levels(images, usual):
             expected_mean, expected_std = (list(v) for v in statistics)
             mean, std = (list(v) for v in usual)
-            raise BadInput(
-                f"images: expected normalisation with mean {expected_mean} and std {expected_std}, but the "
+            raise InputError(
+                f"images: expected normalization with mean {expected_mean} and std {expected_std}, but the "
                 "images have "
-                f"whole grey levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
+                f"whole gray levels with mean {mean} and std {std}: give mean={mean}, std={std} if that is "
                 "how they "
-                "were made, or normalise them as expected"
+                "were made, or normalize them as expected"
             )
     return False
 
@@ -166,21 +166,21 @@ class Request:
         if isinstance(self.data, StreamSpec):
             return self.data
         if self.data is None:
-            raise BadInput("data: expected a folder of images, got none")
+            raise InputError("data: expected a folder of images, got none")
         if not isinstance(self.data, (str, Path)):
-            raise BadInput(f"data: expected a folder of images, got {type(self.data).__name__}")
+            raise InputError(f"data: expected a folder of images, got {type(self.data).__name__}")
         path = Path(self.data)
         if path.name == "index.csv" and path.is_file():
             return path.absolute().parent  # the file stands for its folder: the same run either way
         if not path.is_dir() and not (path.suffix == ".csv" and path.is_file()):
             kind = "a file" if path.exists() else "no such folder"
-            raise BadInput(f"data: expected a folder of images, got {path}: {kind}")
+            raise InputError(f"data: expected a folder of images, got {path}: {kind}")
         return path
 
     def refuse_masks(self, place: StreamSpec) -> None:
         """Masks of a stream are part of it."""
         if self.masks is not None:
-            raise BadInput(
+            raise InputError(
                 f"masks: expected none beside {place}, got {self.masks}. Masks of a stream are members or a "
                 "column of it: add ?mask=NAME to the data.",
                 option="masks",
@@ -191,7 +191,7 @@ class Request:
         if isinstance(self.model, LoadedModel):
             return as_classifier(self.model, self.words)
         if not isinstance(self.model, str):
-            raise BadInput(
+            raise InputError(
                 "data: reading a folder needs a model whose preprocessing is known, got "
                 f"{type(self.model).__name__}. "
                 "Load it with sg.load_model(name_or_module, ...)."
@@ -251,9 +251,9 @@ def check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         least = 0 if name in ("num_workers", "seed") else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise BadInput(f"{name}: expected a whole number of {least} or more, got {value!r}")
+            raise InputError(f"{name}: expected a whole number of {least} or more, got {value!r}")
         if value is not None and value >= TOO_LARGE:
-            raise BadInput(f"{name}: expected a whole number below 2**63, got {value}")
+            raise InputError(f"{name}: expected a whole number below 2**63, got {value}")
 
 
 def identity_of(model: nn.Module, loaded: LoadedModel | None) -> dict[str, str]:
@@ -298,7 +298,7 @@ def number_of_classes(model: nn.Module, size: tuple[int, int]) -> int:
         output = run_model(model, images)
     logits = logits_of(output)
     if logits.dim() != 2:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{type(model).__name__}: expected a classifier that gives logits (B, classes), got "
             f"{tuple(logits.shape)}. For a segmenter, use the stress suite segmentation."
         )

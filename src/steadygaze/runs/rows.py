@@ -1,7 +1,7 @@
 """Rows as columns: texts as codes, values and details as arrays.
 
 A row takes about 40 bytes and 8 for each number of its detail; as a dict it takes more than 1,000. Everything
-that summarises runs (`verify.summary`, `stress.card`, `compare`, `store.Done`) reads columns.
+that summarizes runs (`verify.summary`, `stress.card`, `compare`, `store.Done`) reads columns.
 
 Which rows of each image are there: one bit for each, so that millions of rows fit into memory.
 
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.shards import WHOLE, Shard, shard_of_file
 from steadygaze.untrusted import (
@@ -625,18 +625,18 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         return check_run(parse_json(read_bounded(folder, path.name)), str(path))
     except FileNotFoundError as error:
-        raise BadInput(
+        raise InputError(
             f"{folder} is not a run folder: it has no run.json. Create one with verify or stress, "
             "with this folder as out."
         ) from error
-    except BadInput:
+    except InputError:
         raise
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error})") from error
+        raise InputError(f"{path} cannot be read ({error})") from error
 
 
 def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]) -> Row:
-    """One line of a row file; BadInput with its number if it is none.
+    """One line of a row file; InputError with its number if it is none.
 
     check: raises ValueError for a line that is none of this file
     """
@@ -644,7 +644,7 @@ def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]
         row = parse_json(line)
         check(row)
     except ValueError as error:
-        raise BadInput(
+        raise InputError(
             f"{path}, line {number}, is not a row ({error}). Delete that line; its batch is computed again."
         ) from error
     return dict(row)
@@ -713,7 +713,7 @@ class Rows:
     def read(cls, *folders: str | Path) -> Rows:
         """The rows of these run folders. Folders of shards of one run are that run."""
         if not folders:
-            raise BadInput("expected at least one run folder, got none")
+            raise InputError("expected at least one run folder, got none")
         runs: list[dict[str, Any]] = []
         parts: list[list[Path]] = []
         for path in map(Path, folders):
@@ -888,7 +888,7 @@ class Rows:
 
         file = Path(path)
         if partition is None and file.suffix != ".parquet":
-            raise BadInput(f"expected a file that ends in .parquet, got {file.name}")
+            raise InputError(f"expected a file that ends in .parquet, got {file.name}")
         return export_rows(self, file, partition, on_progress)
 
     def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
@@ -896,7 +896,9 @@ class Rows:
         from steadygaze.runs.ranking import Table
 
         if STRESS in self.kinds:
-            raise BadInput("expected rows of verify, got rows of a stress run: their numbers are in cards()")
+            raise InputError(
+                "expected rows of verify, got rows of a stress run: their numbers are in cards()"
+            )
         return Table.of(self, repeats=repeats, seed=seed)
 
     def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Card]:

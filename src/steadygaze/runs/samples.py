@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.errors import BadInput, DegenerateMap, SteadygazeError
+from steadygaze.errors import DegenerateMapWarning, InputError, SteadygazeError
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.files import write_atomic
 from steadygaze.methods.explain import explain, explain_batch
@@ -56,12 +56,14 @@ def read_index(run: Path) -> dict[str, Any] | None:
         record = json.loads(read_bounded(run, f"{FOLDER}/{INDEX}"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except BadInput:
+    except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} cannot be read ({error}): delete it, and the report has no images") from error
+        raise InputError(
+            f"{path} cannot be read ({error}): delete it, and the report has no images"
+        ) from error
     if not isinstance(record, dict):
-        raise BadInput(f"{path}: expected a table, got {type(record).__name__}")
+        raise InputError(f"{path}: expected a table, got {type(record).__name__}")
     return record
 
 
@@ -82,7 +84,7 @@ def save_image(run: Path, name: str, image: Image.Image) -> str:
 def data_address(run: Path, file: str) -> str:
     """A stored image as a data address, so that a page needs no other file; empty if the file is gone."""
     if Path(file).name != file:
-        raise BadInput(f"{run / FOLDER / INDEX}: expected names of files in {FOLDER}, got {file[:200]!r}")
+        raise InputError(f"{run / FOLDER / INDEX}: expected names of files in {FOLDER}, got {file[:200]!r}")
     try:
         content = read_bounded(run, f"{FOLDER}/{file}")
     except (FileNotFoundError, NotADirectoryError):
@@ -228,12 +230,12 @@ def _attribution(column: Column, forward: CachedForward, target: Tensor, names: 
         outputs = forward.vit.plan.outputs
         return Attribution(scores, target, forward.logits, m.name, column.score, outputs=outputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateMap)
+        warnings.simplefilter("ignore", DegenerateMapWarning)
         return explain_batch(forward, target, [m], column.score)[m.name]
 
 
 def _shown(batch: Batch) -> Image.Image:
-    """The image that the model sees, with the normalisation undone."""
+    """The image that the model sees, with the normalization undone."""
     assert batch.mean is not None and batch.std is not None
     image, mean, std = (x.detach().cpu().float() for x in (batch.images[0], batch.mean, batch.std))
     return to_pil_image((image * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
@@ -374,7 +376,7 @@ def image_samples(out: Path, ready: PreparedStress, images: Sequence[RunImage]) 
         except SteadygazeError:
             continue
         tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
-        shown = ready.evaluator.normalise(tensor)
+        shown = ready.evaluator.normalize(tensor)
         probabilities = ready.evaluator.logits(shown)[0].softmax(-1)
         predicted = int(probabilities.argmax())
         small = thumbnail(Image.fromarray(pixels))
@@ -400,7 +402,7 @@ def _overlay(ready: PreparedStress, image: torch.Tensor, predicted: int, small: 
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DegenerateMap)
+            warnings.simplefilter("ignore", DegenerateMapWarning)
             attribution = explain(
                 ready.evaluator.vit, image, target=predicted, method=ready.request.map_method
             )

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.files import LOCK, FileLock, is_locked, lock_folder
 
 MOST = 99_999  # shards of a run
@@ -105,7 +105,7 @@ def parse_shard(given: Any) -> Shard:
     except (TypeError, ValueError):
         index, count = -1, 0
     if not 0 <= index < count <= MOST:
-        raise BadInput(
+        raise InputError(
             f"shard: expected I/N with I from 0 to N-1 and N at most {MOST:,}, such as 0/4, got {given!r}",
             option="shard",
         )
@@ -123,7 +123,7 @@ def lock_run(folder: Path, shard: Shard) -> ExitStack:
         for path in sorted(folder.glob(f"{LOCK}-*of*")):
             other = shard_of_file(path)
             if other.count != shard.count and is_locked(path):
-                raise BadInput(
+                raise InputError(
                     f"{folder}: shard {other} is being written, and {shard} splits the run differently. Wait "
                     f"for the {other.count} shards, or choose another output folder.",
                     option="shard",

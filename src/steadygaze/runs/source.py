@@ -1,7 +1,7 @@
 """From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
-normalisation. Runs in worker processes beside the model; a job is one batch of images under one condition.
+normalization. Runs in worker processes beside the model; a job is one batch of images under one condition.
 
-The images of a stress run's data: labelled files of a folder or a stream, or batches in memory.
+The images of a stress run's data: labeled files of a folder or a stream, or batches in memory.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.datasets.tree import abbreviated, subfolders
-from steadygaze.data.folders import Classes, Item, Unlabelled
+from steadygaze.data.folders import Classes, Item, Unlabeled
 from steadygaze.data.images import below, bytes_hash, names_hash, read_image, source_hash, tensor_hash
 from steadygaze.data.label_maps import IGNORED, Segmented, find_maps
-from steadygaze.data.masks import Decode, Labelled, find, read_mask
+from steadygaze.data.masks import Decode, Labeled, find, read_mask
 from steadygaze.data.memory import InMemoryData, TensorBatch
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.loop import Inputs, Job
-from steadygaze.runs.request import Normalisation, Request, check_levels
+from steadygaze.runs.request import Normalization, Request, check_levels
 from steadygaze.runs.suite import Condition, Suite
 from steadygaze.seeding import image_seed
 
@@ -97,7 +97,7 @@ class ImageLoader:
     """Makes the images of a job.
 
     memory: pixels by name, for data in memory; None: images are read from files
-    given: by name, images in memory as they were given, normalised
+    given: by name, images in memory as they were given, normalized
     decode: how masks are read              with_label_maps: whether every image comes with a label map
     label_maps: by name; of images in memory all of them
     """
@@ -129,7 +129,7 @@ class ImageLoader:
             try:
                 views.append(suite.make(ImageView(image, self), job.condition))
                 images.append(image)
-            except BadImage as error:
+            except ImageError as error:
                 unreadable[image.name] = str(error)
         content = {image.name: self.content_of(image) for image in images}
         data = self._stacked(images, views) if images else None
@@ -149,7 +149,7 @@ class ImageLoader:
             opened = view.opened()
             if self.decode is not None and run_image.reader is None:
                 view.mask(opened.size)
-        except BadImage:
+        except ImageError:
             return False
         return True
 
@@ -182,11 +182,11 @@ class ImageLoader:
         if known is None:
             try:
                 known = self._read(image)
-            except BadImage as error:
+            except ImageError as error:
                 known = str(error)
             self._pixels[image.name] = known
         if isinstance(known, str):
-            raise BadImage(known)
+            raise ImageError(known)
         return known
 
     def _read(self, image: RunImage) -> Pixels:
@@ -225,7 +225,7 @@ class ImageView:
         return self.loader.preprocess.size
 
     def pixels(self) -> Pixels:
-        """As the model sees it: (H, W, 3), resized and cropped, not normalised."""
+        """As the model sees it: (H, W, 3), resized and cropped, not normalized."""
         return self.loader.pixels(self.image)
 
     def uncropped(self) -> Pixels:
@@ -274,10 +274,10 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class FolderData:
-    """The labelled images of a folder; for a segmenter, with label maps. folder None: no images."""
+    """The labeled images of a folder; for a segmenter, with label maps. folder None: no images."""
 
     folder: Path | None
-    labelled: Labelled
+    labeled: Labeled
     batch_size: int
 
     @classmethod
@@ -294,31 +294,31 @@ class FolderData:
         labels_used: bool = True,
     ) -> FolderData:
         if folder is None:
-            return cls(None, Labelled([]), batch_size)
+            return cls(None, Labeled([]), batch_size)
         if not label_maps:
-            lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
-            labelled = find(folder, masks, lookup, limit)
+            lookup = Classes(loaded.class_names, classes) if labels_used else Unlabeled()
+            labeled = find(folder, masks, lookup, limit)
         else:
-            labelled = find_maps(folder, masks, limit=limit)
-            if labelled.classes != classes:
-                raise BadInput(
+            labeled = find_maps(folder, masks, limit=limit)
+            if labeled.classes != classes:
+                raise InputError(
                     f"segmentation: {loaded.name} has {classes} classes, the masks of {folder} "
-                    f"({labelled.layout}) have {labelled.classes}"
+                    f"({labeled.layout}) have {labeled.classes}"
                 )
-        _check_labels(labelled, loaded.name)
-        return cls(folder, labelled, batch_size)
+        _check_labels(labeled, loaded.name)
+        return cls(folder, labeled, batch_size)
 
     @property
     def count(self) -> int:
-        return len(self.labelled.items)
+        return len(self.labeled.items)
 
     @property
     def decode(self) -> Decode | None:
-        return self.labelled.decode
+        return self.labeled.decode
 
     @property
     def images(self) -> list[RunImage]:
-        return [RunImage.of(item) for item in self.labelled.items]
+        return [RunImage.of(item) for item in self.labeled.items]
 
     def labels(self, classes: int) -> list[int]:
         """The classes that occur."""
@@ -335,10 +335,10 @@ class FolderData:
         facts: dict[str, Any] = {
             "pictures": len(lines) or None,
             "pictures_hash": names_hash(lines) if lines else None,
-            "layout": self.labelled.layout,
+            "layout": self.labeled.layout,
         }
-        if isinstance(self.labelled, Segmented):
-            facts["segments"] = list(self.labelled.names or range(self.labelled.classes))
+        if isinstance(self.labeled, Segmented):
+            facts["segments"] = list(self.labeled.names or range(self.labeled.classes))
         return facts
 
     def notes(self) -> Iterator[str]:
@@ -349,23 +349,23 @@ class FolderData:
                 f"{len(empty)} class folders of {self.folder.name} have no image (incomplete download?): "
                 f"{abbreviated(empty)}"
             )
-        if self.labelled.without:
-            yield f"{self.labelled.without} images have no mask and are left out"
+        if self.labeled.without:
+            yield f"{self.labeled.without} images have no mask and are left out"
 
     def _empty_folders(self) -> list[str]:
-        if self.folder is None or self.labelled.layout not in ("class folders", "pairs"):
+        if self.folder is None or self.labeled.layout not in ("class folders", "pairs"):
             return []
         return [name for name in subfolders(self.folder) if not any(below(self.folder / name))]
 
 
-def _check_labels(labelled: Labelled, model: str) -> None:
-    counts = Counter(item.name for item in labelled.items)
+def _check_labels(labeled: Labeled, model: str) -> None:
+    counts = Counter(item.name for item in labeled.items)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise BadInput(f"{twice} is listed twice: every image of a run counts once")
-    unknown = next((item.name for item in labelled.items if item.label is None), None)
+        raise InputError(f"{twice} is listed twice: every image of a run counts once")
+    unknown = next((item.name for item in labeled.items if item.label is None), None)
     if unknown is not None:
-        raise BadInput(
+        raise InputError(
             f"{unknown}: its class is not one of {model}'s. Every image needs a label that the model knows."
         )
 
@@ -375,7 +375,7 @@ def _check_labels(labelled: Labelled, model: str) -> None:
 
 @dataclass(frozen=True)
 class StreamData:
-    """Labelled images of a stream; the first ones are kept, to be stored as samples of the run."""
+    """Labeled images of a stream; the first ones are kept, to be stored as samples of the run."""
 
     stream: ImageStream
     batch_size: int
@@ -393,8 +393,8 @@ class StreamData:
         labels_used: bool,
     ) -> StreamData:
         if label_maps:
-            raise BadInput(f"segmentation: expected a folder of images with label maps, got {spec}")
-        lookup = Classes(loaded.class_names, classes) if labels_used else Unlabelled()
+            raise InputError(f"segmentation: expected a folder of images with label maps, got {spec}")
+        lookup = Classes(loaded.class_names, classes) if labels_used else Unlabeled()
         return cls(open_stream(spec, lookup, limit=request.limit), request.batch_size)
 
     @cached_property
@@ -458,22 +458,22 @@ class MemoryData:
         height, width = self.first.images.shape[2:]
         return height, width
 
-    def check_normalisation(self, normalisation: Normalisation, model: str) -> list[str]:
-        """A note on a normalisation that is neither known nor seen in the images; a wrong one is an error."""
-        images, statistics = self.first.images, (normalisation.mean, normalisation.std)
+    def check_normalization(self, normalization: Normalization, model: str) -> list[str]:
+        """A note on a normalization that is neither known nor seen in the images; a wrong one is an error."""
+        images, statistics = self.first.images, (normalization.mean, normalization.std)
         pixels_of(images, *statistics)
-        if check_levels(images, statistics) or normalisation.known:
+        if check_levels(images, statistics) or normalization.known:
             return []
         note = (
-            f"{model} does not declare how its images are normalised: ImageNet's mean and std are assumed. "
+            f"{model} does not declare how its images are normalized: ImageNet's mean and std are assumed. "
             "Give mean= and std= if they are others"
         )
         warnings.warn(note, stacklevel=5)
         return [note]
 
-    def facts(self, normalisation: Normalisation, classes: int) -> dict[str, Any]:
+    def facts(self, normalization: Normalization, classes: int) -> dict[str, Any]:
         """What defines the numbers of the run."""
-        levels = _grey_levels(self.first.images, normalisation)
+        levels = _gray_levels(self.first.images, normalization)
         facts: dict[str, Any] = {
             "pictures": None,
             "pictures_hash": tensor_hash(levels, self.first.labels),
@@ -484,15 +484,15 @@ class MemoryData:
             facts["segments"] = list(range(classes))
         return facts
 
-    def batches(self, normalisation: Normalisation, classes: int) -> Iterator[ImageBatch]:
+    def batches(self, normalization: Normalization, classes: int) -> Iterator[ImageBatch]:
         """Every batch; each only once, since the data may be a generator."""
         for number, batch in enumerate(chain([self.first], self._batches)):
             self._check_range(batch.labels, classes, number)
-            yield self._image_batch(batch, normalisation)
+            yield self._image_batch(batch, normalization)
 
-    def _image_batch(self, batch: TensorBatch, normalisation: Normalisation) -> ImageBatch:
+    def _image_batch(self, batch: TensorBatch, normalization: Normalization) -> ImageBatch:
         classes = [0] * len(batch) if self.label_maps else batch.labels.tolist()
-        levels = _grey_levels(batch.images, normalisation).numpy()
+        levels = _gray_levels(batch.images, normalization).numpy()
         maps = batch.labels.cpu().numpy() if self.label_maps else ()
         return ImageBatch(
             tuple(RunImage(name, (label,)) for name, label in zip(batch.names, classes, strict=True)),
@@ -505,10 +505,10 @@ class MemoryData:
         known = labels[labels != IGNORED] if self.label_maps else labels
         if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
             got = f"{int(known.min())}..{int(known.max())}"
-            raise BadInput(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
+            raise InputError(f"labels: expected classes 0..{classes - 1}, got {got} in batch {number}")
 
 
-def _grey_levels(images: Tensor, normalisation: Normalisation) -> Tensor:
-    """(B, H, W, 3) uint8, with the normalisation undone."""
-    pixels = pixels_of(images, normalisation.mean, normalisation.std)[0]
+def _gray_levels(images: Tensor, normalization: Normalization) -> Tensor:
+    """(B, H, W, 3) uint8, with the normalization undone."""
+    pixels = pixels_of(images, normalization.mean, normalization.std)[0]
     return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

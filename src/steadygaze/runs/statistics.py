@@ -1,7 +1,7 @@
 """Tables of images x columns, and confidence by bootstrap over images.
 
 `verify` and `stress` both collect values of images under columns (a method, score and metric; a setting and
-metric), and summarise them by percentile intervals. Images are drawn with replacement, with a seed, the same
+metric), and summarize them by percentile intervals. Images are drawn with replacement, with a seed, the same
 draws for every column of a data set, so that differences between two columns are paired. A draw is kept as
 how often each image was taken: one matrix product gives the resampled means of all columns at once.
 
@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.quantity import Combine, pooled
 from steadygaze.quantity import mean as plain_mean
 from steadygaze.runs.rows import Columns, Groups
@@ -77,7 +77,7 @@ class ImageTable(Generic[Column]):
         lengths, rows = lengths[lengths > 0], rows[lengths > 0]
         other = np.flatnonzero(lengths != lengths[0]) if len(lengths) else lengths
         if len(other):
-            raise BadInput(
+            raise InputError(
                 f"{self._rows.text('image', rows[other[:1]])[0]}: expected {lengths[0]} numbers behind the "
                 f"value of {column}, as for others, got {lengths[other[0]]}. The rows are of runs with "
                 "different settings."

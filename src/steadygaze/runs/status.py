@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.files import is_locked, write_atomic
 from steadygaze.progress import Progress
 from steadygaze.runs.rows import Row, RowKey, Rows, row_key
@@ -137,13 +137,13 @@ def read_progress(folder: Path) -> list[ProcessProgress]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            if isinstance(error, BadInput):
+            if isinstance(error, InputError):
                 raise
-            raise BadInput(f"{path} cannot be read ({error}): delete it") from error
+            raise InputError(f"{path} cannot be read ({error}): delete it") from error
         index, count = record.shard
         rank, size = record.process
         if not index < count or not rank < size:
-            raise BadInput(f"{path}: expected shard I of N and process I of N, got {index} of {count}")
+            raise InputError(f"{path}: expected shard I of N and process I of N, got {index} of {count}")
         records.append(record)
     return records
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from steadygaze.errors import BadInput, RowsNotWritten
+from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import FileLock, write_atomic, write_new
 from steadygaze.runs.rows import (
     ABSENT,
@@ -41,7 +41,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RowsNotWritten(
+        raise RowsNotWrittenError(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
 
@@ -62,7 +62,7 @@ def holds_run(folder: Path, settings: dict[str, Any]) -> bool:
     """Whether the folder holds a run with these settings; one with others is refused. Writes nothing."""
     path = folder / "run.json"
     if not path.exists() and row_files(folder) and not path.exists():  # another shard may begin meanwhile
-        raise BadInput(
+        raise InputError(
             f"{folder} contains rows but no run.json, so their settings are unknown: choose another output "
             "folder"
         )
@@ -77,7 +77,7 @@ def _write_run(path: Path, run: dict[str, Any]) -> bool:
     try:
         return write_new(path, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise RowsNotWritten(
+        raise RowsNotWrittenError(
             f"{path} could not be written ({error.strerror}): nothing was computed"
         ) from error
 
@@ -88,7 +88,7 @@ def _check_same_settings(folder: Path, before: dict[str, Any], now: dict[str, An
     if changed:
         changes = (f"{key} was {_short(before.get(key))}, is now {_short(now.get(key))}" for key in changed)
         hint = " (other images, or the same ones in another order)" if "pictures_hash" in changed else ""
-        raise BadInput(
+        raise InputError(
             f"{folder} contains a run with other settings: {'; '.join(changes)}{hint}. Use the same settings "
             "to resume it, or choose another output folder."
         )
@@ -138,7 +138,7 @@ class Store:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, before)
-            raise RowsNotWritten(
+            raise RowsNotWrittenError(
                 f"{self.path} could not be written: {error.strerror}. The rows before are intact; free some "
                 "space and "
                 "run the same command again to resume."
@@ -156,7 +156,7 @@ class Store:
             before = path.read_text(encoding="utf-8") if path.exists() else ""
             write_atomic(path, before + "".join(f"{json.dumps(mark)}\n" for mark in marks))
         except OSError as error:
-            raise RowsNotWritten(f"{path} could not be written: {error.strerror}") from error
+            raise RowsNotWrittenError(f"{path} could not be written: {error.strerror}") from error
 
     def _sync(self) -> None:
         try:
@@ -196,7 +196,7 @@ def repair(file: int, path: Path) -> None:
         try:
             os.ftruncate(file, end)
         except OSError as error:
-            raise RowsNotWritten(f"{path} cannot be written ({error.strerror})") from error
+            raise RowsNotWrittenError(f"{path} cannot be written ({error.strerror})") from error
 
 
 class Done:

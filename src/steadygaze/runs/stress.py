@@ -1,7 +1,7 @@
 """From image files (or pixels in memory) to what the model is shown: uint8, resized and cropped, before
-normalisation. Runs in worker processes beside the model; a job is one batch of images under one condition.
+normalization. Runs in worker processes beside the model; a job is one batch of images under one condition.
 
-The images of a stress run's data: labelled files of a folder or a stream, or batches in memory.
+The images of a stress run's data: labeled files of a folder or a stream, or batches in memory.
 
 The model of a stress run: from pixels to predictions, and from predictions to measurements.
 
@@ -33,7 +33,7 @@ from steadygaze import __version__
 from steadygaze.data.memory import Data
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec
-from steadygaze.errors import BadInput, DamagedData, UnknownName, UnsupportedModel
+from steadygaze.errors import DamagedDataWarning, InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
@@ -41,12 +41,12 @@ from steadygaze.results.manifest import versions
 from steadygaze.runs.evaluator import Batch, Evaluator, class_count, with_predictions
 from steadygaze.runs.loop import Pace, Run, at_once, default_num_workers, owned_images, total_work
 from steadygaze.runs.request import (
-    Normalisation,
+    Normalization,
     Request,
     about_run,
     identity_of,
     named_by_data,
-    normalisation_of,
+    normalization_of,
     task_setting,
 )
 from steadygaze.runs.rows import STRESS, Row, Rows
@@ -95,10 +95,10 @@ def parse_suites(texts: str | Sequence[str], options: Mapping[str, Any] | None =
             suite.check()
             suites.append(suite)
     if not suites:
-        raise BadInput(f"suites: expected at least one of {', '.join(SUITES)}, got none", option="suites")
+        raise InputError(f"suites: expected at least one of {', '.join(SUITES)}, got none", option="suites")
     alone = next((suite.name for suite in suites if suite.label_maps), None)
     if alone and len(suites) > 1:
-        raise BadInput(
+        raise InputError(
             f"{alone}: is measured on a segmenter, every other suite on a classifier. Run it alone.",
             option="suites",
         )
@@ -125,11 +125,11 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, given in options.items():
         if name not in known:
-            raise UnknownName("option of a suite", name, known)
+            raise UnknownNameError("option of a suite", name, known)
         if given is not None:
             try:
                 values[name] = known[name].parse(given)
-            except BadInput as error:
+            except InputError as error:
                 error.option = error.option or name
                 raise
     return values
@@ -142,7 +142,7 @@ def _check_served(values: Mapping[str, Any], suites: Sequence[Suite]) -> None:
     for name in values:
         if name not in used and known[name].must_serve:
             owners = [suite.name for suite in SUITES.values() if known[name] in suite.options]
-            raise BadInput(
+            raise InputError(
                 f"{name}: an option of the suite {', '.join(owners)}, which is not among the suites",
                 option=name,
             )
@@ -257,7 +257,7 @@ class StressRequest(Request):
     """What `stress` is given; data may be None if every suite has images of its own.
 
     options: of the suites, by name, as the user gave them
-    mean, std: the normalisation of images in memory
+    mean, std: the normalization of images in memory
     map_method: attribution method of the maps that are stored with the run, for reports
     """
 
@@ -279,7 +279,7 @@ class PreparedStress:
     evaluator: Evaluator
     suites: Mapping[str, Suite]
     data: FolderData | StreamData | MemoryData
-    normalisation: Normalisation
+    normalization: Normalization
     data_conditions: tuple[Condition, ...]
     image_sets: tuple[ImageSet, ...]
     loader: ImageLoader
@@ -313,7 +313,7 @@ class PreparedStress:
     def groups(self) -> Iterator[Iterable[StressJob]]:
         """Jobs, group by group: a folder all at once, memory batch by batch, a stream as it comes."""
         if isinstance(self.data, MemoryData):
-            for number, batch in enumerate(self.data.batches(self.normalisation, self.evaluator.classes)):
+            for number, batch in enumerate(self.data.batches(self.normalization, self.evaluator.classes)):
                 self.loader.show_batch(batch.pixels, batch.given, batch.label_maps)
                 yield list(batch_jobs(batch.images, self.data_conditions, number))
         elif isinstance(self.data, StreamData):
@@ -356,7 +356,7 @@ class PreparedStress:
         if given and condition.unchanged:
             images = torch.stack([given[image.name] for image in made.images])[:, None]
             return images.to(self.evaluator.device, self.evaluator.dtype)
-        return self.evaluator.normalise(made.views)
+        return self.evaluator.normalize(made.views)
 
 
 def prepare_stress(request: StressRequest, world: World | None = None) -> PreparedStress:
@@ -396,7 +396,7 @@ def run_stress(
             if request.out is not None and world.rank == request.shard.index == number == 0:
                 store_setting_samples(request.out, ready, jobs)
     for damage in ready.damaged:
-        warnings.warn(damage, DamagedData, stacklevel=2)
+        warnings.warn(damage, DamagedDataWarning, stacklevel=2)
     return run.rows()
 
 
@@ -423,14 +423,14 @@ def _prepare_files(
         task=loaded.task,
         tokenizer=loaded.tokenizer,
     )
-    labelled = label_maps or evaluator.outputs == "classes"
+    labeled = label_maps or evaluator.outputs == "classes"
     if not label_maps:
         check_outputs(suites, evaluator.outputs)
     image_sets = tuple(image_set for suite in suites for image_set in suite.image_sets(evaluator))
     data: FolderData | StreamData
     if isinstance(place, StreamSpec):
         request.refuse_masks(place)
-        data = StreamData.open(place, loaded, classes, request, label_maps=label_maps, labels_used=labelled)
+        data = StreamData.open(place, loaded, classes, request, label_maps=label_maps, labels_used=labeled)
     else:
         data = FolderData.read(
             place,
@@ -440,11 +440,11 @@ def _prepare_files(
             label_maps=label_maps,
             limit=request.limit,
             batch_size=request.batch_size,
-            labels_used=labelled,
+            labels_used=labeled,
         )
     needy = next((suite.name for suite in suites if suite.needs_masks), None)
     if needy and data.decode is None:
-        raise BadInput(
+        raise InputError(
             f"{needy}: expected masks. Give masks=FOLDER, a column mask in {place}/index.csv, or ?mask=NAME",
             option="masks",
         )
@@ -455,7 +455,7 @@ def _prepare_files(
     if num_workers is None:
         num_workers = default_num_workers(evaluator.device)
     names = loaded.class_names
-    labels = data.labels(classes) if labelled and not label_maps else []
+    labels = data.labels(classes) if labeled and not label_maps else []
     about = {
         **about_run(request),
         "given": request.origin(loaded),
@@ -467,7 +467,7 @@ def _prepare_files(
         measured,
         _conditions(measured, evaluator),
         data,
-        Normalisation(tuple(loaded.mean), tuple(loaded.std)),
+        Normalization(tuple(loaded.mean), tuple(loaded.std)),
         image_sets,
         ImageLoader(
             request.seed,
@@ -488,7 +488,7 @@ def _prepare_files(
 def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: bool) -> PreparedStress:
     for suite in suites:
         if suite.own_images or suite.needs_masks:
-            raise BadInput(
+            raise InputError(
                 f"{suite.name}: expected data in a folder, got batches. Give the folder and a model of "
                 "sg.load_model."
             )
@@ -499,8 +499,8 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
     module: Any = loaded.model if loaded else request.model
     module = module.model if isinstance(module, ViT) else module
     if not isinstance(module, nn.Module):
-        raise UnsupportedModel(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
-    normalisation = normalisation_of(module, loaded, request.mean, request.std)
+        raise UnsupportedModelError(f"expected a classifier, a torch.nn.Module, got {type(module).__name__}")
+    normalization = normalization_of(module, loaded, request.mean, request.std)
     view = request.model if isinstance(request.model, ViT) else None
     task = task_of_outputs(view.plan.outputs) if view is not None else loaded.task if loaded else None
     data = MemoryData(
@@ -512,7 +512,7 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         labels_used=(task or own_task(module)) in (None, "classification"),
     )
     name = loaded.name if loaded else type(module).__name__
-    preprocess = Preprocess.resize_and_crop(data.size, mean=normalisation.mean, std=normalisation.std)
+    preprocess = Preprocess.resize_and_crop(data.size, mean=normalization.mean, std=normalization.std)
     evaluator = Evaluator(
         module,
         preprocess,
@@ -531,12 +531,12 @@ def _prepare_memory(request: StressRequest, suites: list[Suite], label_maps: boo
         measured,
         _conditions(measured, evaluator),
         data,
-        normalisation,
+        normalization,
         (),
         ImageLoader(request.seed, {suite.name: suite for suite in measured}, preprocess, memory={}),
         identity_of(module, loaded),
-        data.facts(normalisation, evaluator.classes),
-        data.check_normalisation(normalisation, name),
+        data.facts(normalization, evaluator.classes),
+        data.check_normalization(normalization, name),
         about_run(request),
         request.num_workers or 0,
         None if loaded is None else loaded.class_names,
@@ -554,7 +554,7 @@ def _prepared(
     suites: list[Suite],
     conditions: tuple[Condition, ...],
     data: FolderData | StreamData | MemoryData,
-    normalisation: Normalisation,
+    normalization: Normalization,
     image_sets: tuple[ImageSet, ...],
     loader: ImageLoader,
     identity: dict[str, str],
@@ -571,7 +571,7 @@ def _prepared(
         evaluator,
         loader.suites,
         data,
-        normalisation,
+        normalization,
         conditions,
         image_sets,
         loader,
@@ -606,15 +606,15 @@ def stress(
     model: any classifier; a CNN serves all suites but attention, and no tokens are dropped. For the suite
         segmentation a segmenter: its output is (B, C, h, w), an output of transformers with `.logits`, or
         torchvision's dict with "out"
-    data: a folder of labelled images or its index.csv, a stream "wds:..." or "hf:..." (see docs/data.md), or
-        batches (images, labels): a list, a Dataset or a DataLoader; images (B, 3, H, W) normalised for the
+    data: a folder of labeled images or its index.csv, a stream "wds:..." or "hf:..." (see docs/data.md), or
+        batches (images, labels): a list, a Dataset or a DataLoader; images (B, 3, H, W) normalized for the
         model, labels (B,), or of a segmenter label maps (B, H, W) with 255 where nothing counts. Files need
         the result of `load_model`, or a name for it. None: for suites with images of their own
     suites, suite: names of `sg.list_suites()`; such as corruptions, attacks, shift:NAME=FOLDER
     masks: a folder of masks or label maps, for suites that need them
     limit: at most this many images of each set, spread evenly over the classes; of a stream, the first ones
     batch_size: number of images per batch            num_workers: processes that prepare images ahead
-    mean, std: the normalisation of images in memory; known for loaded and timm models, otherwise ImageNet's
+    mean, std: the normalization of images in memory; known for loaded and timm models, otherwise ImageNet's
         is assumed, with a warning if the images do not confirm it
     out: output folder; rows are written as they are computed, and the same call resumes an interrupted run
     shard: "I/N" or (I, N): compute part I (from 0) of a run that is split over N independent jobs, which may
@@ -622,8 +622,8 @@ def stress(
     options: of the suites, as `sg.list_suites()` describes them: corruptions ("all15", "all19" or names),
         severities (some of 1..5): of corruptions, attention, segmentation and shift:imagenet-c; epsilons
         (such as 8/255), pgd_steps: of attacks; salient (a method): of occlusion; backgrounds (a folder): of
-        synthetic; bank (number of training images): of neighbours; partial (accept incomplete downloads): of
-        shift and neighbours
+        synthetic; bank (number of training images): of neighbors; partial (accept incomplete downloads): of
+        shift and neighbors
 
     >>> import torch
     >>> from steadygaze import load_model

@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.notebook import Listing
 from steadygaze.quantity import Better, Quantity
 from steadygaze.registry import Registry
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
     from steadygaze.runs.source import ImageView, RunImage
 
-FADED = 8  # groups from here on are thin and grey, without a name in the legend
+FADED = 8  # groups from here on are thin and gray, without a name in the legend
 
 
 @dataclass(frozen=True)
 class Bar:
     """A value with its 95 % interval, as it is shown (in percent, where it is a share); bars of a group share
-    a colour."""
+    a color."""
 
     label: str
     value: float
@@ -130,7 +130,7 @@ class Setting:
     level: how much of it, such as the severity 3; None where there is nothing to choose
     source: the name of the image set, for suites with images of their own; empty for the data of the run
     label: the value of "setting" in rows; default: name, or name/level
-    minor: one of a series that a score summarises, such as one severity; short tables leave it out
+    minor: one of a series that a score summarizes, such as one severity; short tables leave it out
 
     >>> Setting("corruptions", "fog", 3).label
     'fog/3'
@@ -244,7 +244,7 @@ Views = UInt8[np.ndarray, "v h w 3"]
 class Option:
     """An option of a suite, accepted by `sg.stress(..., NAME=VALUE)` and by `steadygaze stress --NAME VALUE`.
 
-    parse: from what the user gave (on the command line always text) to the checked value; raises BadInput
+    parse: from what the user gave (on the command line always text) to the checked value; raises InputError
     default: the checked value that holds if the option is not given
     must_serve: whether giving it is an error unless a requested suite has this option
     """
@@ -288,7 +288,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of a suite's own, with their conditions; their names are SET:NAME. references: labelled images
+    """Images of a suite's own, with their conditions; their names are SET:NAME. references: labeled images
     that are shown to the suite first."""
 
     name: str
@@ -423,9 +423,9 @@ class Suite:
         self.notes: list[str] = []
 
     def check(self) -> None:
-        """Raise BadInput if the arguments are not what the suite expects; called when a run is requested."""
+        """Raise InputError if the arguments are not what the suite expects; called before a run."""
         if self.arguments:
-            raise BadInput(f"{self.name} takes nothing after a colon, got {self.name}:{self.arguments[0]}")
+            raise InputError(f"{self.name} takes nothing after a colon, got {self.name}:{self.arguments[0]}")
 
     def open(self, limit: int | None) -> None:
         """Read what the suite needs beside the data; before the model is loaded. limit: images of each set at
@@ -491,7 +491,7 @@ def check_outputs(suites: Iterable[Suite], outputs: Outputs) -> None:
     for suite in suites:
         if outputs not in suite.outputs:
             able = [one.name for one in SUITES.values() if outputs in one.outputs]
-            raise BadInput(
+            raise InputError(
                 f"{suite.name} measures {' or '.join(suite.outputs)}, but this model gives {outputs} "
                 f"(task {task_of_outputs(outputs)}). Use {', '.join(able)}, or `verify`.",
                 option="suites",
@@ -541,7 +541,7 @@ def register_suite(name: str, *, replace: bool = False) -> Callable[[Registered]
 
     Args:
         name: Name of the suite, which becomes the class's attribute `name`.
-        replace: Replace a suite that has this name, instead of raising `BadInput`.
+        replace: Replace a suite that has this name, instead of raising `InputError`.
 
     Returns:
         The decorator of a subclass of `steadygaze.runs.suite.Suite`.

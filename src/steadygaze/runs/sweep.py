@@ -4,7 +4,7 @@
     OUT/losses.adl.tau=1/seed0/stress/     a run of `steadygaze stress` of its weights
     OUT/losses.adl.tau=1/seed0/measured.json      that it is complete, and how it was measured
 
-Nothing else is stored: what is there is recognised by its own files, so a killed sweep is repeated, shards
+Nothing else is stored: what is there is recognized by its own files, so a killed sweep is repeated, shards
 share a folder, and a larger grid keeps the runs of a smaller one.
 
 The numbers of a sweep, with intervals over seeds and images.
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.quantity import Quantity
@@ -39,7 +39,7 @@ from steadygaze.runs.stress import StressRequest, parse_suites, run_stress
 from steadygaze.runs.suite import Number
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
-from steadygaze.training.run_files import TrainingStopped, holds_run
+from steadygaze.training.run_files import TrainingStoppedError, holds_run
 from steadygaze.training.sweep import Cell, Sweep
 from steadygaze.untrusted import damaged_files
 
@@ -95,7 +95,7 @@ class SweepRun:
         except (OSError, ValueError, RecursionError):
             return False
         if content != self.measure:
-            raise BadInput(
+            raise InputError(
                 f"{self.folder} was measured with other settings: expected {self.measure}, got {content}. "
                 f"Use the same [measure], another output folder, or remove {MEASURED} and {STRESS}/ in it."
             )
@@ -126,10 +126,10 @@ def plan_runs(sweep: Sweep, out: Path) -> list[SweepRun]:
 
 def _check(run: SweepRun) -> None:
     if not run.recipe.data.train:
-        raise BadInput("data.train: expected a folder of images. Add --set data.train=FOLDER.")
+        raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
     suites = parse_suites(run.suites, run.recipe.measure.options)
     if run.data is None and not all(suite.own_images for suite in suites):
-        raise BadInput(
+        raise InputError(
             "measure.data: expected images to measure the models on. Give measure.data, or data.test."
         )
 
@@ -145,7 +145,7 @@ def run_sweep(
 ) -> SweepResult:
     """Train and measure what is not there yet. If the training of a run stops, the others continue."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BadInput(
+        raise InputError(
             "a sweep runs in one process, got several. Start independent ones with --shard 0/2, --shard 1/2."
         )
     own = [run for number, run in enumerate(runs) if shard.owns(number)]
@@ -162,7 +162,7 @@ def run_sweep(
                 on_progress=on_progress,
                 trust_remote_code=trust_remote_code,
             )
-        except TrainingStopped as error:
+        except TrainingStoppedError as error:
             result.failed[run.label] = str(error)
             continue
         rows = _measure(run, device, command, on_progress, trust_remote_code=trust_remote_code)
@@ -267,7 +267,7 @@ class SweepTable:
         return [number for number in self.numbers if number.title == title]
 
 
-def summarise(runs: Sequence[SweepRun], repeats: int = 2000) -> SweepTable:
+def summarize(runs: Sequence[SweepRun], repeats: int = 2000) -> SweepTable:
     """The table of the runs that are finished."""
     done = [run for run in runs if run.is_done()]
     cards: dict[str, dict[int, Card]] = {}
@@ -296,7 +296,7 @@ def _shown(cards: Mapping[str, Mapping[int, Card]], show: Sequence[str] | None) 
     known = {f"{setting}/{metric}": (setting, metric) for setting, metric in shared}
     for name in show:
         if name not in known:
-            raise UnknownName("number of measure.show", name, known)
+            raise UnknownNameError("number of measure.show", name, known)
     return [known[name] for name in show]
 
 
@@ -304,7 +304,7 @@ def _number(label: str, key: Key, own: Mapping[int, Card], first: Mapping[int, C
     numbers = {seed: card.numbers[key] for seed, card in own.items()}
     one = next(iter(numbers.values()))
     if len({number.images for number in numbers.values()}) > 1:
-        raise BadInput(
+        raise InputError(
             f"{label}: its seeds were measured on different numbers of images. Measure them again."
         )
     samples = _samples(numbers)

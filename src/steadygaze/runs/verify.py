@@ -36,13 +36,13 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze import __version__
-from steadygaze.data.folders import Classes, ClassLookup, Item, Unlabelled
+from steadygaze.data.folders import Classes, ClassLookup, Item, Unlabeled
 from steadygaze.data.images import names_hash, read_image, source_hash, tensor_hash
-from steadygaze.data.masks import LabelledImages, find_labelled_images, read_mask
+from steadygaze.data.masks import LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.memory import Data, InMemoryData, TensorBatch
 from steadygaze.data.stream_spec import StreamSpec
 from steadygaze.data.streams import ImageStream, open_stream, read_ahead
-from steadygaze.errors import BadImage, BadInput, DamagedData, ImagesOutOfRange
+from steadygaze.errors import DamagedDataWarning, ImageError, ImagesOutOfRangeWarning, InputError
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS, Values
@@ -67,12 +67,12 @@ from steadygaze.runs.maps import BROKEN, MethodMaps, flags_of, maps_of
 from steadygaze.runs.plan import DEFAULT_METRICS, MapPart, Plan, make_plan, parse_start_layers
 from steadygaze.runs.ranking import CHANCE
 from steadygaze.runs.request import (
-    Normalisation,
+    Normalization,
     Request,
     about_run,
     identity_of,
     named_by_data,
-    normalisation_of,
+    normalization_of,
     number_of_classes,
     task_setting,
 )
@@ -145,9 +145,9 @@ class FilesJob(Job):
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Labelled images of a folder or a stream, with masks if they are needed."""
+    """Labeled images of a folder or a stream, with masks if they are needed."""
 
-    images: LabelledImages | ImageStream
+    images: LabeledImages | ImageStream
     loaded: LoadedModel
     batch_size: int
 
@@ -187,7 +187,7 @@ class FilesSource:
             try:
                 content[item.name] = source_hash(item.source)
                 read[item.name] = (item, *self._read(item))
-            except BadImage as error:
+            except ImageError as error:
                 content.pop(item.name, None)
                 unreadable[item.name] = str(error)
         if not read:
@@ -212,7 +212,7 @@ class FilesSource:
     def readable(self, job: FilesJob, image: str) -> bool:
         try:
             self._read(job.item(image))
-        except BadImage:
+        except ImageError:
             return False
         return True
 
@@ -228,17 +228,17 @@ class FilesSource:
 
 def open_images(
     request: Request, place: Path | StreamSpec, lookup: ClassLookup, *, labels_needed: bool
-) -> tuple[LabelledImages | ImageStream, dict[str, Any]]:
+) -> tuple[LabeledImages | ImageStream, dict[str, Any]]:
     """The images, and what identifies them in the settings of the run."""
     if isinstance(place, StreamSpec):
         request.refuse_masks(place)
         stream = open_stream(place, lookup, labels_needed=labels_needed, limit=request.limit)
         return stream, stream.facts(stream.first())
-    images = find_labelled_images(place, request.masks, lookup, request.limit)
-    unlabelled = next((item.name for item in images.items if item.label is None), None)
-    if labels_needed and unlabelled is not None:
-        raise BadInput(
-            f"{unlabelled}: its class is not one of the model's. Explain the predicted class instead: "
+    images = find_labeled_images(place, request.masks, lookup, request.limit)
+    unlabeled = next((item.name for item in images.items if item.label is None), None)
+    if labels_needed and unlabeled is not None:
+        raise InputError(
+            f"{unlabeled}: its class is not one of the model's. Explain the predicted class instead: "
             "target='predicted'"
         )
     lines = (f"{item.name}\t{item.label}\t{item.mask is not None}" for item in images.items)
@@ -262,7 +262,7 @@ class MemorySource:
     """Data in memory, read as it comes."""
 
     data: InMemoryData
-    normalisation: Normalisation
+    normalization: Normalization
     dtype: torch.dtype
 
     @property
@@ -305,8 +305,8 @@ class MemorySource:
             tensors.images.to(self.dtype),
             tensors.labels,
             tensors.masks,
-            torch.tensor(self.normalisation.mean, dtype=torch.float32),
-            torch.tensor(self.normalisation.std, dtype=torch.float32),
+            torch.tensor(self.normalization.mean, dtype=torch.float32),
+            torch.tensor(self.normalization.std, dtype=torch.float32),
             tensors.names,
         )
 
@@ -528,7 +528,7 @@ def maps_folder(keep: bool | str | Path, out: str | Path | None) -> Path | None:
     """The folder for maps that are kept."""
     if isinstance(keep, bool):
         if keep and out is None:
-            raise BadInput("keep_maps: expected a folder, or True with out=, got True without out=")
+            raise InputError("keep_maps: expected a folder, or True with out=, got True without out=")
         return Path(out) / "maps" if keep and out is not None else None
     return Path(keep)
 
@@ -546,7 +546,7 @@ def warn_of_missing_maps(folder: Path, rows: Rows) -> None:
 
 
 def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
-    """BadInput if an image of a folder has no map, or one of another class; images that cannot be read need
+    """InputError if an image of a folder has no map, or one of another class; images that cannot be read need
     none. The images of a stream are not known before they are read.
 
     target: "label", a class, or anything else for classes that are not known yet
@@ -558,7 +558,7 @@ def check_complete(plan: Plan, source: FilesSource, target: object) -> None:
         missing = [image for image in images if not method.source.has(method.maps, image)]
         if any(source.readable(FilesJob((one,), (), items=(images[one],)), one) for one in missing):
             unknown = method.source.images - set(images)
-            raise BadInput(missing_message(method.maps, missing, len(images), unknown))
+            raise InputError(missing_message(method.maps, missing, len(images), unknown))
         unread = set(missing)
         for image in (name for name in images if name not in unread):
             explained = images[image].label if target == "label" else target
@@ -578,8 +578,8 @@ class VerifyRequest(Request):
     target: the class that is explained and scored: "label" or None, "predicted", a class (index or name), or
         one class for each image
     start_layers: "all", or layers such as "0,3,6": score each method with PLUS starting at each of them
-    mean, std: the normalisation of images in memory
-    diffmask, shapley: files of the learnt methods diffmask and vit_shapley
+    mean, std: the normalization of images in memory
+    diffmask, shapley: files of the learned methods diffmask and vit_shapley
     maps: maps to measure besides those of `methods`: a folder, or arrays by method
     keep_maps: a folder for the maps that are computed
     random: also measure the method `random`, the chance level
@@ -601,8 +601,8 @@ class VerifyRequest(Request):
     random: bool = False
 
     @property
-    def learnt(self) -> dict[str, Path | None]:
-        """The files of learnt methods, by the method's name."""
+    def learned(self) -> dict[str, Path | None]:
+        """The files of learned methods, by the method's name."""
         return {"diffmask": self.diffmask, "vit_shapley": self.shapley}
 
 
@@ -688,7 +688,7 @@ def run_verify(
             jobs = list(counted) if isinstance(group, Sequence) else counted  # a stream is read as it runs
             run.execute(jobs, ready.source, ready.compute, num_workers=ready.num_workers)
     for damage in ready.source.damaged:
-        warnings.warn(damage, DamagedData, stacklevel=2)
+        warnings.warn(damage, DamagedDataWarning, stacklevel=2)
     rows = run.rows()
     if request.keep_maps is not None and run.resumed and world.rank == 0:
         warn_of_missing_maps(request.keep_maps, rows)
@@ -700,7 +700,7 @@ def run_verify(
 def _plan(request: VerifyRequest, vit: ViT) -> Plan:
     return make_plan(
         vit,
-        with_files(request.methods, request.learnt),
+        with_files(request.methods, request.learned),
         request.metrics,
         request.scores,
         request.ratios,
@@ -720,11 +720,11 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
     plan = _plan(request, vit)
     lookup = Classes(loaded.class_names, classes)
     if vit.plan.outputs == "values":
-        lookup = Unlabelled()  # folders are not named by values
+        lookup = Unlabeled()  # folders are not named by values
     target = _class_target(request.target, loaded, classes, vit.plan.outputs)
     images, facts = open_images(request, place, lookup, labels_needed=target == "label")
     if plan.needs_masks and images.decode is None:
-        raise BadInput(
+        raise InputError(
             f"{', '.join(plan.needs_masks)}: expected masks. Give masks=FOLDER, or leave these metrics out."
         )
     source = FilesSource(images, loaded, request.batch_size)
@@ -740,7 +740,7 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         "device": next(vit.model.parameters()).device.type,
     }
     origin = request.origin(loaded)
-    for name, file in request.learnt.items():
+    for name, file in request.learned.items():
         if file is not None:
             described[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
             origin[name] = str(file)
@@ -754,7 +754,7 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
         loaded.identity,
         _settings(plan, loaded.identity, described),
         {**about_run(request), "given": origin},
-        images.without if isinstance(images, LabelledImages) else 0,
+        images.without if isinstance(images, LabeledImages) else 0,
     )
 
 
@@ -764,10 +764,10 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         loaded = request.load(World())
     vit = adapt(request.model if loaded is None else loaded)
     plan = _plan(request, vit)
-    normalisation = normalisation_of(vit.model, loaded, request.mean, request.std)
-    if plan.painting and not normalisation.known:
+    normalization = normalization_of(vit.model, loaded, request.mean, request.std)
+    if plan.painting and not normalization.known:
         warnings.warn(
-            f"{', '.join(plan.painting)}: pixels are set to black before normalisation, which the model "
+            f"{', '.join(plan.painting)}: pixels are set to black before normalization, which the model "
             "does not "
             "declare: ImageNet's mean and std are assumed. Give mean= and std= if they are others.",
             stacklevel=5,  # the caller of `verify`
@@ -783,12 +783,12 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         preprocess=None if loaded is None else loaded.preprocess,
         labels_used=target == "label" or vit.plan.outputs == "classes",
     )
-    source = MemorySource(data, normalisation, next(vit.model.parameters()).dtype)
+    source = MemorySource(data, normalization, next(vit.model.parameters()).dtype)
     target_of = _target_function(target, source)
     identity = identity_of(vit.model, loaded)
     first = source.first
     if note := range_note(loaded or vit, vit.check(first.images)):
-        warnings.warn(note, ImagesOutOfRange, stacklevel=5)  # the caller of `verify`
+        warnings.warn(note, ImagesOutOfRangeWarning, stacklevel=5)  # the caller of `verify`
     described: dict[str, Any] = {
         "data": "in memory",
         "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
@@ -798,15 +798,15 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
     if request.limit is not None:
         described["limit"] = request.limit
     if plan.painting:
-        described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalisation)}
+        described |= {name: torch.tensor(values).tolist() for name, values in _statistics(normalization)}
     settings = _settings(plan, identity, described)
     return PreparedVerify(
         request, vit, loaded, plan, source, target_of, identity, settings, about_run(request)
     )
 
 
-def _statistics(normalisation: Normalisation) -> list[tuple[str, tuple[float, ...]]]:
-    return [("mean", normalisation.mean), ("std", normalisation.std)]
+def _statistics(normalization: Normalization) -> list[tuple[str, tuple[float, ...]]]:
+    return [("mean", normalization.mean), ("std", normalization.std)]
 
 
 def _settings(plan: Plan, identity: dict[str, str], described: dict[str, Any]) -> dict[str, Any]:
@@ -835,7 +835,7 @@ def _class_target(
     if outputs == "values" and (target is None or (isinstance(target, str) and target in BY_NAME)):
         if classes == 1:
             return 0
-        raise BadInput(
+        raise InputError(
             f"target: this model gives {classes} values (regression), and none of them is the label or the "
             f"predicted one. Give the index of the value to explain.",
             option="target",
@@ -846,17 +846,17 @@ def _class_target(
         if target in BY_NAME:
             return target
         if loaded is None:
-            raise BadInput(
+            raise InputError(
                 f"target: expected label, predicted, a class, or one class for each image, got {target!r}"
             )
         target = loaded.class_index(target)
     indices = torch.as_tensor(target, dtype=torch.long)
     if indices.dim() > 1:
-        raise BadInput(f"target: expected one class for each image, got shape {tuple(indices.shape)}")
+        raise InputError(f"target: expected one class for each image, got shape {tuple(indices.shape)}")
     if indices.dim() == 1:
         return indices
     if classes is not None and int(indices) >= classes:
-        raise BadInput(f"class {int(indices)} is out of range: the model has classes 0..{classes - 1}")
+        raise InputError(f"class {int(indices)} is out of range: the model has classes 0..{classes - 1}")
     return int(indices)
 
 
@@ -879,7 +879,7 @@ def _target_function(target: str | int | Tensor, source: ImageSource) -> TargetO
     def given(batch: Batch, forward: CachedForward) -> Tensor:
         positions = [source.position(name) for name in batch.names]
         if max(positions) >= len(target):
-            raise BadInput(
+            raise InputError(
                 f"target: expected one class for each image, got {len(target)} for more than "
                 f"{max(positions)} images"
             )
@@ -918,9 +918,9 @@ def verify(
 
     model: a model, a view, the result of `load_model`, or a name for it; a folder needs one of the last two,
         which know how images are preprocessed
-    data: a folder of labelled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or
+    data: a folder of labeled images or its index.csv; a stream "wds:..." or "hf:..." (see docs/data.md); or
         batches (images, labels) or (images, labels, masks), a `DataLoader` of such batches, or a `Dataset`:
-        images (B, 3, H, W) normalised for the model, labels (B,), masks (B, H, W) with 255 object, 128
+        images (B, 3, H, W) normalized for the model, labels (B,), masks (B, H, W) with 255 object, 128
         border, 0 background, or booleans. Images in memory are called "0", "1", ... in order
     methods, method: names or `sg.method(...)`; "all" is every method that supports the model, "quick" all but
         searches. By default the method of `explain`, or none if `maps` are given
@@ -935,7 +935,7 @@ def verify(
     limit: at most this many images; of a folder, spread evenly over the classes; of a stream, the first ones
     batch_size: for files or a `Dataset`
     num_workers: threads that read images ahead of the model; None: for files, by the number of cores
-    mean, std: the normalisation of images in memory, for metrics that paint pixels; known for loaded and timm
+    mean, std: the normalization of images in memory, for metrics that paint pixels; known for loaded and timm
         models
     maps: maps to measure that were made before, by this package or by another: a folder of map files
         (docs/maps.md), or a dict from the name of a method to an array (N, rows, columns), or to a dict from

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.trace.offsets import Placed, Pooled, rests
 from steadygaze.trace.record import Attention, Record, Term, Want
 from steadygaze.trace.rules import PLAIN, Rules
@@ -260,12 +260,12 @@ def _needs_no_attention(vit: ViT, layer: int, rules: Rules, want: Want) -> None:
     if not vit.plan.global_attention or not (read or rules.attention != 1 or want.implicit):
         return
     if read and empty:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"block {layer} of this {vit.plan.kind} has no attention. If it does nothing, remove it from "
             f"the model."
         )
     if not empty:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"the attention of block {layer} of this {vit.plan.kind} runs in a kernel that cannot be "
             f"inspected. "
             f"Let it use F.scaled_dot_product_attention; in transformers, "

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.trace.capture import Trace
 from steadygaze.vit.intercept import (
     ACTIVATIONS,
@@ -130,8 +130,8 @@ class _Replay(Interception):
         bias: Any = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        y = centred * self.note((centred.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
+        centered = x - x.mean(-1, keepdim=True)
+        y = centered * self.note((centered.pow(2).mean(-1, keepdim=True) + eps).rsqrt())
         y = y if weight is None else y * weight
         return y if bias is None else self.share(y, bias)
 
@@ -246,9 +246,11 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
     vit, weights = trace.vit, trace.grad(trace.logits)
     if vit.plan.mixed or not vit.plan.global_attention:
         why = "convolutions, TAP or CB mix them" if vit.plan.mixed else "its grids change"
-        raise MethodUnavailable(f"biases cannot be distributed over the tokens of a {vit.plan.kind}: {why}")
+        raise MethodUnavailableError(
+            f"biases cannot be distributed over the tokens of a {vit.plan.kind}: {why}"
+        )
     if rule == "cls" and vit.prefix == 0:
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"bias='cls' attributes every bias to the class token, and this {vit.plan.kind} has none"
         )
     tangent = not trace.run.rules.slope
@@ -263,7 +265,7 @@ def decompose(trace: Trace, layer: int, rule: str) -> Float[Tensor, "b n"]:
             replay.noting = False
             shares = _run(trace, layer, remember(sources, trace.run.layout))
         if not torch.allclose(shares.sum(0), logits[0], rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"bias={rule!r}: the shares of the tokens do not sum to the logits of this "
                 f"{vit.plan.kind}, which "
                 f"adds something else (such as a class token behind the blocks). Use bias='none'."

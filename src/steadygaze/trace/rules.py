@@ -174,9 +174,9 @@ def held_layer_norm(
         return _HeldNorm.apply(x, shape, weight, bias, eps)
     axes = tuple(range(-len(shape), 0))
     wide = x.float() if x.dtype.itemsize < 4 else x
-    centred = wide - wide.mean(axes, keepdim=True)
-    sigma = (centred.detach().pow(2).mean(axes, keepdim=True) + eps).sqrt()
-    y = (centred / sigma).to(x.dtype)
+    centered = wide - wide.mean(axes, keepdim=True)
+    sigma = (centered.detach().pow(2).mean(axes, keepdim=True) + eps).sqrt()
+    y = (centered / sigma).to(x.dtype)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 

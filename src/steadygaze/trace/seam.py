@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.trace.record import Attention, Record, Term, Want
 from steadygaze.trace.rules import (
     PLAIN,
@@ -227,7 +227,7 @@ class Seam(Interception):
         """Offset of the attention core, A·v − J·(q, k, v).
 
         Along (q, k) the logits change by their bilinear part `raw`, once for each of q and k that depends
-        on the tokens (`moving` of them; a learnt query does not).
+        on the tokens (`moving` of them; a learned query does not).
         """
         with torch.no_grad():
             ds = moving * raw
@@ -289,7 +289,7 @@ class Seam(Interception):
     def rsqrt(self, func: TorchFunction, x: Tensor) -> Tensor:
         """1/σ of an RMS norm that is written out, as in language models; held constant by the rules."""
         if self.want.implicit and not self.rules.norm and x.requires_grad:
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 "implicit=True: the offset of a norm that is written out is not known. "
                 "Use implicit=False, or freeze=1: then there are no such terms."
             )

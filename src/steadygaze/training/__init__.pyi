@@ -6,4 +6,4 @@ from .recipe import Recipe as Recipe
 from .recipe import read_recipe as read_recipe
 from .run_files import TrainingProgress as TrainingProgress
 from .run_files import TrainingResult as TrainingResult
-from .run_files import TrainingStopped as TrainingStopped
+from .run_files import TrainingStoppedError as TrainingStoppedError

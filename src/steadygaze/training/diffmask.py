@@ -57,7 +57,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadCheckpoint, BadInput, UnknownName
+from steadygaze.errors import CheckpointError, InputError, UnknownNameError
 from steadygaze.methods.diffmask import (
     DiffMask,
     HardConcrete,
@@ -70,7 +70,7 @@ from steadygaze.methods.diffmask import (
     write,
 )
 from steadygaze.trace.capture import forward
-from steadygaze.training.explainers import LearntRequest, LearntResult, LearntRun, moments, restore_moments
+from steadygaze.training.explainers import LearnedRequest, LearnedResult, LearnedRun, moments, restore_moments
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.view import ViT
 
@@ -132,16 +132,16 @@ class Settings:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise UnknownName(name, str(getattr(self, name)), choices)
+                raise UnknownNameError(name, str(getattr(self, name)), choices)
         if self.definition not in (1, 2):
-            raise BadInput(f"definition: expected 1 or 2, got {self.definition!r}")
+            raise InputError(f"definition: expected 1 or 2, got {self.definition!r}")
         if self.target is not None and self.kl != "class":
-            raise BadInput(f"target={self.target} is for masks of one class: set kl='class' too")
+            raise InputError(f"target={self.target} is for masks of one class: set kl='class' too")
         for name in ("gate_rate", "baseline_rate", "dual_rate"):
             if not getattr(self, name) >= 0:
-                raise BadInput(f"{name}: expected a rate of at least 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a rate of at least 0, got {getattr(self, name)}")
         if not self.left < 0 < self.right or not self.temperature > 0:
-            raise BadInput(
+            raise InputError(
                 "expected left < 0 < right and temperature > 0, "
                 f"got {self.left}, {self.right}, {self.temperature}"
             )
@@ -152,7 +152,7 @@ class Settings:
         values: dict[str, Any] = {}
         for name in presets:
             if name not in PRESETS:
-                raise UnknownName("preset", name, PRESETS)
+                raise UnknownNameError("preset", name, PRESETS)
             values |= PRESETS[name]
         return cls(**(values | {key: value for key, value in options.items() if value is not None}))
 
@@ -169,7 +169,7 @@ class Settings:
         """For another attempt after a divergence: the next seed; "stretch" also α + 5, as in the paper's
         ImageNet run."""
         if how not in ("seed", "stretch"):
-            raise UnknownName("way to restart", how, ("seed", "stretch"))
+            raise UnknownNameError("way to restart", how, ("seed", "stretch"))
         wider = self.stretch + (5.0 if how == "stretch" else 0.0)
         return replace(self, seed=self.seed + 1, stretch=wider)
 
@@ -250,8 +250,8 @@ class Trainer:
             {"params": [self.mask.baseline], "lr": settings.baseline_rate},
         ]
         self.rates = [settings.gate_rate, settings.baseline_rate]
-        self.optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999))
-        self.dual_optimiser = torch.optim.Adam(self.duals, lr=settings.dual_rate, betas=(0.9, 0.999))
+        self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.999))
+        self.dual_optimizer = torch.optim.Adam(self.duals, lr=settings.dual_rate, betas=(0.9, 0.999))
         named_duals = {f"dual.{i}": p for i, p in enumerate(self.duals)}
         self.parameters = {**dict(self.mask.named_parameters()), **named_duals}
         self.slow: dict[str, Tensor] = {}  # Lookahead's slow weights
@@ -270,16 +270,16 @@ class Trainer:
             kl, l0, kept, kept_counted, accuracy = self._measure(images, layer)
             dual = self.duals[layer]
             loss = dual.detach() * (kl - self.settings.margin) + l0
-            self.optimiser.zero_grad(set_to_none=True)
-            self.dual_optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.dual_optimizer.zero_grad(set_to_none=True)
             loss.backward()
         violation = (kl - self.settings.margin).detach()
-        dual.grad = -violation if self.settings.dual == "ascent" else violation  # the optimiser descends
+        dual.grad = -violation if self.settings.dual == "ascent" else violation  # the optimizer descends
         warmup = min(1.0, (self.steps + 1) / max(1, self.settings.warmup))
-        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * warmup
-        self.optimiser.step()
-        self.dual_optimiser.step()
+        self.optimizer.step()
+        self.dual_optimizer.step()
         self.steps += 1
         self._sync_slow_weights()
         with torch.no_grad():
@@ -358,7 +358,7 @@ class Trainer:
         tensors |= {f"dual.{i}": p for i, p in enumerate(self.duals)}
         tensors |= {f"slow.{name}": value for name, value in self.slow.items()}
         for name, p in self.parameters.items():
-            tensors |= moments(name, p, self._optimiser_of(name))
+            tensors |= moments(name, p, self._optimizer_of(name))
         facts = {"steps": self.steps, "settings": asdict(self.settings)}
         return facts, {key: value.detach().clone() for key, value in tensors.items()}
 
@@ -375,10 +375,10 @@ class Trainer:
             for i, p in enumerate(self.duals):
                 p.copy_(tensors[f"dual.{i}"])
         for name, p in self.parameters.items():
-            restore_moments(name, p, self._optimiser_of(name), tensors)
+            restore_moments(name, p, self._optimizer_of(name), tensors)
 
-    def _optimiser_of(self, name: str) -> torch.optim.Optimizer:
-        return self.dual_optimiser if name.startswith("dual.") else self.optimiser
+    def _optimizer_of(self, name: str) -> torch.optim.Optimizer:
+        return self.dual_optimizer if name.startswith("dual.") else self.optimizer
 
 
 def hidden_widths(vit: ViT, images: Tensor) -> tuple[int, ...]:
@@ -414,7 +414,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class DiffMaskRequest(LearntRequest):
+class DiffMaskRequest(LearnedRequest):
     """What to train. options: values of `Settings`, on top of the presets.
 
     target: class name or index of a mask for one class
@@ -429,7 +429,7 @@ class DiffMaskRequest(LearntRequest):
     restart_with: str = "seed"
 
 
-class DiffMaskRun(LearntRun[DiffMaskRequest, Trainer]):
+class DiffMaskRun(LearnedRun[DiffMaskRequest, Trainer]):
     """A training of gates. Masks that end all on or all off are restarted too, if that is allowed."""
 
     what: ClassVar[str] = "a mask"
@@ -460,7 +460,7 @@ class DiffMaskRun(LearntRun[DiffMaskRequest, Trainer]):
     def _read_warm_start(self, path: Path) -> DiffMask:
         mask = read_file(path)[0]
         if mask.shape.widths != self.widths:
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"warm start: expected a mask for {len(self.widths)} states of widths "
                 f"{_widths_text(self.widths)}, as this model has; {path} has {len(mask.shape.widths)} "
                 f"of widths {_widths_text(mask.shape.widths)}"
@@ -493,7 +493,7 @@ class DiffMaskRun(LearntRun[DiffMaskRequest, Trainer]):
     def check_step(self, report: StepReport) -> str:
         return self.monitor(report, self.trainer.steps)
 
-    def finish(self, sample: Tensor) -> LearntResult:
+    def finish(self, sample: Tensor) -> LearnedResult:
         while True:
             self.train_steps(sample)
             report = self.trainer.evaluate(sample)

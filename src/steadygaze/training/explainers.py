@@ -1,8 +1,8 @@
 """Preprocessed images for training, in an order that depends on the seed and the step alone.
 
-The state of an Adam optimiser as named tensors, to write it to a file and read it back.
+The state of an Adam optimizer as named tensors, to write it to a file and read it back.
 
-Training of a learnt method: one output file, resumed exactly where it stopped, one writer at a time.
+Training of a learned method: one output file, resumed exactly where it stopped, one writer at a time.
 
 The file is replaced atomically and is usable from the first save on. The images of a step depend on the seed
 and the step alone. `DiffMaskRun` and `ShapleyRun` say what is trained.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from steadygaze.data.images import find_images, read_image
-from steadygaze.errors import BadImage, BadInput, RowsNotWritten
+from steadygaze.errors import ImageError, InputError, RowsNotWrittenError
 from steadygaze.files import FileLock
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
@@ -62,7 +62,7 @@ class ImageCache:
         """These images, stacked; unreadable ones are left out and recorded."""
         images = [image for file in files if (image := self._image(file)) is not None]
         if not images:
-            raise BadImage(
+            raise ImageError(
                 f"none of {len(files)} images could be read; the first because: {self.unreadable[files[0]]}"
             )
         return torch.stack(images)
@@ -74,7 +74,7 @@ class ImageCache:
             return self._images[file]
         try:
             image = self.loaded.preprocess(read_image(file))
-        except BadImage as error:
+        except ImageError as error:
             self.unreadable[file] = str(error)
             return None
         if self._keep:
@@ -85,26 +85,26 @@ class ImageCache:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def moments(name: str, parameter: Tensor, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser remembers of a parameter; empty if it has not moved it yet."""
-    return {f"adam.{key}.{name}": value for key, value in optimiser.state.get(parameter, {}).items()}
+def moments(name: str, parameter: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimizer remembers of a parameter; empty if it has not moved it yet."""
+    return {f"adam.{key}.{name}": value for key, value in optimizer.state.get(parameter, {}).items()}
 
 
 def restore_moments(
-    name: str, parameter: Tensor, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+    name: str, parameter: Tensor, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Give the optimiser what `moments` returned."""
+    """Give the optimizer what `moments` returned."""
     if f"adam.step.{name}" not in tensors:
         return
     saved = {key: tensors[f"adam.{key}.{name}"].to(parameter).clone() for key in MOMENTS}
-    optimiser.state[parameter] = {"step": tensors[f"adam.step.{name}"].clone(), **saved}
+    optimizer.state[parameter] = {"step": tensors[f"adam.step.{name}"].clone(), **saved}
 
 
 EVALUATED = 64  # images that the result is evaluated on
 
 
 @dataclass(frozen=True)
-class LearntRequest:
+class LearnedRequest:
     """What to train.
 
     data: folders of images, at any depth; labels are not needed
@@ -162,10 +162,10 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True)
-class LearntResult:
+class LearnedResult:
     """How training ended.
 
-    attempt: number of restarts; report: what was learnt, measured on some of the images
+    attempt: number of restarts; report: what was learned, measured on some of the images
     problem: what is wrong with it, empty if nothing is; too_early: because it was not trained for long enough
     initial: the report before the first step, None if the file does not say
     """
@@ -179,11 +179,11 @@ class LearntResult:
     unreadable: tuple[str, ...] = ()
 
 
-R = TypeVar("R", bound=LearntRequest)
+R = TypeVar("R", bound=LearnedRequest)
 T = TypeVar("T", bound=Trainer)
 
 
-class LearntRun(ABC, Generic[R, T]):
+class LearnedRun(ABC, Generic[R, T]):
     """A checked request: the model is loaded, the images are found, and an earlier state is restored if there
     is one.
 
@@ -233,7 +233,7 @@ class LearntRun(ABC, Generic[R, T]):
         """Why training cannot be continued after this step; empty if it can."""
 
     @abstractmethod
-    def finish(self, sample: Tensor) -> LearntResult:
+    def finish(self, sample: Tensor) -> LearnedResult:
         """Train to the end with `train_steps`, save, and report."""
 
     def before_first_step(self, sample: Tensor) -> None:
@@ -280,7 +280,7 @@ class LearntRun(ABC, Generic[R, T]):
         changed = [key for key in now if key not in ignored and before.get(key) != now[key]]
         if changed:
             listing = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
-            raise BadInput(
+            raise InputError(
                 f"{out} holds {self.what} of another training: {listing}. "
                 "Use the same settings to resume it, or another output file."
             )
@@ -290,7 +290,7 @@ class LearntRun(ABC, Generic[R, T]):
         self.resumed = self.trainer.steps
 
     def save(self, problem: str = "", too_early: bool = False) -> None:
-        """Write what was learnt and the state. `stopped` is true if training had to end; otherwise it may be
+        """Write what was learned and the state. `stopped` is true if training had to end; otherwise it may be
         continued."""
         facts, tensors = self.trainer.state()
         facts |= {
@@ -304,11 +304,11 @@ class LearntRun(ABC, Generic[R, T]):
         try:
             self.write(facts, tensors)
         except OSError as error:
-            raise RowsNotWritten(
+            raise RowsNotWrittenError(
                 f"{self.request.out} could not be written ({error.strerror}): choose another output file"
             ) from error
 
-    def execute(self, on_progress: OnProgress = ignore_progress) -> LearntResult:
+    def execute(self, on_progress: OnProgress = ignore_progress) -> LearnedResult:
         """Train to the end, as the only process that writes the file."""
         self.on_progress = on_progress
         with self._locked():
@@ -326,13 +326,13 @@ class LearntRun(ABC, Generic[R, T]):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RowsNotWritten(
+            raise RowsNotWrittenError(
                 f"{out} could not be written ({error.strerror}): choose another output file"
             ) from error
         try:
             lock = FileLock(out.with_name(f".{out.name}.lock"))
-        except BadInput as error:
-            raise BadInput(
+        except InputError as error:
+            raise InputError(
                 f"{out}: another process is training this file. Wait for it, or choose another output file."
             ) from error
         with lock:
@@ -359,10 +359,12 @@ class LearntRun(ABC, Generic[R, T]):
             self.save(self.problem)
             raise
 
-    def result(self, report: object, problem: str, too_early: bool, initial: object = None) -> LearntResult:
+    def result(self, report: object, problem: str, too_early: bool, initial: object = None) -> LearnedResult:
         """How training ended."""
         unreadable = tuple(self.images.unreadable.values())
-        return LearntResult(self.trainer.steps, self.attempt, report, problem, too_early, initial, unreadable)
+        return LearnedResult(
+            self.trainer.steps, self.attempt, report, problem, too_early, initial, unreadable
+        )
 
     def report_progress(self, detail: str = "") -> None:
         done = min(self.trainer.steps, self.total_steps)

@@ -1,4 +1,4 @@
-"""Augmentation of one image with its mask: crops, flips, colours, timm's RandAugment and random erasing.
+"""Augmentation of one image with its mask: crops, flips, colors, timm's RandAugment and random erasing.
 
 The images and masks that a recipe selects, checked before the first step.
 
@@ -9,7 +9,7 @@ a state that a killed run would lose, nor from the number of processes or worker
 
 Linear probe (`train = "head"`): the last linear layer of a frozen model, trained on cached features.
 
-The features of an image are the input of that layer for the image's centre view, the one that is tested. They
+The features of an image are the input of that layer for the image's center view, the one that is tested. They
 are computed once, before the first step, so that an epoch costs one matrix product for each step. Random
 augmentation would need the backbone again, and is left out.
 """
@@ -36,11 +36,11 @@ from torch.utils.data import DataLoader, Dataset
 from steadygaze.data.folders import ClassLookup, Item
 from steadygaze.data.images import SUFFIXES, image_size, read_image
 from steadygaze.data.label_maps import IGNORED, SegmentationImages, find_label_maps
-from steadygaze.data.masks import OBJECT, LabelledImages, find_labelled_images, read_mask
+from steadygaze.data.masks import OBJECT, LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import FilePart, StreamSpec, Unusable, is_stream
 from steadygaze.data.streams import open_stream
-from steadygaze.errors import BadImage, BadInput
+from steadygaze.errors import ImageError, InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.training.losses.registry import class_logits, model_outputs
 from steadygaze.training.recipe import Augment, Data
@@ -60,7 +60,7 @@ class Augmentation:
 
     def __init__(self, options: Augment, preprocess: Preprocess, mask_padding: int = 0) -> None:
         self.options, self.preprocess, self.mask_padding = options, preprocess, mask_padding
-        assert self._colour_operations is not None  # options that timm refuses are reported before training
+        assert self._color_operations is not None  # options that timm refuses are reported before training
 
     def random_crop(self, image: Image.Image, *, is_mask: bool = False) -> Image.Image:
         """A random crop and flip, at the size of the model."""
@@ -73,7 +73,7 @@ class Augmentation:
             box = RandomResizedCrop.get_params(image, o.scale, o.ratio)
             image = F.resized_crop(image, *box, [height, width], interpolation)
         elif o.crop == "none":
-            image = self._centre_crop(image, is_mask)
+            image = self._center_crop(image, is_mask)
         else:
             if o.crop == "resize":
                 image = F.resize(image, [o.resize, o.resize], interpolation)
@@ -84,29 +84,29 @@ class Augmentation:
             image = F.crop(image, *RandomCrop.get_params(image, (height, width)))
         return F.hflip(image) if torch.rand(()).item() < o.flip else image
 
-    def recolour(self, image: Image.Image) -> Image.Image:
-        """Colour jitter and RandAugment; the latter moves pixels too, and is never used with masks."""
-        for operation in self._colour_operations:
+    def recolor(self, image: Image.Image) -> Image.Image:
+        """Color jitter and RandAugment; the latter moves pixels too, and is never used with masks."""
+        for operation in self._color_operations:
             image = operation(image)
         return image
 
     def to_tensor(self, image: Image.Image) -> Tensor:
-        """An image of the model's size as the model takes it, (3, H, W), normalised."""
+        """An image of the model's size as the model takes it, (3, H, W), normalized."""
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-        return self.preprocess.normalise(pixels.permute(2, 0, 1).contiguous())
+        return self.preprocess.normalize(pixels.permute(2, 0, 1).contiguous())
 
     def erase(self, image: Tensor) -> Tensor:
-        """Random erasing, of the normalised image."""
+        """Random erasing, of the normalized image."""
         return self._erase(image) if self.options.erase else image
 
-    def _centre_crop(self, image: Image.Image, is_mask: bool) -> Image.Image:
+    def _center_crop(self, image: Image.Image, is_mask: bool) -> Image.Image:
         """The crop of testing."""
         if is_mask:
             return Image.fromarray(self.preprocess.mask(image).numpy())
         return Image.fromarray(self.preprocess.pixels(image))
 
     @cached_property
-    def _colour_operations(self) -> list[ImageOperation]:
+    def _color_operations(self) -> list[ImageOperation]:
         from torchvision.transforms import ColorJitter
 
         o = self.options
@@ -141,7 +141,7 @@ def mask_to_tensor(mask: Image.Image) -> Tensor:
 def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: str | None = None) -> Any:
     """timm's RandAugment, on every version of Pillow.
 
-    config: in timm's notation; mean: colour of pixels moved in from outside; side: of the image, in pixels
+    config: in timm's notation; mean: color of pixels moved in from outside; side: of the image, in pixels
     interpolation: None or "random": bilinear or bicubic, drawn for each operation
     """
     from timm.data.auto_augment import rand_augment_transform
@@ -155,7 +155,7 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
         transform = rand_augment_transform(config, options)
         _check_layers(transform)
     except Exception as error:  # timm's parser of the notation raises many kinds
-        raise BadInput(
+        raise InputError(
             f"augment.rand_augment: expected timm's notation, such as rand-m9-mstd0.5-inc1, got {config!r}"
         ) from error
     for operation in transform.ops:
@@ -170,7 +170,7 @@ def _check_layers(transform: Any) -> None:
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
-    """Keep the highest bits of every colour. 0 bits, which timm uses and new versions of Pillow refuse, give
+    """Keep the highest bits of every color. 0 bits, which timm uses and new versions of Pillow refuse, give
     black."""
     from timm.data.auto_augment import posterize as timm_posterize
 
@@ -187,14 +187,14 @@ def class_folders(folder: str) -> tuple[str, ...] | None:
         return None
     if not root.is_dir():
         reason = "a file" if root.exists() else "no such folder"
-        raise BadInput(f"data.train: expected a folder of images, got {folder!r}: {reason}")
+        raise InputError(f"data.train: expected a folder of images, got {folder!r}: {reason}")
     if (root / "index.csv").is_file():
         return None
     return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str | None) -> LabelledImages:
-    """The labelled images of a recipe, for "train" or "test".
+def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str | None) -> LabeledImages:
+    """The labeled images of a recipe, for "train" or "test".
 
     classes: of the classifier; None for segmentation, whose images have label maps
     masks: folder of the masks, None if they are not needed
@@ -205,18 +205,18 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
     class_range: list[int] | None = getattr(data, f"{prefix}classes")
     image_range: list[int] | None = getattr(data, f"{prefix}images")
     if classes is None:
-        labelled: LabelledImages = find_label_maps(folder, masks, part)
+        labeled: LabeledImages = find_label_maps(folder, masks, part)
     elif is_stream(folder):
-        labelled = _listed_shards(StreamSpec.parse(folder), part, classes)
+        labeled = _listed_shards(StreamSpec.parse(folder), part, classes)
     else:
-        labelled = find_labelled_images(folder, masks, classes)
-    items = [item for item in labelled.items if item.label is not None]
+        labeled = find_labeled_images(folder, masks, classes)
+    items = [item for item in labeled.items if item.label is not None]
     if masks is not None and not is_stream(folder):
         _check_masks_have_images(Path(masks), Path(folder), items)
     for item in items:
         if item.encoded is None and not item.path.is_file():
             with_mask = ", with a mask," if item.mask else ""
-            raise BadInput(f"data.{part}: {item.path} is listed{with_mask} but does not exist")
+            raise InputError(f"data.{part}: {item.path} is listed{with_mask} but does not exist")
     if only is not None and classes is not None:
         wanted = {classes.index(text) for text in only}
         items = [item for item in items if item.label in wanted]
@@ -227,28 +227,28 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
     if image_range is not None:
         items = _range_of_each_class(items, image_range)
     if not items:
-        raise BadInput(f"data.{part}: the recipe selects no image of {folder}")
-    return replace(labelled, items=items)
+        raise InputError(f"data.{part}: the recipe selects no image of {folder}")
+    return replace(labeled, items=items)
 
 
-def _listed_shards(spec: StreamSpec, part: str, classes: ClassLookup) -> LabelledImages:
+def _listed_shards(spec: StreamSpec, part: str, classes: ClassLookup) -> LabeledImages:
     """All images of local shards: their places are listed once, and each is read when it is needed."""
     if spec.kind != "wds":
-        raise BadInput(f"data.{part}: expected a folder or local WebDataset shards (wds:...), got {spec}")
+        raise InputError(f"data.{part}: expected a folder or local WebDataset shards (wds:...), got {spec}")
     stream = open_stream(spec, classes)
     items = []
     for item in stream:
         if isinstance(item.encoded, Unusable):
-            raise BadInput(f"data.{part}: {item.encoded.reason}")
+            raise InputError(f"data.{part}: {item.encoded.reason}")
         if not isinstance(item.encoded, FilePart):
-            raise BadInput(
+            raise InputError(
                 f"data.{part}: training reads images in random order: expected local tar archives that are "
                 f"not compressed, got {item.path}"
             )
         items.append(item)
     if stream.damaged:
-        raise BadInput(f"data.{part}: {stream.damaged[0]}")
-    return LabelledImages(items, stream.decode, layout=stream.layout)
+        raise InputError(f"data.{part}: {stream.damaged[0]}")
+    return LabeledImages(items, stream.decode, layout=stream.layout)
 
 
 def _range_of_each_class(items: Sequence[Item], image_range: Sequence[int]) -> list[Item]:
@@ -271,21 +271,21 @@ def _check_masks_have_images(masks: Path, folder: Path, items: Sequence[Item]) -
         expected = (folder / mask.relative_to(masks)).with_suffix("")
         exists = any(expected.with_suffix(suffix).is_file() for suffix in SUFFIXES)
         if mask not in used and not exists:
-            raise BadInput(
+            raise InputError(
                 f"{mask} is a mask without an image: expected {expected}.jpg or another format. "
                 "Remove it, or add the image."
             )
 
 
-def check_masks(labelled: LabelledImages, on_progress: OnProgress = ignore_progress) -> None:
+def check_masks(labeled: LabeledImages, on_progress: OnProgress = ignore_progress) -> None:
     """Check before the first step that every mask exists, decodes, has the size of its image and shows an
     object."""
-    total = len(labelled.items)
+    total = len(labeled.items)
     on_progress(Progress("check masks", 0, total, "masks"))
-    for number, item in enumerate(labelled.items):
-        if labelled.decode is not None and item.mask is not None:
-            mask = read_mask(item, labelled.decode, image_size(item.source))
-            check_mask_shows_object(mask, item, is_label_map=isinstance(labelled, SegmentationImages))
+    for number, item in enumerate(labeled.items):
+        if labeled.decode is not None and item.mask is not None:
+            mask = read_mask(item, labeled.decode, image_size(item.source))
+            check_mask_shows_object(mask, item, is_label_map=isinstance(labeled, SegmentationImages))
         on_progress(Progress("check masks", number + 1, total, "masks"))
 
 
@@ -299,7 +299,7 @@ def check_mask_shows_object(mask: Image.Image, item: Item, *, is_label_map: bool
     if shows_object(mask, is_label_map=is_label_map):
         return
     reason = "has no pixel with a class" if is_label_map else "is background everywhere, without any object"
-    raise BadImage(f"{item.mask}: the mask of {item.name} {reason}. Leave the image out.")
+    raise ImageError(f"{item.mask}: the mask of {item.name} {reason}. Leave the image out.")
 
 
 log = logging.getLogger(__name__)
@@ -319,14 +319,14 @@ class TrainingImages(Dataset[Sample | None]):
     testing its sample is None.
     """
 
-    def __init__(self, labelled: LabelledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
+    def __init__(self, labeled: LabeledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
         self.items, self.decode, self.preprocess, self.seed = (
-            labelled.items,
-            labelled.decode,
+            labeled.items,
+            labeled.decode,
             preprocess,
             seed,
         )
-        self.segmentation_classes = labelled.classes if isinstance(labelled, SegmentationImages) else 0
+        self.segmentation_classes = labeled.classes if isinstance(labeled, SegmentationImages) else 0
         self.generated_masks: dict[str, Tensor] | None = None
         self._unreadable = torch.zeros(len(self.items), dtype=torch.bool).share_memory_()  # also by workers
         self.augmentation = Augmentation(augment, preprocess, IGNORED if self.segmentation_classes else 0)
@@ -361,7 +361,9 @@ class TrainingImages(Dataset[Sample | None]):
             position = (position + 1) % len(self.items)
             image = self._image(position)
         if image is None:
-            raise BadImage(f"none of the {len(self.items)} images can be read, such as {self.unreadable[0]}")
+            raise ImageError(
+                f"none of the {len(self.items)} images can be read, such as {self.unreadable[0]}"
+            )
         item = self.items[position]
         image, mask = self.read(item, image)
         if view is None:
@@ -382,7 +384,7 @@ class TrainingImages(Dataset[Sample | None]):
             return None
         try:
             return read_image(self.items[index].source)
-        except BadImage as error:
+        except ImageError as error:
             log.warning("skipped: %s", error)
             self._unreadable[index] = True
             return None
@@ -411,7 +413,7 @@ class TrainingImages(Dataset[Sample | None]):
             if cropped is None:
                 return self.for_testing(image, mask)
             codes = mask_to_tensor(cropped)
-        pixels = a.to_tensor(a.recolour(a.random_crop(image)))
+        pixels = a.to_tensor(a.recolor(a.random_crop(image)))
         return a.erase(pixels), codes
 
     def _crop_with_object(self, mask: Image.Image) -> Image.Image | None:
@@ -450,7 +452,7 @@ def head_name(model: nn.Module, size: tuple[int, int]) -> str:
     for name, output in reversed(outputs.items()):
         if output.shape == logits.shape and torch.equal(output, logits):
             return name
-    raise BadInput(
+    raise InputError(
         f"train: 'head' needs a model whose last layer is linear, and the logits of {type(model).__name__} "
         "are not the output of one (the mean of two heads, or no classifier at all). "
         "Use model.new_head = true if it has none, or train = 'all'."
@@ -484,7 +486,7 @@ class CachedFeatures(Dataset[Sample | None]):
         images: TrainingImages,
     ) -> None:
         if not bool(readable.any()):
-            raise BadImage(f"none of the {len(images)} images can be read, such as {images.unreadable[0]}")
+            raise ImageError(f"none of the {len(images)} images can be read, such as {images.unreadable[0]}")
         self.features, self.readable, self._images = features, readable, images
         self.labels = torch.tensor([item.label for item in images.items])
         self._used = _next_readable(readable)

@@ -1,8 +1,8 @@
-"""Accelerator, optimiser, schedule and weight average of a recipe, from accelerate and timm.
+"""Accelerator, optimizer, schedule and weight average of a recipe, from accelerate and timm.
 
 Test loss and top-1 accuracy, or mIoU, of the weights during training, over all processes.
 
-Everything the steps of a training run need: model, images, objective, optimiser.
+Everything the steps of a training run need: model, images, objective, optimizer.
 
 The training loop, on accelerate: one process, several, or several machines.
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 from steadygaze.data.label_maps import confusion, miou
-from steadygaze.errors import BadCheckpoint, BadImage, BadInput
+from steadygaze.errors import CheckpointError, ImageError, InputError
 from steadygaze.files import FileLock, lock_folder
 from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.modules import inserted
@@ -47,14 +47,14 @@ from steadygaze.training.losses.cross_entropy import cross_entropy
 from steadygaze.training.losses.registry import class_logits, model_outputs
 from steadygaze.training.model import build_recipe_model, prepare_images
 from steadygaze.training.objective import Objective
-from steadygaze.training.recipe import Optimiser, Recipe, make_recipe, read_recipe
+from steadygaze.training.recipe import Optimizer, Recipe, make_recipe, read_recipe
 from steadygaze.training.run_files import (
     STATE,
     WEIGHTS,
     Log,
     TrainingProgress,
     TrainingResult,
-    TrainingStopped,
+    TrainingStoppedError,
     load_state,
     make_folder,
     prepare_folder,
@@ -73,14 +73,14 @@ def make_accelerator(recipe: Recipe, device: str) -> Any:
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     if device not in ("auto", "cpu"):
-        raise BadInput(
+        raise InputError(
             f"device: expected auto or cpu, got {device!r}. "
             "Select a GPU by CUDA_VISIBLE_DEVICES=1, several by accelerate launch."
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
     precision = "no" if recipe.precision == "float32" else recipe.precision
     if cpu and precision == "fp16":
-        raise BadInput("precision: fp16 needs a GPU. Use float32.")
+        raise InputError("precision: fp16 needs a GPU. Use float32.")
     handlers = [
         DistributedDataParallelKwargs(find_unused_parameters=True),
         InitProcessGroupKwargs(timeout=timedelta(hours=12)),
@@ -88,11 +88,11 @@ def make_accelerator(recipe: Recipe, device: str) -> Any:
     return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=handlers)
 
 
-def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """timm's optimiser; biases and norms do not decay unless the recipe says so."""
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """timm's optimizer; biases and norms do not decay unless the recipe says so."""
     from timm.optim import create_optimizer_v2
 
-    o = recipe.optimiser
+    o = recipe.optimizer
     lr = o.lr * (recipe.batch / o.lr_batch if o.lr_batch else 1.0)
     options: dict[str, Any] = {} if o.betas is None else {"betas": tuple(o.betas)}
     options |= {} if o.eps is None else {"eps": o.eps}
@@ -109,11 +109,11 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             filter_bias_and_bn=not o.decay_all,
             **options,
         )
-    except Exception as error:  # optimisers of many packages each raise their own kinds
-        raise BadInput(f"optimiser: timm cannot create {o.name!r} with these options ({error})") from error
+    except Exception as error:  # optimizers of many packages each raise their own kinds
+        raise InputError(f"optimizer: timm cannot create {o.name!r} with these options ({error})") from error
 
 
-def _groups_with_modules(model: nn.Module, o: Optimiser) -> list[dict[str, Any]]:
+def _groups_with_modules(model: nn.Module, o: Optimizer) -> list[dict[str, Any]]:
     """timm's parameter groups, with the parameters of inserted modules in groups of their own: `lr_scale` is
     the factor that timm's schedules apply to a group."""
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
@@ -136,12 +136,12 @@ def _groups_with_modules(model: nn.Module, o: Optimiser) -> list[dict[str, Any]]
     return split
 
 
-def recipe_lr(optimiser: torch.optim.Optimizer) -> float:
+def recipe_lr(optimizer: torch.optim.Optimizer) -> float:
     """The learning rate of this step, without the factors of layers and inserted modules."""
-    return max(group["lr"] for group in optimiser.param_groups if not group.get("inserted"))
+    return max(group["lr"] for group in optimizer.param_groups if not group.get("inserted"))
 
 
-def make_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int) -> Any:
+def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int) -> Any:
     """timm's schedule; the learning rate of a step follows from its number alone."""
     from timm.scheduler import create_scheduler_v2
 
@@ -151,7 +151,7 @@ def make_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe, steps_per_ep
     if kind == "step":
         options["decay_epochs"] = s.every
     scheduler, _ = create_scheduler_v2(
-        optimiser,
+        optimizer,
         kind,
         num_epochs=recipe.epochs - s.cooldown_epochs,
         min_lr=s.min_lr,
@@ -224,7 +224,7 @@ def evaluate(
     model.train(was_training)
     loss, num_images, *counts = accelerator.reduce(sums, reduction="sum").tolist()
     if not num_images:
-        raise BadImage(f"data.test: none of the {len(test)} images can be read")
+        raise ImageError(f"data.test: none of the {len(test)} images can be read")
     if num_classes:
         matrix = torch.tensor(counts).long().view(num_classes, num_classes)
         return {"test_loss": loss / num_images, "test_miou": float(miou(matrix))}
@@ -238,7 +238,7 @@ class TrainingSetup:
     module_start: as for `build_recipe_model`
     head_name: of a linear probe, the layer that is trained; its images are replaced by features before the
         first step
-    parallel_objective, parallel_optimiser: as accelerate wraps them for several processes
+    parallel_objective, parallel_optimizer: as accelerate wraps them for several processes
     """
 
     def __init__(
@@ -287,15 +287,15 @@ class TrainingSetup:
         else:
             self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
         if self.mixer is not None and self.sampler.micro_batch_size % 2:
-            raise BadInput(
+            raise InputError(
                 "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
                 f"in each micro-batch, got {self.sampler.micro_batch_size}"
             )
-        self.optimiser = make_optimiser(self.model, recipe)
-        self.schedule = make_schedule(self.optimiser, recipe, self.sampler.steps_per_epoch)
+        self.optimizer = make_optimizer(self.model, recipe)
+        self.schedule = make_schedule(self.optimizer, recipe, self.sampler.steps_per_epoch)
         self.average = make_average(self.model, recipe)
-        self.parallel_objective, self.parallel_optimiser = self.accelerator.prepare(
-            self.objective, self.optimiser
+        self.parallel_objective, self.parallel_optimizer = self.accelerator.prepare(
+            self.objective, self.optimizer
         )
 
     def trained_part(self, model: nn.Module) -> nn.Module:
@@ -309,7 +309,7 @@ class TrainingSetup:
         unused = unused_augmentation(self.recipe.augment)
         if unused:
             self.notes.append(
-                "train = 'head' uses the features of each image's centre view, which are computed once: "
+                "train = 'head' uses the features of each image's center view, which are computed once: "
                 f"{', '.join(sorted(unused))} have no effect"
             )
 
@@ -377,7 +377,7 @@ def train(
     elif changes:
         recipe = make_recipe(recipe.model_dump(), changes)
     if not recipe.data.train:
-        raise BadInput("data.train: expected a folder of images. Set it in the recipe or in the changes.")
+        raise InputError("data.train: expected a folder of images. Set it in the recipe or in the changes.")
     run = TrainingRun(recipe, Path(out), device, on_progress, trust_remote_code=trust_remote_code)
     try:
         return run.execute(stop_after)
@@ -512,16 +512,16 @@ class TrainingRun(TrainingSetup):
                 micro_batches = []
 
     def train_step(self, micro_batches: list[MicroBatch]) -> dict[str, float]:
-        """One step of the optimiser; the loss and its terms, averaged over all images of the step."""
+        """One step of the optimizer; the loss and its terms, averaged over all images of the step."""
         accelerator, device = self.accelerator, self.accelerator.device
         self.schedule.step_update(self.step)
-        self.parallel_optimiser.zero_grad()
+        self.parallel_optimizer.zero_grad()
         values: list[Tensor] = []
         for number, micro_batch in enumerate(micro_batches):
             images, labels, masks = (tensor.to(device) for tensor in micro_batch)
             is_last = number == len(micro_batches) - 1
-            synchronised = nullcontext() if is_last else accelerator.no_sync(self.parallel_objective)
-            with synchronised, seeded(self.recipe.seed, 3, self.step, number, accelerator.process_index):
+            synchronized = nullcontext() if is_last else accelerator.no_sync(self.parallel_objective)
+            with synchronized, seeded(self.recipe.seed, 3, self.step, number, accelerator.process_index):
                 soft_targets = None
                 if self.mixer is not None:
                     images, soft_targets = self.mixer(images, labels)
@@ -531,13 +531,13 @@ class TrainingRun(TrainingSetup):
                 accelerator.backward(total / len(micro_batches))
         mean = accelerator.reduce(torch.stack(values).mean(0), reduction="mean")
         means = dict(zip(("loss", *self.objective.term_names), mean.tolist(), strict=True))
-        clip = self.recipe.optimiser.clip or math.inf
+        clip = self.recipe.optimizer.clip or math.inf
         norm = float(accelerator.clip_grad_norm_(self.parallel_objective.parameters(), clip))
         # a gradient scaler skips a step whose gradients overflow, and lowers its scale
         overflow_allowed = accelerator.scaler is not None
         if not math.isfinite(means["loss"]) or not (overflow_allowed or math.isfinite(norm)):
             self._stop_not_finite(means, norm)
-        self.parallel_optimiser.step()
+        self.parallel_optimizer.step()
         if self.average is not None:
             self.average.update(self.model, step=self.step)
         return means
@@ -581,7 +581,7 @@ class TrainingRun(TrainingSetup):
 
     def _report(self, row: dict[str, float]) -> None:
         epoch = self.step / self.sampler.steps_per_epoch
-        lr = recipe_lr(self.optimiser)
+        lr = recipe_lr(self.optimizer)
         if self.log is not None:
             position = {"step": self.step, "epoch": round(epoch, 6), "lr": lr}
             self.log.add({**position, **row, "seconds": round(self.seconds, 3)})
@@ -612,7 +612,7 @@ class TrainingRun(TrainingSetup):
         if self.accelerator.is_main_process:
             state = {
                 "model": self.model.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "sums": self.sums,
                 "best": self.best_loss,
@@ -635,17 +635,17 @@ class TrainingRun(TrainingSetup):
         try:
             _check_state(state, self.total_steps)
             fit(self.model, state["model"], str(path))
-            self.optimiser.load_state_dict(state["optimiser"])
+            self.optimizer.load_state_dict(state["optimizer"])
             if self.average is not None:
                 fit(self.average.module, state["ema"], str(path))
             if self.accelerator.scaler is not None and "scaler" in state:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             self.step, self.sums = state["step"], state["sums"]
             self.best_loss, self.seconds = state["best"], state["spent"]
-        except BadCheckpoint:
+        except CheckpointError:
             raise
         except Exception as error:  # of whatever the file holds in place of a state
-            raise BadCheckpoint(
+            raise CheckpointError(
                 f"{path} is not a checkpoint of this run ({error}). Remove it to start again."
             ) from error
         self.resumed = self.step
@@ -666,7 +666,7 @@ class TrainingRun(TrainingSetup):
         good = "There is no earlier checkpoint."
         if path.exists():
             good = f"The last good checkpoint, of step {load_state(path)['step']}, is {path}."
-        raise TrainingStopped(
+        raise TrainingStoppedError(
             f"{reason}. {good} "
             "Lower the learning rate or the weight of a loss, clip the gradient, or use float32."
         )

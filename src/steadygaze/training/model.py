@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from steadygaze.data.folders import ClassLookup
 from steadygaze.data.label_maps import SegmentationImages, find_label_maps
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import read_weights
 from steadygaze.loading.load import load_model
@@ -102,7 +102,7 @@ def build_recipe_model(
         _check_accepts_size(model, preprocess.size)
     side = max(preprocess.size)
     if recipe.augment.crop == "resize" and recipe.augment.resize < side:
-        raise BadInput(
+        raise InputError(
             f"augment.resize: expected at least the size of the images, {side}, got {recipe.augment.resize}"
         )
     new_names = None if names is None or names is initial.class_names else list(names)
@@ -142,7 +142,7 @@ def _initial_model(
     from_run = run is not None and run["model"] == o.name and o.arguments in ({}, run["arguments"])
     is_timm = is_timm_name(o.name)
     if is_timm and not from_run and o.pretrained and o.checkpoint:
-        raise BadInput("model.pretrained, model.checkpoint: expected one of them, got both")
+        raise InputError("model.pretrained, model.checkpoint: expected one of them, got both")
     other_arguments = bool(o.arguments) and not from_run
     untrained = is_timm and not from_run and not o.pretrained
     if o.new_head or other_arguments or untrained:
@@ -182,8 +182,8 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
             arguments=o.arguments,
             new_head=o.new_head,
         )
-    except BadInput as error:
-        raise BadInput(f"model.{error}") from error
+    except InputError as error:
+        raise InputError(f"model.{error}") from error
     if o.arguments:
         _check_runs(built.model, built.preprocess.size, o.arguments)
     origin = {"model": o.name, "arguments": o.arguments}
@@ -199,7 +199,7 @@ def _backbone(model: nn.Module, recipe: Recipe) -> nn.Module:
     if not isinstance(model, Segmenter):
         return model
     if recipe.task != "segmentation":
-        raise BadInput(
+        raise InputError(
             "model: its weights are of a segmenter. "
             "Use task = 'segmentation', or the weights of a classifier."
         )
@@ -214,12 +214,12 @@ def _segmenter(
     if not isinstance(model, Segmenter):
         return segmenter(backbone, maps.classes, decoder or "linear")
     if model.classes != maps.classes:
-        raise BadInput(
+        raise InputError(
             f"model: its weights are of a segmenter of {model.classes} classes, "
             f"but the masks have {maps.classes}"
         )
     if decoder not in (None, model.decoder_name):
-        raise BadInput(
+        raise InputError(
             f"model.decoder: the weights have a {model.decoder_name} decoder, got {decoder!r}. Leave it out."
         )
     model.backbone = backbone
@@ -235,7 +235,7 @@ def _check_accepts_size(model: nn.Module, size: tuple[int, int]) -> None:
         with torch.no_grad():
             copy.deepcopy(model).eval()(torch.zeros(1, 3, *size))
     except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers differ here
-        raise BadInput(
+        raise InputError(
             f"data.size: the model does not accept images of {size[0]}x{size[1]} ({error}). Leave it out."
         ) from error
 
@@ -247,7 +247,7 @@ def _check_runs(model: nn.Module, size: tuple[int, int], arguments: Mapping[str,
         with torch.no_grad():
             model.eval()(torch.zeros(1, 3, *size))
     except Exception as error:  # of layers that were given odd values
-        raise BadInput(
+        raise InputError(
             f"model.arguments: with {dict(arguments)} the model does not run on images of "
             f"{size[0]}x{size[1]} ({type(error).__name__}: {error})"
         ) from error
@@ -283,42 +283,42 @@ def prepare_images(
     if recipe.task == "segmentation":
         return _with_label_maps(recipe, built, part, masks, on_progress)
     if not recipe.losses_with_masks:
-        labelled = select_images(recipe.data, part, built.classes, None)
-        labelled = replace(labelled, decode=None)  # index.csv may list masks that no loss needs
-        return TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed), []
+        labeled = select_images(recipe.data, part, built.classes, None)
+        labeled = replace(labeled, decode=None)  # index.csv may list masks that no loss needs
+        return TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed), []
     if masks == "tokencut":
-        labelled = select_images(recipe.data, part, built.classes, None)
-        images = TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed)
+        labeled = select_images(recipe.data, part, built.classes, None)
+        images = TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed)
         images.generated_masks = _generate_masks(
             recipe, built, images, device, on_progress, trust_remote_code=trust_remote_code
         )
         return images, _mask_notes(recipe, images.generated_masks)
-    labelled = select_images(recipe.data, part, built.classes, masks)
+    labeled = select_images(recipe.data, part, built.classes, masks)
     notes = []
-    if part == "train" and labelled.decode is None:
+    if part == "train" and labeled.decode is None:
         losses = ", ".join(recipe.losses_with_masks)
-        raise BadInput(f"data.masks: expected masks for {losses}, found none in {masks}")
-    if labelled.without:
-        notes.append(f"data.{part}: {labelled.without} images without a mask are left out")
-    check_masks(labelled, on_progress)
-    return TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed), notes
+        raise InputError(f"data.masks: expected masks for {losses}, found none in {masks}")
+    if labeled.without:
+        notes.append(f"data.{part}: {labeled.without} images without a mask are left out")
+    check_masks(labeled, on_progress)
+    return TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed), notes
 
 
 def _with_label_maps(
     recipe: Recipe, built: RecipeModel, part: str, masks: str | None, on_progress: OnProgress
 ) -> tuple[TrainingImages, list[str]]:
-    labelled = select_images(recipe.data, part, None, masks)
-    images = TrainingImages(labelled, built.preprocess, recipe.augment, recipe.seed)
+    labeled = select_images(recipe.data, part, None, masks)
+    images = TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed)
     trained = built.description["segments"]
     if images.segmentation_classes != trained:
-        raise BadInput(
+        raise InputError(
             f"data.{part}: expected masks of the {trained} classes that are trained, "
             f"got {images.segmentation_classes}"
         )
-    check_masks(labelled, on_progress)
-    if not labelled.without:
+    check_masks(labeled, on_progress)
+    if not labeled.without:
         return images, []
-    return images, [f"data.{part}: {labelled.without} images without a mask are left out"]
+    return images, [f"data.{part}: {labeled.without} images without a mask are left out"]
 
 
 def _generate_masks(
@@ -343,7 +343,7 @@ def _generate_masks(
         images.items,
         preprocess,
         refined=data.cut_edges == "bilateral",
-        centred=data.cut_centred,
+        centered=data.cut_centered,
         on_progress=on_progress,
     )
 
@@ -352,7 +352,9 @@ def _mask_notes(recipe: Recipe, masks: dict[str, Tensor]) -> list[str]:
     covered = statistics.median(float(mask.bool().double().mean()) for mask in masks.values())
     if covered >= SMALL_MASK:
         return []
-    advice = "Use another model, data.cut_by." if recipe.data.cut_centred else "Try data.cut_centred = true."
+    advice = (
+        "Use another model, data.cut_by." if recipe.data.cut_centered else "Try data.cut_centered = true."
+    )
     return [
         f"TokenCut's masks cover {100 * covered:.1f} % of an image (median): "
         f"they may miss the object. {advice}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.training.losses import LOSSES, Loss, LossBatch, LossOptions, LossSetup
 
 
@@ -63,7 +63,7 @@ class Objective(nn.Module):
         has_masks = masks is not None and masks.numel() > 0
         if self.needs_masks and not has_masks:
             names = [name for name, loss in self.losses.items() if loss.needs_masks]
-            raise BadInput(f"{', '.join(names)}: expected masks, got none")
+            raise InputError(f"{', '.join(names)}: expected masks, got none")
         observers = {name: loss.observer() for name, loss in self.losses.items()}
         active = {name: observer for name, observer in observers.items() if observer is not None}
         batch = LossBatch(self.model, images, labels, soft_targets, masks if has_masks else None, active)

@@ -41,7 +41,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from torch import nn
 
-from steadygaze.errors import BadInput, SteadygazeError, UnknownName
+from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 from steadygaze.loading.checkpoint import MAX_CLASSES
 from steadygaze.modules.base import Start
 from steadygaze.training.losses import LOSSES, LossOptions
@@ -53,45 +53,47 @@ MAX_INTEGER = 2**63 - 1
 
 
 def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
-    """`BadInput` for text with null characters, numbers that are not finite, and values that are too large.
+    """`InputError` for text with null characters, numbers that are not finite, and values that are too large.
 
     Types are left to the recipe's tables.
     """
     name = key or "recipe"
     if depth > MAX_DEPTH:
-        raise BadInput(f"{name[:80]}: nested too deeply, expected at most {MAX_DEPTH} levels")
+        raise InputError(f"{name[:80]}: nested too deeply, expected at most {MAX_DEPTH} levels")
     if isinstance(value, str):
         if "\0" in value or len(value) > MAX_TEXT:
             reason = "a null character" if "\0" in value else f"{len(value):,} characters"
-            raise BadInput(f"{name}: expected text of at most {MAX_TEXT:,} characters, got {reason}")
+            raise InputError(f"{name}: expected text of at most {MAX_TEXT:,} characters, got {reason}")
     elif isinstance(value, bool):
         return
     elif isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise BadInput(f"{name}: expected an integer of at most 64 bits, got one of {value.bit_length()}")
+            raise InputError(
+                f"{name}: expected an integer of at most 64 bits, got one of {value.bit_length()}"
+            )
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise BadInput(f"{name}: expected a finite number, got {value!r}")
+            raise InputError(f"{name}: expected a finite number, got {value!r}")
     elif isinstance(value, (Mapping, list, tuple)):
         _check_entries(value, key, depth)
 
 
 def _check_entries(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], key: str, depth: int) -> None:
     if len(value) > MAX_LENGTH:
-        raise BadInput(f"{key or 'recipe'}: expected at most {MAX_LENGTH:,} entries, got {len(value):,}")
+        raise InputError(f"{key or 'recipe'}: expected at most {MAX_LENGTH:,} entries, got {len(value):,}")
     if not isinstance(value, Mapping):
         for number, entry in enumerate(value):
             check_plain(entry, f"{key}[{number}]", depth + 1)
         return
     for name, entry in value.items():
         if not isinstance(name, str):
-            raise BadInput(f"{key or 'recipe'}: expected names as keys, got {name!r}")
+            raise InputError(f"{key or 'recipe'}: expected names as keys, got {name!r}")
         check_plain(name, key, depth)
         check_plain(entry, f"{key}.{name}" if key else name, depth + 1)
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if their values are numbers, strings, true or false, or lists of them; else `BadInput`."""
+    """The options, if their values are numbers, strings, booleans, or lists of them; else `InputError`."""
     for name, value in options.items():
         rest = [value]
         while rest:
@@ -99,7 +101,7 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
             if isinstance(entry, (list, tuple)):
                 rest.extend(entry)
             elif not isinstance(entry, (bool, int, float, str)):
-                raise BadInput(
+                raise InputError(
                     f"{name}: expected a number, a string, true, false or a list of them, "
                     f"got {type(entry).__name__}"
                 )
@@ -142,12 +144,12 @@ def explain_validation_error(
     if kind == "extra_forbidden":
         parents = first["loc"][:-1]
         known = [full_key((*parents, name), prefix) for name in _fields_at(model, parents)]
-        return UnknownName("key", key, known)
+        return UnknownNameError("key", key, known)
     if kind == "missing":
-        return BadInput(f"{key}: missing from the recipe")
+        return InputError(f"{key}: missing from the recipe")
     if kind == "literal_error":
-        return UnknownName(key, str(value), _literals(context["expected"]))
-    return BadInput(f"{key}: {_expectation(first, kind)}, got {value!r}")
+        return UnknownNameError(key, str(value), _literals(context["expected"]))
+    return InputError(f"{key}: {_expectation(first, kind)}, got {value!r}")
 
 
 def full_key(location: Sequence[str | int], prefix: str = "") -> str:
@@ -230,8 +232,8 @@ Range = Annotated[list[float], AfterValidator(_range)]
 Span = Annotated[list[int], AfterValidator(_span)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 Options = Annotated[dict[str, Any], AfterValidator(plain_options)]
-Colour = Annotated[list[float], AfterValidator(_three_numbers)]
-PositiveColour = Annotated[list[Positive], AfterValidator(_three_numbers)]
+Color = Annotated[list[float], AfterValidator(_three_numbers)]
+PositiveColor = Annotated[list[Positive], AfterValidator(_three_numbers)]
 
 
 class Table(BaseModel):
@@ -272,7 +274,7 @@ class Data(Table):
     test_masks: str | None = None
     cut_by: str | None = None  # the model whose keys TokenCut uses; None: the initial weights of this one
     cut_checkpoint: str | None = None  # weights of `cut_by`
-    cut_centred: bool = False  # subtract each image's mean key: needed for models trained with labels
+    cut_centered: bool = False  # subtract each image's mean key: needed for models trained with labels
     cut_edges: Literal["patches", "bilateral"] = "patches"  # bilateral: refined by the bilateral solver
     only: list[str] | None = None  # these classes: indices, synsets or names
     test_only: list[str] | None = None
@@ -281,10 +283,10 @@ class Data(Table):
     images: Span | None = None  # [first, stop) of the images of each class
     test_images: Span | None = None
     size: Side | None = None  # this and the next four: None uses the model's own
-    mean: Colour | None = None
-    std: PositiveColour | None = None
+    mean: Color | None = None
+    std: PositiveColor | None = None
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] | None = None
-    crop: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the image kept by the centre crop
+    crop: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the image kept by the center crop
     workers: Annotated[int, Field(ge=0, le=1024)] = 0  # worker processes that load images
 
 
@@ -318,8 +320,8 @@ class Augment(Table):
     repeats: PositiveInt = 1
 
 
-class Optimiser(Table):
-    """Optimiser of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
+class Optimizer(Table):
+    """Optimizer of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
     scaled.
 
     module_factor: learning rate of inserted modules (TAP, CB) as a multiple of `lr`. A gate that starts at 0
@@ -384,7 +386,7 @@ class Measure(Table):
 class Recipe(Table):
     """A training run.
 
-    train: "all" weights, or the "head" alone: the last linear layer, on features of each image's centre view
+    train: "all" weights, or the "head" alone: the last linear layer, on features of each image's center view
         that are computed once, without random augmentation (a linear probe)
     measure: how a sweep measures the result; it does not change the weights
     losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None:
@@ -405,7 +407,7 @@ class Recipe(Table):
     modules: Modules = Modules()
     losses: dict[str, SerializeAsAny[LossOptions]] = Field(default_factory=dict)
     augment: Augment = Augment()
-    optimiser: Optimiser = Optimiser()
+    optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     ema: Ema = Ema()
     measure: Measure = Measure()
@@ -448,19 +450,19 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.batch % self.accumulate:
-            raise BadInput(
+            raise InputError(
                 f"batch = {self.batch} cannot be divided into accumulate = {self.accumulate} equal parts: "
                 "use a multiple"
             )
         if self.schedule.cooldown_epochs >= self.epochs:
-            raise BadInput(
+            raise InputError(
                 f"schedule.cooldown_epochs: expected fewer than epochs = {self.epochs}, "
                 f"got {self.schedule.cooldown_epochs}"
             )
         if self.task == "segmentation":
             _check_segmentation(self)
         elif self.model.decoder is not None:
-            raise BadInput("model.decoder: it is of task = 'segmentation'. Leave it out, or set the task.")
+            raise InputError("model.decoder: it is of task = 'segmentation'. Leave it out, or set the task.")
         if self.task != "segmentation" and self.losses_with_masks:
             _check_masks(self)
         if self.train == "head":
@@ -500,43 +502,45 @@ def _check_segmentation(recipe: Recipe) -> None:
     able = [name for name, loss in LOSSES.items() if "segmentation" in loss.tasks]
     for name in recipe.losses:
         if name not in able:
-            raise BadInput(
+            raise InputError(
                 f"losses.{name}: it is defined for classifiers. Segmentation supports {', '.join(able)}."
             )
     for key in ("only", "test_only", "classes", "test_classes", "cut_by"):
         if getattr(recipe.data, key) is not None:
-            raise BadInput(
+            raise InputError(
                 f"data.{key}: images for segmentation have no class of their own. "
                 "Select by data.images and data.test_images."
             )
     if "tokencut" in (recipe.data.masks, recipe.data.test_masks):
-        raise BadInput("data.masks: expected a folder of ground truth for segmentation, got 'tokencut'")
+        raise InputError("data.masks: expected a folder of ground truth for segmentation, got 'tokencut'")
     if recipe.model.new_head:
-        raise BadInput("model.new_head: a segmenter always has a new head. Leave it out.")
+        raise InputError("model.new_head: a segmenter always has a new head. Leave it out.")
     _check_augmentation("task segmentation", recipe.augment)
 
 
 def _check_probe(recipe: Recipe) -> None:
     if recipe.task != "classification":
-        raise BadInput(f"train: 'head' is for classification, got task = {recipe.task!r}. Use train = 'all'.")
+        raise InputError(
+            f"train: 'head' is for classification, got task = {recipe.task!r}. Use train = 'all'."
+        )
     able = [name for name, loss in LOSSES.items() if loss.on_features]
     for name in recipe.losses:
         if name not in able:
-            raise BadInput(
+            raise InputError(
                 f"losses.{name}: it needs the whole model, and train = 'head' trains its last layer on "
                 f"cached features. Use {', '.join(able)}, or train = 'all'."
             )
     for name, options in recipe.modules.model_dump().items():
         if options is not None:
-            raise BadInput(f"modules.{name}: train = 'head' does not train it. Leave it out.")
+            raise InputError(f"modules.{name}: train = 'head' does not train it. Leave it out.")
 
 
 def _check_masks(recipe: Recipe) -> None:
     names = ", ".join(recipe.losses_with_masks)
     if recipe.data.masks is None and recipe.data.train:  # shipped recipes leave both to the user
-        raise BadInput(f"losses.{names}: expected masks. Give data.masks, a folder or 'tokencut'.")
+        raise InputError(f"losses.{names}: expected masks. Give data.masks, a folder or 'tokencut'.")
     if recipe.data.cut_checkpoint and not recipe.data.cut_by:
-        raise BadInput("data.cut_checkpoint: expected data.cut_by too, the model these weights belong to")
+        raise InputError("data.cut_checkpoint: expected data.cut_by too, the model these weights belong to")
     _check_augmentation(f"losses.{names}", recipe.augment)
 
 
@@ -544,7 +548,7 @@ def _check_augmentation(who: str, augment: Augment) -> None:
     used = [key for key in ("mixup", "cutmix", "erase", "rand_augment") if getattr(augment, key)]
     if used:
         keys = ", ".join(f"augment.{key}" for key in used)
-        raise BadInput(f"{who}: masks cannot follow {keys}. Leave these out.")
+        raise InputError(f"{who}: masks cannot follow {keys}. Leave these out.")
 
 
 RENAMED = {
@@ -566,9 +570,9 @@ def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     try:
         content = tomllib.loads(text)
     except ValueError as error:  # also of integers with too many digits
-        raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+        raise InputError(f"{source} is not a readable TOML file ({error})") from error
     except RecursionError as error:
-        raise BadInput(f"{source} is not a readable TOML file (nested too deeply)") from error
+        raise InputError(f"{source} is not a readable TOML file (nested too deeply)") from error
     return make_recipe(content, changes)
 
 
@@ -579,25 +583,25 @@ def recipe_text(source: str | Path) -> str:
         is_file = path.is_file()
         size = path.stat().st_size if is_file else 0
     except OSError as error:  # such as a name that is too long
-        raise BadInput(f"{str(source)[:80]} is not a readable TOML file ({error.strerror})") from error
+        raise InputError(f"{str(source)[:80]} is not a readable TOML file ({error.strerror})") from error
     if size > MAX_BYTES:
-        raise BadInput(f"{source} is not a recipe: expected at most {MAX_BYTES:,} bytes, got {size:,}")
+        raise InputError(f"{source} is not a recipe: expected at most {MAX_BYTES:,} bytes, got {size:,}")
     if not is_file:
         shipped = shipped_recipes()
         if str(source) not in shipped:
             hint = "Expected a TOML file or the name of a shipped recipe."
-            raise UnknownName("recipe", str(source), shipped, hint)
+            raise UnknownNameError("recipe", str(source), shipped, hint)
         return shipped[str(source)]
     try:
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
-        raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+        raise InputError(f"{source} is not a readable TOML file ({error})") from error
 
 
 def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of nested tables, with changes as for `read_recipe`."""
     if not isinstance(content, Mapping):
-        raise BadInput(f"recipe: expected tables by name, got {type(content).__name__}")
+        raise InputError(f"recipe: expected tables by name, got {type(content).__name__}")
     check_plain(content)
     check_plain(changes or {})
     recipe = copy.deepcopy(dict(content))
@@ -611,7 +615,7 @@ def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = 
         for parent in parents:
             table = table.setdefault(parent, {})
             if not isinstance(table, dict):
-                raise BadInput(f"{key}: {parent} is not a table")
+                raise InputError(f"{key}: {parent} is not a table")
         if value is None:
             table.pop(last, None)
         else:
@@ -667,7 +671,7 @@ def insert_modules(
 
 
 def check_module_options(recipe: Modules) -> None:
-    """`BadInput` or `UnknownName` for options that TAP and CB do not have, before a model is built."""
+    """`InputError` or `UnknownNameError` for options that TAP and CB do not have, before a model is built."""
     from steadygaze import modules
 
     for name, spec_class in (("tap", modules.TAP), ("cb", modules.CB)):
@@ -681,23 +685,23 @@ def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
     known = [f.name for f in fields(spec)]
     for key in options:
         if key not in known:
-            raise UnknownName(f"option of modules.{name}", key, known)
+            raise UnknownNameError(f"option of modules.{name}", key, known)
     try:
         return spec(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
         )
     except TypeError as error:
-        raise BadInput(f"modules.{name}: {error}") from error
+        raise InputError(f"modules.{name}: {error}") from error
 
 
 def _check_same_module(model: nn.Module, name: str, spec: Any) -> None:
-    """`BadInput` unless the module that the weights brought is the one of the recipe."""
+    """`InputError` unless the module that the weights brought is the one of the recipe."""
     from steadygaze import modules
 
     requested = _module_texts(modules.insert(modules.remove(model), **{name: spec}), name)
     existing = _module_texts(model, name)
     if requested != existing:
-        raise BadInput(
+        raise InputError(
             f"modules.{name}: the weights contain it already, with other options: expected "
             f"{sorted(existing.items())}, got {sorted(requested.items())}. "
             f"Leave modules.{name} out to keep theirs."

@@ -8,7 +8,7 @@ without running code.
 | ----------------- | ------------------------------------------------------------------------------ |
 | train.json        | the recipe's settings, `start` of new modules, the command, library versions   |
 | log.csv           | one row for every `log_every` steps and every test                             |
-| state.pt          | the last checkpoint: weights, optimiser, step, averages                        |
+| state.pt          | the last checkpoint: weights, optimizer, step, averages                        |
 | model.safetensors | the resulting weights, for `load_model`                                        |
 | tensorboard/      | the curves of log.csv                                                          |
 
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadCheckpoint, BadInput, SteadygazeError
+from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
@@ -64,7 +64,7 @@ def seeded(*numbers: int, devices: bool = True) -> Iterator[None]:
 STATE, WEIGHTS, LOG, SETTINGS = "state.pt", "model.safetensors", "log.csv", "train.json"
 
 
-class TrainingStopped(SteadygazeError, RuntimeError):
+class TrainingStoppedError(SteadygazeError, RuntimeError):
     """A run that cannot continue: a loss that is not finite, a full disk. The last good checkpoint is
     kept.
 
@@ -72,7 +72,7 @@ class TrainingStopped(SteadygazeError, RuntimeError):
 
         try:
             sg.train("mine.toml", "runs/mine")
-        except sg.training.TrainingStopped as stopped:
+        except sg.training.TrainingStoppedError as stopped:
             print(stopped)  # lower the learning rate and run it again
     """
 
@@ -84,7 +84,7 @@ def write_file(path: Path, content: bytes | str | Callable[[BinaryIO], object]) 
         write_atomic(path, content)
     except (OSError, RuntimeError, ValueError) as error:  # torch reports a full disk in its own ways
         kept = f"; the previous one is untouched: {path}" if path.exists() else ""
-        raise TrainingStopped(
+        raise TrainingStoppedError(
             f"{path.name} could not be written to {path.parent} ({_first_line(error)}){kept}. "
             "Free some space, then resume."
         ) from error
@@ -107,7 +107,7 @@ def load_state(path: Path) -> dict[str, Any]:
         reason = _first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
             reason = "not a file of torch.save, or it holds more than tensors and numbers"
-        raise BadCheckpoint(
+        raise CheckpointError(
             f"{path} is not a readable checkpoint ({reason}). Remove it to start again."
         ) from error
 
@@ -123,7 +123,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(
+        raise InputError(
             f"the folder {folder} cannot be created ({error.strerror}): choose another output folder"
         ) from error
 
@@ -152,10 +152,10 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
             raise ValueError("its settings are not a table")
         before = _completed(settings_before)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path} cannot be read ({error}): choose another output folder") from error
+        raise InputError(f"{path} cannot be read ({error}): choose another output folder") from error
     changed = differences(before, now)
     if changed:
-        raise BadInput(
+        raise InputError(
             f"{folder} holds a run of another recipe: {'; '.join(changed[:6])}. "
             "Use the same recipe to resume it, or another output folder."
         )
@@ -219,7 +219,7 @@ class Log:
             self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
             self.file.flush()
         except OSError as error:
-            raise TrainingStopped(
+            raise TrainingStoppedError(
                 f"{self.path} could not be written ({error.strerror}): free some space, then resume."
             ) from error
         if self.board is not None:
@@ -245,19 +245,19 @@ def read_log(folder: Path) -> list[dict[str, str]]:
     """The rows of log.csv, without a last row that a kill cut off."""
     path = folder / LOG
     if not path.is_file():
-        raise BadInput(f"expected the folder of a training run, got {folder}: it has no log.csv")
+        raise InputError(f"expected the folder of a training run, got {folder}: it has no log.csv")
     try:
         text = path.read_text(encoding="utf-8")
         return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
     except (OSError, ValueError, csv.Error) as error:
-        raise BadInput(f"{path} is not a readable log ({error}). Remove it.") from error
+        raise InputError(f"{path} is not a readable log ({error}). Remove it.") from error
 
 
 def _step(row: Mapping[str, Any], path: Path) -> int:
     try:
         return int(row["step"])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} is not a readable log (a row without its step). Remove it.") from error
+        raise InputError(f"{path} is not a readable log (a row without its step). Remove it.") from error
 
 
 @dataclass(frozen=True)

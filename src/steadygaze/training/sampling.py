@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.seeding import combined_seed
 from steadygaze.training.recipe import Augment
 
@@ -40,7 +40,7 @@ class StepSampler:
 
     def __post_init__(self) -> None:
         if self.step_size % (self.accumulate * self.world_size):
-            raise BadInput(
+            raise InputError(
                 f"a step of {self.step_size} images cannot be divided among {self.world_size} process(es) "
                 f"and {self.accumulate} micro-batch(es): choose a multiple for batch, or another accumulate"
             )

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.training.recipe import (
     MAX_BYTES,
     Measure,
@@ -70,19 +70,19 @@ class Sweep(Table):
         """Every combination of the grid's values, in the order of the keys; one cell without a grid."""
         for key, values in self.grid.items():
             if not values:
-                raise BadInput(f"grid: expected at least one value of {key}, got none")
+                raise InputError(f"grid: expected at least one value of {key}, got none")
             if key.partition(".")[0] in ("seed", "measure"):
-                raise BadInput(f"grid: {key} cannot be swept. Give the number of seeds by --seeds.")
+                raise InputError(f"grid: {key} cannot be swept. Give the number of seeds by --seeds.")
         count = self.seeds
         for values in self.grid.values():
             count *= len(values)
         if count > MAX_RUNS:
-            raise BadInput(f"expected a grid of at most {MAX_RUNS:,} runs, got {count:,}")
+            raise InputError(f"expected a grid of at most {MAX_RUNS:,} runs, got {count:,}")
         cells = [_cell(list(self.grid), values) for values in product(*self.grid.values())]
         folders = [cell.folder for cell in cells]
         twice = next((folder for folder in folders if folders.count(folder) > 1), None)
         if twice is not None:
-            raise BadInput(f"grid: expected different values, got {twice} twice")
+            raise InputError(f"grid: expected different values, got {twice} twice")
         return cells
 
     def recipe_of(self, cell: Cell, number: int = 0) -> Recipe:
@@ -167,14 +167,14 @@ def _content(source: str) -> dict[str, Any]:
         if not Path(source).exists() and source not in shipped_recipes():
             known = [*shipped_sweeps(), *shipped_recipes()]
             hint = "Expected a TOML file, or the name of a shipped sweep or recipe."
-            raise UnknownName("sweep or recipe", source, known, hint)
+            raise UnknownNameError("sweep or recipe", source, known, hint)
         text = recipe_text(source)
     if len(text) > MAX_BYTES:
-        raise BadInput(f"{source} is not a sweep: expected at most {MAX_BYTES:,} bytes, got {len(text):,}")
+        raise InputError(f"{source} is not a sweep: expected at most {MAX_BYTES:,} bytes, got {len(text):,}")
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{source} is not a readable TOML file ({error})") from error
+        raise InputError(f"{source} is not a readable TOML file ({error})") from error
     if "grid" in content or "recipe" in content:
         return content
     return {"recipe": source, "seeds": 1}
@@ -193,8 +193,8 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     """Values by key from key=value,value: TOML, a word without quotes is a string. Commas inside brackets,
     braces and quotes do not separate values.
 
-    >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimiser.betas=[0.9, 0.95]"])
-    {'losses.adl.tau': [1, 2.5], 'data.images': [[0, 3], [0, 6]], 'optimiser.betas': [[0.9, 0.95]]}
+    >>> parse_grid(["losses.adl.tau=1,2.5", "data.images=[0, 3],[0, 6]", "optimizer.betas=[0.9, 0.95]"])
+    {'losses.adl.tau': [1, 2.5], 'data.images': [[0, 3], [0, 6]], 'optimizer.betas': [[0.9, 0.95]]}
     >>> parse_grid(["modules.tap=none,{branches = 2}", "about='a, b'"])
     {'modules.tap': ['none', {'branches': 2}], 'about': ['a, b']}
     """
@@ -202,10 +202,10 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
     for text in settings:
         key, separator, given = text.partition("=")
         if not separator or not key.strip():
-            raise BadInput(f"--set: expected KEY=VALUE or KEY=VALUE,VALUE,..., got {text!r}")
+            raise InputError(f"--set: expected KEY=VALUE or KEY=VALUE,VALUE,..., got {text!r}")
         pieces = _split(given)
         if len(pieces) > 1 and not all(pieces):
-            raise BadInput(f"--set: expected a value on each side of a comma, got {text!r}")
+            raise InputError(f"--set: expected a value on each side of a comma, got {text!r}")
         values[key.strip()] = [parse_value(piece) for piece in pieces]
     return values
 

@@ -1,13 +1,13 @@
 """Refining a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
-Equations: docs/equations.md#bilateral-solver. Pixels close in position and colour share a vertex of a coarse
+Equations: docs/equations.md#bilateral-solver. Pixels close in position and color share a vertex of a coarse
 grid in five dimensions (y, x, luma, two of chroma). On the vertices,
 
-    minimise  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²,   that is
+    minimize  λ/2 Σ_ij Ŵ_ij (y_i − y_j)² + Σ_i c_i (y_i − t_i)²,   that is
     (λ (D_m − D_n B D_n) + diag(S c)) y = S (c t)
 
 | symbol   | variable           | meaning                                                          |
-| Ŵ, B     | `blur`             | the blur between neighbours, made bistochastic by D_n            |
+| Ŵ, B     | `blur`             | the blur between neighbors, made bistochastic by D_n            |
 | D_n, D_m | scale, mass        | diagonal matrices                                                |
 | S        | `splat`            | sum over the pixels of a vertex                                  |
 | t        | target             | the mask                                                         |
@@ -21,9 +21,9 @@ Equations: docs/equations.md#tokencut.
     (D − W) v = λ D v, v the eigenvector of the second smallest λ
     object: v > mean v, on the side of argmax |v|
 
-Only the connected component (four neighbours) with argmax |v| is kept. The keys of any ViT can be used; the
+Only the connected component (four neighbors) with argmax |v| is kept. The keys of any ViT can be used; the
 authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
-them are similar at τ: `centred` subtracts each image's mean key, which changes no attention (softmax over the
+them are similar at τ: `centered` subtracts each image's mean key, which changes no attention (softmax over
 keys is invariant to it). The edges follow the image after `bilateral_solver.refine`; the authors' script
 keeps the second largest component of the solver's result, background included, and in effect drops images
 where that is not the object: here the largest one is kept, or the coarse mask.
@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from steadygaze.data.folders import Item
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, MethodUnavailable
+from steadygaze.errors import InputError, MethodUnavailableError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.trace import Seam, Want
 from steadygaze.vit.adapt import adapt
@@ -81,14 +81,14 @@ def solve(
 ) -> Float[Tensor, "h w"]:
     """The target, smooth where the image is and sharp at its edges, by preconditioned conjugate gradients;
     float64, on the CPU."""
-    vertex, neighbours = _grid(image.double().cpu().numpy())
-    directions, count = neighbours.shape
+    vertex, neighbors = _grid(image.double().cpu().numpy())
+    directions, count = neighbors.shape
 
     def splat(values: Array) -> Array:
         return np.bincount(vertex, weights=values, minlength=count)
 
     def blur(y: Array) -> Array:
-        return directions * y + np.append(y, 0.0)[neighbours].sum(0)  # a missing neighbour is 0
+        return directions * y + np.append(y, 0.0)[neighbors].sum(0)  # a missing neighbor is 0
 
     def apply(y: Array) -> Array:
         return SMOOTHNESS * (mass * y - scale * blur(scale * y)) + confidence * y
@@ -109,13 +109,13 @@ def solve(
 
 
 def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "ten v"]]:
-    """The vertex of every pixel; the neighbours of every vertex, one up and one down in each dimension (none:
+    """The vertex of every pixel; the neighbors of every vertex, one up and one down in each dimension (none:
     the count)."""
-    colour = np.einsum("kc,chw->khw", RGB_TO_YUV, image * 255)
-    colour[1:] += 128
+    color = np.einsum("kc,chw->khw", RGB_TO_YUV, image * 255)
+    color[1:] += 128
     y, x = np.indices(image.shape[1:])
-    position = np.stack([y / SPATIAL, x / SPATIAL, colour[0] / LUMA, colour[1] / CHROMA, colour[2] / CHROMA])
-    cells = position.reshape(5, -1).astype(np.int64) + 1  # room for a neighbour below
+    position = np.stack([y / SPATIAL, x / SPATIAL, color[0] / LUMA, color[1] / CHROMA, color[2] / CHROMA])
+    cells = position.reshape(5, -1).astype(np.int64) + 1  # room for a neighbor below
     sizes = cells.max(1) + 2  # and above
     strides = np.append(sizes[:0:-1].cumprod()[::-1], 1)
     keys, vertex = np.unique(strides @ cells, return_inverse=True)
@@ -125,7 +125,7 @@ def _grid(image: Float[Array, "3 h w"]) -> tuple[Int[Array, " hw"], Int[Array, "
 
 
 def component_at(inside: Bool[Array, "h w"], index: int) -> Bool[Array, "h w"]:
-    """The connected component (four neighbours) that holds the pixel of a flat index.
+    """The connected component (four neighbors) that holds the pixel of a flat index.
 
     >>> component_at(np.array([[True, False, True]]), 0).tolist()
     [[True, False, False]]
@@ -135,7 +135,7 @@ def component_at(inside: Bool[Array, "h w"], index: int) -> Bool[Array, "h w"]:
 
 
 def largest_component(inside: Bool[Array, "h w"]) -> Bool[Array, "h w"]:
-    """The largest connected component (four neighbours), the first of several; empty if there is none."""
+    """The largest connected component (four neighbors), the first of several; empty if there is none."""
     labels, count = ndimage.label(inside)
     if not count:
         return np.zeros_like(inside)
@@ -181,7 +181,7 @@ def last_keys(model: nn.Module | ViT, images: Float[Tensor, "b c h w"]) -> Float
             x = block(x)
         keys = _block_keys(last, x)
         if keys is None or keys.shape[1] < x.shape[1]:
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"tokencut: the last block of this {vit.plan.kind} has no key for each patch. "
                 "Use a plain ViT."
             )
@@ -213,7 +213,7 @@ def _key_of_token(block: Block, x: Float[Tensor, "b n d"]) -> Int[Tensor, " n"]:
     difference = (keys[1:] - keys[:1]).abs().amax(-1)  # (token, key)
     changed = difference > 1e-3 * difference.amax()
     if not ((changed.sum(0) <= 1).all() and (changed.sum(1) == 1).all()):
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"tokencut: in the last block of this {block.plan.kind} a key is made of several patches. "
             "Use a plain ViT."
         )
@@ -226,23 +226,23 @@ def tokencut(
     *,
     tau: float = TAU,
     epsilon: float = EPSILON,
-    centred: bool = False,
+    centered: bool = False,
 ) -> Bool[Tensor, "b gh gw"]:
     """The patches of the object; never empty."""
     if not -1 <= tau <= 1 or not epsilon > 0:
-        raise BadInput(f"tokencut: expected tau in -1..1 and epsilon above 0, got {tau} and {epsilon}")
+        raise InputError(f"tokencut: expected tau in -1..1 and epsilon above 0, got {tau} and {epsilon}")
     keys = last_keys(model, images)
-    keys = keys - keys.mean((1, 2), keepdim=True) if centred else keys
-    return torch.stack([normalised_cut(image_keys, tau=tau, epsilon=epsilon) for image_keys in keys])
+    keys = keys - keys.mean((1, 2), keepdim=True) if centered else keys
+    return torch.stack([normalized_cut(image_keys, tau=tau, epsilon=epsilon) for image_keys in keys])
 
 
-def normalised_cut(
+def normalized_cut(
     features: Float[Tensor, "gh gw d"], *, tau: float = TAU, epsilon: float = EPSILON
 ) -> Bool[Tensor, "gh gw"]:
-    """The normalised cut of one image's patches, on the side with the most distinct one."""
+    """The normalized cut of one image's patches, on the side with the most distinct one."""
     height, width, _ = features.shape
     if height * width < 2:
-        raise BadInput(f"tokencut: expected at least two patches, got a grid of {height}x{width}")
+        raise InputError(f"tokencut: expected at least two patches, got a grid of {height}x{width}")
     f = nn.functional.normalize(features.flatten(0, 1).double(), dim=-1)
     w = torch.where(f @ f.T > tau, 1.0, epsilon).to(f)
     scale = w.sum(1).rsqrt()  # D^-1/2 (D − W) D^-1/2 u = λ u with u = D^1/2 v
@@ -262,7 +262,7 @@ def tokencut_masks(
     preprocess: Preprocess,
     *,
     refined: bool = False,
-    centred: bool = False,
+    centered: bool = False,
     batch_size: int = 16,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Tensor]:
@@ -282,7 +282,7 @@ def tokencut_masks(
         batch = items[start : start + batch_size]
         resized = [F.resize(read_image(item.source), size, interpolation) for item in batch]
         pixels = torch.stack([F.pil_to_tensor(image) for image in resized])
-        cuts = tokencut(vit, preprocess.normalise(pixels).to(device), centred=centred).cpu()
+        cuts = tokencut(vit, preprocess.normalize(pixels).to(device), centered=centered).cpu()
         if refined:
             coarse = nn.functional.interpolate(cuts[:, None].float(), size=size, mode="nearest")[:, 0] > 0.5
             cuts = torch.stack(

@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.methods.learned import take_prefix, with_prefix
 from steadygaze.methods.perturbation import shapley_pairs
 from steadygaze.methods.vit_shapley import (
@@ -56,7 +56,7 @@ from steadygaze.methods.vit_shapley import (
     write,
 )
 from steadygaze.target import Outputs, predictions
-from steadygaze.training.explainers import LearntRequest, LearntResult, LearntRun, moments, restore_moments
+from steadygaze.training.explainers import LearnedRequest, LearnedResult, LearnedRun, moments, restore_moments
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import subset_logits
 from steadygaze.vit.view import ViT
@@ -90,13 +90,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise UnknownName(name, str(getattr(self, name)), choices)
+                raise UnknownNameError(name, str(getattr(self, name)), choices)
         for name in POSITIVE:
             if not getattr(self, name) >= 1:
-                raise BadInput(f"{name}: expected a number of at least 1, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a number of at least 1, got {getattr(self, name)}")
         for name in RATES:
             if not 0 < getattr(self, name) < float("inf"):
-                raise BadInput(f"{name}: expected a rate above 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a rate above 0, got {getattr(self, name)}")
 
     @classmethod
     def of(cls, **options: Any) -> Settings:
@@ -182,9 +182,9 @@ class Trainer:
             rows, columns = vit.layout(tokens).grid
         self.patches = rows * columns
         if self.patches < 2:
-            raise MethodUnavailable("vit_shapley: expected a model with at least two patches, got one")
+            raise MethodUnavailableError("vit_shapley: expected a model with at least two patches, got one")
         if settings.surrogate == "train" and self.mode != "remove":
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"surrogate='train' needs patches that can be removed, and those of a {vit.plan.kind} "
                 "cannot. Use surrogate='model'.",
                 option="surrogate",
@@ -202,8 +202,8 @@ class Trainer:
             "surrogate": settings.surrogate_rate,
         }
         self.rates = rates
-        # one optimiser for each group: the surrogate is trained at another time
-        self.optimisers = {
+        # one optimizer for each group: the surrogate is trained at another time
+        self.optimizers = {
             name: torch.optim.Adam(list(group.values()), lr=rates[name])
             for name, group in self.groups.items()
         }
@@ -231,14 +231,14 @@ class Trainer:
         if not isfinite(float(loss.detach())):
             return
         for name in names:
-            self.optimisers[name].zero_grad(set_to_none=True)
+            self.optimizers[name].zero_grad(set_to_none=True)
         loss.backward()
         for name in names:
             parameters = self.groups[name].values()
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-            for group in self.optimisers[name].param_groups:
+            for group in self.optimizers[name].param_groups:
                 group["lr"] = self.rates[name] * self.settings.schedule(step)
-            self.optimisers[name].step()
+            self.optimizers[name].step()
 
     def _surrogate_loss(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, StepReport]:
         draws = torch.rand(len(images), self.patches + 1, generator=generator)
@@ -296,7 +296,7 @@ class Trainer:
             tensors |= with_prefix(f"{name}.", view.model)
         for name, group in self.groups.items():
             for key, parameter in group.items():
-                tensors |= moments(f"{name}.{key}", parameter, self.optimisers[name])
+                tensors |= moments(f"{name}.{key}", parameter, self.optimizers[name])
         facts = {
             "steps": self.steps,
             "explainer_steps": self.explainer_steps,
@@ -313,7 +313,7 @@ class Trainer:
             view.model.load_state_dict(take_prefix(f"{name}.", dict(tensors)))
         for name, group in self.groups.items():
             for key, parameter in group.items():
-                restore_moments(f"{name}.{key}", parameter, self.optimisers[name], tensors)
+                restore_moments(f"{name}.{key}", parameter, self.optimizers[name], tensors)
 
 
 def _trainable_copy(vit: ViT) -> ViT:
@@ -327,11 +327,11 @@ def _trainable_copy(vit: ViT) -> ViT:
 
 
 @dataclass(frozen=True)
-class ShapleyRequest(LearntRequest):
+class ShapleyRequest(LearnedRequest):
     """What to train. options: values of `Settings`; steps: of the explainer, after those of the surrogate."""
 
 
-class ShapleyRun(LearntRun[ShapleyRequest, Trainer]):
+class ShapleyRun(LearnedRun[ShapleyRequest, Trainer]):
     """A training of an explainer, after that of its surrogate if there is one."""
 
     what: ClassVar[str] = "an explainer"
@@ -357,7 +357,7 @@ class ShapleyRun(LearntRun[ShapleyRequest, Trainer]):
     def check_step(self, report: StepReport) -> str:
         return "" if isfinite(report.loss) else "the loss is not finite"
 
-    def finish(self, sample: Tensor) -> LearntResult:
+    def finish(self, sample: Tensor) -> LearnedResult:
         self.train_steps(sample)
         report = self.trainer.evaluate(sample)
         explains = report.explained > 0

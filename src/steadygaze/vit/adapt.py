@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.target import outputs_of_task, own_task, task_of_outputs
 from steadygaze.vit.contexts import without_autocast
 from steadygaze.vit.registry import find_plan, known_from_outside
@@ -34,7 +34,7 @@ def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor
     """View a vision transformer as embed -> blocks -> head.
 
     model: a vision transformer of timm, transformers or torchvision, a module with one inside (a head of your
-        own, normalisation, LoRA, a LightningModule), one of a class known to `register_adapter`, or the
+        own, normalization, LoRA, a LightningModule), one of a class known to `register_adapter`, or the
         result of `load_model`
     task: "classification", "multilabel" (independent labels) or "regression" (values). By default the task of
         `load_model`, or what the model's configuration states (`problem_type` of transformers), or
@@ -42,7 +42,7 @@ def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor
     forward: how the model is called, if not by model(images): a function (model, images) -> logits
         (B, classes), or an output that holds them
 
-    The view must reproduce the model's own logits, or `UnsupportedModel` is raised; that is checked once
+    The view must reproduce the model's own logits, or `UnsupportedModelError` is raised; that is checked once
     per model.
 
     >>> from steadygaze import load_model
@@ -68,11 +68,11 @@ def _with_task(vit: ViT, task: str | None) -> ViT:
 
 def _cached_view(model: Any) -> ViT:
     if not isinstance(model, nn.Module):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"expected a torch.nn.Module of a vision transformer, got {type(model).__name__}"
         )
     if any(p.is_meta for p in model.parameters()):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             "the model is on the meta device: its weights have shapes, but no values. Build it on a real "
             "device and load its weights, such as with sg.load_model."
         )
@@ -85,7 +85,7 @@ def _cached_view(model: Any) -> ViT:
         return _view(model, shape)
 
 
-def _reduced(vit: ViT) -> tuple[Callable[..., ViT], tuple[nn.Module, str]]:
+def _reduced(vit: ViT) -> tuple[Callable[..., ViT], tuple[Any, ...]]:
     # a plan refers to modules, so a copied or pickled view is a new view of the copied model
     return adapt, (vit.model, task_of_outputs(vit.plan.outputs))
 
@@ -114,7 +114,7 @@ def _view(model: nn.Module, shape: int) -> ViT:
     if plan is None or (known and model in _OWN_FORWARD):
         plan = wrapped_plan(model, plan, known=known)
     if plan is None:
-        raise UnsupportedModel(refusal(model))
+        raise UnsupportedModelError(refusal(model))
     vit = _with_modules(model, plan)
     if not (known or plan.checked):
         vit = _checked(vit)
@@ -135,7 +135,7 @@ def _checked(vit: ViT) -> ViT:
     try:
         verify(vit)
         return vit
-    except UnsupportedModel as error:
+    except UnsupportedModelError as error:
         if isinstance(vit.plan.head, Headless) or known_from_outside(vit.model):
             raise
         try:
@@ -143,7 +143,7 @@ def _checked(vit: ViT) -> ViT:
             assert plan is not None
             own = _with_modules(vit.model, plan)
             verify(own)
-        except UnsupportedModel:
+        except UnsupportedModelError:
             raise error from None
         _OWN_FORWARD.add(vit.model)
         return own

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.vit.contexts import evaluation_mode, without_autocast
 from steadygaze.vit.view import ViT
 
@@ -25,7 +25,7 @@ class CleanForward:
 
     @classmethod
     def of(cls, vit: ViT, images: Any) -> Self:
-        """Of a copy of the images in the model's precision; BadInput if the model cannot run on them."""
+        """Of a copy of the images in the model's precision; InputError if the model cannot run on them."""
         with without_autocast(vit.model):
             return cls(vit, _checked(vit, images))
 
@@ -48,16 +48,16 @@ class CleanForward:
 
 
 def _checked(vit: ViT, images: Any) -> Tensor:
-    """A copy of the images in the model's precision; raises BadInput if the model cannot run on them."""
+    """A copy of the images in the model's precision; raises InputError if the model cannot run on them."""
     images = vit.check(images)
     parameter = next(vit.model.parameters())
     if images.device != parameter.device:
-        raise BadInput(
+        raise InputError(
             f"the images are on {images.device}, the model on {parameter.device}. "
             f"Use images.to({str(parameter.device)!r})."
         )
     if parameter.dtype == torch.bfloat16 and parameter.device.type == "cpu" and not _cpu_has_bfloat16():
-        raise BadInput(
+        raise InputError(
             "the model is in bfloat16 on a CPU without bfloat16 arithmetic, which takes minutes per image. "
             "Use model.float()."
         )

@@ -2,8 +2,8 @@
 
 Several threads may run one model at once: what they share is switched on by the first and off by the last.
 A thread that changes the mode or the weights of the model meanwhile keeps its change, and the calls that it
-disturbed raise `ModelChanged`. Two changes cannot be seen: `model.eval()` and `requires_grad_(False)` set
-what is set already, and are undone with it.
+disturbed raise `ModelChangedError`. Two changes cannot be seen and are undone with
+it: a `model.eval()` or `requires_grad_(False)` of what is in that state already.
 
 Answering the calls of some modules in place of the modules, in one thread, for as long as a context lasts.
 
@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BrokenMap, ModelChanged
+from steadygaze.errors import BrokenMapError, ModelChangedError
 from steadygaze.vit.intercept import SharedState
 
 _LOCK = Lock()
@@ -37,7 +37,7 @@ _STATES: "WeakKeyDictionary[nn.Module, SharedState]" = WeakKeyDictionary()
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and no gradients for parameters; afterwards, also after an error, all is as it was.
 
-    Raises `ModelChanged` if another thread put the model into training mode meanwhile; it stays in it.
+    Raises `ModelChangedError` if another thread put the model into training mode meanwhile; it stays in it.
     """
     with _LOCK:
         state = _STATES.setdefault(model, SharedState())
@@ -49,7 +49,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         changed = any(module.training for module in model.modules())
         state.leave()
     if changed:
-        raise ModelChanged(
+        raise ModelChangedError(
             "another thread put the model into training mode during this call, so the result would be of "
             "both modes. It stays in training mode; call again when it is not being trained, or use a copy."
         )
@@ -57,18 +57,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def constant_weights(model: nn.Module) -> Iterator[None]:
-    """Raises `ModelChanged` if another thread changes parameters or buffers meanwhile, such as an
-    optimiser's step. Changes through `parameter.data` are seen only if they replace the tensor.
+    """Raises `ModelChangedError` if another thread changes parameters or buffers meanwhile, such as an
+    optimizer's step. Changes through `parameter.data` are seen only if they replace the tensor.
     """
     before = _versions(model)
     try:
         yield
-    except (RuntimeError, BrokenMap) as error:  # autograd refuses tensors that were changed in place
+    except (RuntimeError, BrokenMapError) as error:  # autograd refuses tensors that were changed in place
         if _versions(model) != before:
-            raise ModelChanged(WEIGHTS_CHANGED) from error
+            raise ModelChangedError(WEIGHTS_CHANGED) from error
         raise
     if _versions(model) != before:
-        raise ModelChanged(WEIGHTS_CHANGED)
+        raise ModelChangedError(WEIGHTS_CHANGED)
 
 
 WEIGHTS_CHANGED = (

@@ -1,4 +1,4 @@
-"""Normalised images: whether they look normalised (values of 0..255 do not), and how they are displayed."""
+"""Normalized images: whether they look normalized (values of 0..255 do not), and how they are displayed."""
 
 from typing import Any
 
@@ -8,34 +8,34 @@ from torch import Tensor, nn
 
 from steadygaze.vit.view import ViT
 
-PIXELS = -3.0, 4.0  # images with the normalisation undone are within 0..1; noise may pass that by far
-LARGEST = 20.0  # of normalised images, where the normalisation is not known
+PIXELS = -3.0, 4.0  # images with the normalization undone are within 0..1; noise may pass that by far
+LARGEST = 20.0  # of normalized images, where the normalization is not known
 
 
 def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
-    """What is wrong with images far outside of what the model's normalisation gives; "" if nothing is."""
+    """What is wrong with images far outside of what the model's normalization gives; "" if nothing is."""
     low, high = (float(value) for value in images.detach().float().aminmax())
-    statistics = known_normalisation(model)
+    statistics = known_normalization(model)
     if statistics is None or len(statistics[0]) != images.shape[1]:
         if max(-low, high) <= LARGEST:
             return ""
-        expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalised images are"
+        expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalized images are"
     else:
         mean, std = (images.new_tensor(list(v), dtype=torch.float32).view(1, -1, 1, 1) for v in statistics)
         pixels = images.detach().float() * std + mean
         least, most = (float(value) for value in pixels.aminmax())
         if PIXELS[0] <= least and most <= PIXELS[1]:
             return ""
-        expected = f"normalised with mean {list(statistics[0])} and std {list(statistics[1])}"
+        expected = f"normalized with mean {list(statistics[0])} and std {list(statistics[1])}"
     bytes_given = low >= 0 and high <= 255
-    hint = "They look like 0..255: divide by 255, then normalise" if bytes_given else "Normalise them"
+    hint = "They look like 0..255: divide by 255, then normalize" if bytes_given else "Normalize them"
     return (
         f"images: expected values {expected}, got {low:.3g} to {high:.3g}. {hint} with the model's mean and "
         "std; the maps explain what the model sees."
     )
 
 
-def known_normalisation(model: Any) -> tuple[Any, Any] | None:
+def known_normalization(model: Any) -> tuple[Any, Any] | None:
     """Mean and std by channel, if the model says them: the result of `load_model`, or a module of timm."""
     if isinstance(model, ViT):
         model = model.model
@@ -47,14 +47,14 @@ def known_normalisation(model: Any) -> tuple[Any, Any] | None:
 
 
 def display_pixels(model: Any, images: Float[Tensor, "b c h w"]) -> UInt8[Tensor, "b 3 h w"] | None:
-    """Images with the normalisation undone; None if they have neither one nor three channels.
+    """Images with the normalization undone; None if they have neither one nor three channels.
 
-    Where the normalisation is not known, each image is stretched to 0..255.
+    Where the normalization is not known, each image is stretched to 0..255.
     """
     if images.shape[1] not in (1, 3):
         return None
     seen = images.detach().float()
-    statistics = known_normalisation(model)
+    statistics = known_normalization(model)
     if statistics is not None and len(statistics[0]) == images.shape[1]:
         mean, std = (seen.new_tensor(list(values)).view(1, -1, 1, 1) for values in statistics)
         seen = seen * std + mean

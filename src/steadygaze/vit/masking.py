@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.vit.intercept import MATMUL, MEAN, SOFTMAX, Interception, TorchFunction
 from steadygaze.vit.view import ViT, remember
 
@@ -49,7 +49,7 @@ def masked_logits(
         logits = vit.logits(remember(x, layout))
     seen = keep.flatten(1).any(1)
     if not torch.isfinite(logits[seen]).all():
-        raise MethodUnavailable(
+        raise MethodUnavailableError(
             f"patches of a {vit.plan.kind} can be neither removed nor masked: it mixes them in an unknown "
             f"way. "
             "Use metrics that fill pixels, such as positive_perturbation."

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 
 FORWARD = "sg.adapt(model, forward=lambda m, x: ...)"
 NAMED = (
@@ -43,11 +43,11 @@ def logits_of(output: Any) -> Tensor:
         return entries[rows[0]]
     kind = type(output).__name__
     if rows:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"the model returns a {kind} with {len(rows)} tensors of shape (B, C): {', '.join(rows)}. Choose "
             f"the logits: sg.adapt(model, forward=lambda m, x: m(x){rows[0]})."
         )
-    raise UnsupportedModel(
+    raise UnsupportedModelError(
         f"expected a model that gives logits (B, classes), got a {kind} without them. If they can be "
         f"computed from it: {FORWARD}."
     )
@@ -57,22 +57,22 @@ def check_logits(logits: Tensor, name: str) -> Tensor:
     """The outputs of the model `name`, if they may be logits (B, classes); else an error with what to do."""
     shape = f"{name}: expected logits of shape (B, classes), got {tuple(logits.shape)}"
     if logits.dim() == 4:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{shape}: this is a segmenter. Explain one of its regions: sg.explain(model, images, "
             f"target=sg.Region(label, point=(x, y))), or with a box or a mask. `steadygaze stress` measures "
             f"it with the suite segmentation."
         )
     if logits.dim() != 2:
         advice = "m(x)[:, None]" if logits.dim() == 1 else "..."
-        raise UnsupportedModel(f"{shape}. Give them: sg.adapt(model, forward=lambda m, x: {advice}).")
+        raise UnsupportedModelError(f"{shape}. Give them: sg.adapt(model, forward=lambda m, x: {advice}).")
     if logits.is_inference():
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} runs in torch.inference_mode, which allows no gradients. Use torch.no_grad in its "
             f"forward pass instead, or give another one: {FORWARD}."
         )
     sums = logits.sum(1)
     if logits.shape[1] > 1 and bool((logits >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} returns probabilities (rows that sum to 1), where logits are expected. Their logarithm "
             f"will do: sg.adapt(model, forward=lambda m, x: m(x).log())."
         )
@@ -126,7 +126,7 @@ def is_image_tower(model: Any) -> bool:
 
 
 def text_features(model: Any, inputs: Any) -> Tensor:
-    """Embeddings (K, D) of tokenised texts, before they are scaled to unit length."""
+    """Embeddings (K, D) of tokenized texts, before they are scaled to unit length."""
     if hasattr(model, "encode_text"):
         return model.encode_text(inputs)
     return _pooled(model.get_text_features(**inputs))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.vit.view import Parts
 
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
@@ -30,7 +30,7 @@ def linear(module: nn.Module) -> Linear:
             atol=1e-3 * float(weight.abs().max()),
         ):
             return weight, bias
-    raise MethodUnavailable(
+    raise MethodUnavailableError(
         f"a {type(module).__name__} stands where attention has a linear map, and what it does is not one"
     )
 
@@ -63,22 +63,22 @@ def linear_parts(
         mix, shift = output
         inner_norm = None
         if inner is not None and not isinstance(inner, nn.Identity):
-            gain, beta, eps, centred = _norm(inner)
+            gain, beta, eps, centered = _norm(inner)
             if beta is not None:
                 shift = mix @ beta if shift is None else shift + mix @ beta
             mix = mix if gain is None else mix * gain
-            mix = mix - mix.mean(1, keepdim=True) if centred else mix
-            inner_norm = (eps, centred)
+            mix = mix - mix.mean(1, keepdim=True) if centered else mix
+            inner_norm = (eps, centered)
         if scale1 is not None:
             mix, shift = scale1[:, None] * mix, None if shift is None else scale1 * shift
-        gain, _, eps, centred = _norm(norm2)
+        gain, _, eps, centered = _norm(norm2)
         gain = torch.ones_like(mix[:, 0]) if gain is None else gain
         gain = gain if scale2 is None else gain * scale2
-        return Parts(offset, mix, inner_norm, gain, (eps, centred), output_bias=shift, before=before)
+        return Parts(offset, mix, inner_norm, gain, (eps, centered), output_bias=shift, before=before)
 
 
 def _norm(module: Any) -> tuple[Tensor | None, Tensor | None, float, bool]:
-    """(gain, bias, eps, centred) of a LayerNorm or RMSNorm."""
+    """(gain, bias, eps, centered) of a LayerNorm or RMSNorm."""
     gain, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     return gain, bias, getattr(module, "eps", 1e-6), "rms" not in type(module).__name__.lower()
 

@@ -63,14 +63,14 @@ def register_adapter(
     """Let `steadygaze.adapt`, and with it everything else, accept a model class of your own.
 
     Decorates a function `plan(model)` that returns a `Plan`, which describes embed, blocks and head by
-    functions that call the model's own modules. The plan is checked on random images: the view must reproduce
-    the model's logits, or `UnsupportedModel` is raised. Adapters from outside the package are tried before its
-    own, the last registered first.
+    functions that call the model's own modules. The plan is checked on random images: the view must
+    reproduce the model's logits, or `UnsupportedModelError` is raised. Adapters from outside the package
+    are tried before its own, the last registered first.
 
     Args:
         name: Name of the adapter, as `list_adapters` shows it.
         matches: A class, several classes, or a function that returns whether a model is supported.
-        replace: Replace an adapter that has this name, instead of raising `BadInput`.
+        replace: Replace an adapter that has this name, instead of raising `InputError`.
 
     Returns:
         The decorator. The decorated function may return None for a model that it cannot view after all.

@@ -10,7 +10,7 @@ Many runs of a model on subsets of its patches: grouped by size, in bounded chun
 | mode   | a patch that is not kept                                                                      |
 | remove | its token is removed after `embed`, the others keep their positions; short runs are cheap     |
 | mask   | is hidden from attention, pooling and convolutions (`vit.masking`), if all patches are needed |
-| fill   | its pixels are set to zero, the mean colour of a normalised image; every run is a full one     |
+| fill   | its pixels are set to zero, the mean color of a normalized image; every run is a full one     |
 
 A model whose head reads only patches has nothing to read when none is left: its logits are then zeros.
 """
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.vit.intercept import Interception, TorchFunction
 from steadygaze.vit.masking import masked_logits
 from steadygaze.vit.view import ViT, remember
@@ -35,7 +35,7 @@ _CALLS: "weakref.WeakKeyDictionary[ViT, int]" = (
 )  # attention calls of a packed run; 0: cannot be packed
 
 
-class CannotPack(Exception):
+class CannotPackError(Exception):
     """This model's blocks cannot run on a packed sequence."""
 
 
@@ -57,7 +57,7 @@ def take(vit: ViT, tokens: Float[Tensor, "b n d"], group: Group) -> Float[Tensor
 def packed_logits(
     vit: ViT, tokens: Float[Tensor, "b n d"], groups: Sequence[Group]
 ) -> list[Float[Tensor, "s classes"]]:
-    """Logits of every subset of every group, in one run; raises CannotPack if the model does not allow it."""
+    """Logits of every subset of every group, in one run; CannotPackError if the model does not allow it."""
     if (
         len(groups) == 1
     ):  # one size: an ordinary batch, and no positions to look up in a model that can be packed
@@ -67,7 +67,7 @@ def packed_logits(
         return [vit.head(remember(x, replace(vit.layout(tokens), kept=groups[0].keep)))]
     logits, calls = _run(vit, tokens, groups)
     if calls != _CALLS.get(vit):
-        raise CannotPack
+        raise CannotPackError
     return logits
 
 
@@ -144,7 +144,7 @@ class _Apart(Interception):
     ) -> Tensor:
         total = sum(s * m for s, m in self.sizes)
         if attn_mask is not None or is_causal or q.shape[0] != 1 or not q.shape[-2] == k.shape[-2] == total:
-            raise CannotPack
+            raise CannotPackError
         self.calls += 1
         heads, width = q.shape[1], v.shape[-1]
         out = q.new_empty(1, total, heads, width).transpose(
@@ -221,7 +221,7 @@ def run_pieces(
                     batch, packed_logits(vit, tokens, [piece.group for piece in batch]), strict=True
                 )
                 continue
-            except CannotPack:
+            except CannotPackError:
                 together = False
         for piece in batch:
             yield piece, vit.logits(take(vit, tokens, piece.group))
@@ -247,7 +247,7 @@ def can_mask(vit: ViT, tokens: Float[Tensor, "b n d"]) -> bool:
     try:
         with torch.no_grad():
             masked_logits(vit, tokens, keep, torch.zeros(1, dtype=torch.long, device=tokens.device))
-    except (MethodUnavailable, RuntimeError, TypeError):
+    except (MethodUnavailableError, RuntimeError, TypeError):
         return False
     return True
 

@@ -1,6 +1,6 @@
 """What a model is that cannot be viewed as a vision transformer, and what to use for it instead.
 
-Models are recognised by class names and by the layers they have; no library is imported.
+Models are recognized by class names and by the layers they have; no library is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GENERAL = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model: how it is recognised, and what serves it."""
+    """A kind of model: how it is recognized, and what serves it."""
 
     name: str
     matches: Callable[[nn.Module], bool]
@@ -29,7 +29,7 @@ class Kind:
 
 
 def refusal(model: nn.Module) -> str:
-    """The text of `UnsupportedModel` for a model without a known vision transformer inside."""
+    """The text of `UnsupportedModelError` for a model without a known vision transformer inside."""
     name = f"{type(model).__module__}.{type(model).__name__}"
     kind = next((kind for kind in KINDS if kind.matches(model)), None)
     if kind is None:

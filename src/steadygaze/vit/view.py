@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.target import Outputs
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.intercept import ADD, Interception, TorchFunction, eager
@@ -131,12 +131,12 @@ class Parts:
     """
 
     value_offset: Float[Tensor, " hd"]  # W_v β₁ + b_v: what the value has of biases
-    output: Float[Tensor, "d hd"]  # LayerScale · W_o (· gain and centring of an inner norm)
+    output: Float[Tensor, "d hd"]  # LayerScale · W_o (· gain and centering of an inner norm)
     inner_norm: (
         tuple[float, bool] | None
-    )  # (eps, centred) of a norm between A·V and W_o: gives the row scale s_i
+    )  # (eps, centered) of a norm between A·V and W_o: gives the row scale s_i
     second_gain: Float[Tensor, " d"]  # LayerScale₂ · γ₂
-    second_norm: tuple[float, bool]  # (eps, centred) of the norm before the MLP
+    second_norm: tuple[float, bool]  # (eps, centered) of the norm before the MLP
     output_bias: Float[Tensor, " d"] | None = None  # LayerScale · (b_o + W_o β of an inner norm)
     before: Callable[[Tensor], Tensor] | None = None  # a norm that runs before the first block (`norm_pre`)
 
@@ -201,7 +201,7 @@ class Headless:
     message: str
 
     def __call__(self, x: Tensor, layout: Layout) -> Tensor:
-        raise UnsupportedModel(self.message)
+        raise UnsupportedModelError(self.message)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +235,7 @@ class ViT:
         try:
             tokens, state, grid = self.plan.embed(self.check(images))
         except AssertionError as error:  # timm asserts what sizes its patches divide
-            raise BadInput(f"the model takes no images of shape {tuple(images.shape)}: {error}") from error
+            raise InputError(f"the model takes no images of shape {tuple(images.shape)}: {error}") from error
         return remember(tokens, Layout(grid, state=state))
 
     def select(self, tokens: Tensor, keep: Tensor) -> Float[Tensor, "b m d"]:
@@ -245,7 +245,7 @@ class ViT:
         changes.
         """
         if not self.plan.removable:
-            raise BadInput(
+            raise InputError(
                 f"patches of a {self.plan.kind} cannot be removed: its blocks need the whole grid. "
                 f"Mask them instead."
             )
@@ -256,18 +256,18 @@ class ViT:
             or keep.shape[0] != tokens.shape[0]
             or keep.dtype not in (torch.int32, torch.int64)
         ):
-            raise BadInput(
+            raise InputError(
                 f"keep: expected integer patch indices of shape ({tokens.shape[0]}, k), "
                 f"got {keep.dtype} {tuple(keep.shape)}"
             )
         if keep.numel() and (int(keep.min()) < 0 or int(keep.max()) >= patches):
-            raise BadInput(
+            raise InputError(
                 f"keep: indices must lie in 0..{patches - 1}, got {int(keep.min())}..{int(keep.max())}"
             )
         keep = keep.to(device=tokens.device, dtype=torch.long)
         ordered = keep.sort(dim=1).values
         if (ordered[:, 1:] == ordered[:, :-1]).any():
-            raise BadInput("keep: a patch stands twice in one row; each patch can be kept once")
+            raise InputError("keep: a patch stands twice in one row; each patch can be kept once")
         if (
             keep.shape[1] == patches
         ):  # nothing is removed: raster order, so that position tables fit as they are
@@ -305,30 +305,30 @@ class ViT:
         channels, height, width = self.plan.input_size
         expected = f"expected floating-point images of shape (B, {channels}, {height}, {width})"
         if not isinstance(images, Tensor):
-            raise BadInput(
+            raise InputError(
                 f"{expected}, got {type(images).__name__}. Make a tensor with the model's own transform."
             )
         if images.dim() == 3:
-            raise BadInput(
+            raise InputError(
                 f"{expected}, got {tuple(images.shape)}: the batch axis is missing. Use image.unsqueeze(0)."
             )
         if images.dim() != 4 or images.shape[1] != channels:
-            raise BadInput(f"{expected}, got {tuple(images.shape)}.")
+            raise InputError(f"{expected}, got {tuple(images.shape)}.")
         if not images.is_floating_point():
-            raise BadInput(
-                f"{expected}, got {images.dtype}. Scale to 0..1 and normalise with the model's mean and std."
+            raise InputError(
+                f"{expected}, got {images.dtype}. Scale to 0..1 and normalize with the model's mean and std."
             )
         if images.is_meta:
-            raise BadInput(f"{expected}, got images on the meta device, which have no values.")
+            raise InputError(f"{expected}, got images on the meta device, which have no values.")
         if self.plan.fixed_size and tuple(images.shape[-2:]) != (height, width):
-            raise BadInput(
+            raise InputError(
                 f"{expected}, got {tuple(images.shape)}. Resize the images: this model has a fixed size."
             )
         if images.shape[0] == 0:
-            raise BadInput(f"{expected}, got an empty batch.")
+            raise InputError(f"{expected}, got an empty batch.")
         wide = torch.promote_types(images.dtype, torch.float32)  # a float16 sum of sound pixels passes 65504
         if not torch.isfinite(images.sum(dtype=wide)):  # one pass: NaN and infinity survive a sum
-            raise BadInput(
+            raise InputError(
                 "the images have NaN or infinite values. Look at the file or the transform they come from."
             )
         return images
@@ -340,7 +340,7 @@ def _feature_map(
     if spatial is not None:
         return spatial(x, layout)
     if layout.kept is not None:
-        raise BadInput("tokens with removed patches do not fill a grid; give the tokens of the whole image")
+        raise InputError("tokens with removed patches do not fill a grid; give the tokens of the whole image")
     return x[:, prefix:].unflatten(1, layout.grid)
 
 
@@ -351,7 +351,7 @@ def layout_of(x: Tensor, plan: Plan) -> Layout:
         return known
     (height, width), (channels, *size) = plan.grid, plan.input_size
     if plan.global_attention and x.shape[1] != plan.prefix + height * width:
-        raise BadInput(
+        raise InputError(
             f"these tokens have lost their layout: expected {plan.prefix} prefix tokens and {height}x{width} "
             f"patches, got {x.shape[1]} tokens. Use tokens from vit.embed or vit.select."
         )
@@ -369,20 +369,20 @@ def remember(x: Tensor, layout: Layout) -> Tensor:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raise UnsupportedModel for a model without weights, or with weights that allow no gradients."""
+    """Raise UnsupportedModelError for a model without weights, or with weights that allow no gradients."""
     if next(model.parameters(), None) is None:
-        raise UnsupportedModel(f"{type(model).__name__} has no parameters")
+        raise UnsupportedModelError(f"{type(model).__name__} has no parameters")
     if any(p.is_inference() for p in model.parameters()):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{type(model).__name__} was created in torch.inference_mode, and such weights allow no "
             f"gradients. Create it, or copy it with copy.deepcopy, outside of that mode."
         )
 
 
 def verify(vit: ViT) -> None:
-    """Raise UnsupportedModel unless the view gives the model's own logits."""
+    """Raise UnsupportedModelError unless the view gives the model's own logits."""
     if isinstance(vit.plan.head, Headless):
-        raise UnsupportedModel(vit.plan.head.message)
+        raise UnsupportedModelError(vit.plan.head.message)
     parameter = next(vit.model.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, *vit.plan.input_size, generator=generator).to(parameter.device, parameter.dtype)
@@ -390,7 +390,7 @@ def verify(vit: ViT) -> None:
         expected = model_output(vit.model, images)
         got = vit(images)
     if got.shape != expected.shape or got.dim() != 2:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{type(vit.model).__name__}: expected logits of shape (B, classes), the model returns "
             f"{tuple(expected.shape)} and the view {tuple(got.shape)}. Give the model a pooled "
             f"classification head."
@@ -399,7 +399,7 @@ def verify(vit: ViT) -> None:
     error = float((got - expected).abs().max() / scale)
     # the same modules in the same order: mostly 0
     if not error <= min(200 * torch.finfo(expected.dtype).eps ** 0.75, 0.1):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{type(vit.model).__name__}: its own logits and those of the view embed -> {len(vit.blocks)} "
             f"blocks "
             f"-> head differ by {error:.1e} (relative). The model may do something between its blocks that "

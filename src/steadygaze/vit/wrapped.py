@@ -1,6 +1,6 @@
 """Which tokens feed the head of an outer model: read from the gradient of its outputs.
 
-Views of models around a vision transformer: normalisation before it, a head of one's own behind it, ...
+Views of models around a vision transformer: normalization before it, a head of one's own behind it, ...
 
 The view of such an outer model has the embedding and the blocks of the ViT inside. Its head is the outer
 model's own code, run with the blocks short-circuited: each returns its input at once, the last one returns
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.target import outputs_of_task, own_task
 from steadygaze.vit.contexts import Answer, answered, evaluation_mode
 from steadygaze.vit.intercept import SOFTMAX, Interception, TorchFunction
@@ -73,7 +73,7 @@ def tokens_read(head: Head, x: Tensor, layout: Layout, prefix: int) -> Read | No
     if not size.any():
         if torch.equal(outputs.detach(), head(x.roll(1, 0), layout)):
             return None  # such as a classifier that is still zero
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             "no gradient passes from the outputs to the last block, though they depend on it: the model "
             "detaches its tokens, checkpoints activations (turn that off), or rounds. Give a forward pass "
             f"that does not: {FORWARD}."
@@ -184,7 +184,7 @@ def inner_models(model: nn.Module) -> list[Inner]:
             continue
         try:
             plan = find_plan(module)
-        except UnsupportedModel:
+        except UnsupportedModelError:
             continue
         if plan is not None:
             found.append(Inner(name, module, plan))
@@ -289,7 +289,7 @@ def _observed(model: nn.Module, inners: list[Inner]) -> tuple[Outer, Tensor, Ten
         except Exception as error:  # whatever the code of others raises
             reason = reason or f"images of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
     else:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} contains a vision transformer ({inners[0].name or 'itself'}) and fails on {reason}. If "
             f"it takes more than images, or images of another kind, give a function that calls it: {FORWARD}."
         )
@@ -301,24 +301,24 @@ def _the_one_that_runs(name: str, seen: list[Observed]) -> Observed:
     running = [one for one in seen if one.runs]
     names = ", ".join(repr(one.inner.name) for one in (running or seen))
     if not running:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} contains a vision transformer ({names}), but its forward pass does not run all of it. "
             f"Give a forward pass that does: {FORWARD}."
         )
     if len(running) > 1:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} runs {len(running)} vision transformers ({names}), and a map belongs to one. Explain "
             f"each by itself, sg.explain(model.get_submodule({running[0].inner.name!r}), images), or give a "
             f"forward pass that runs one of them: {FORWARD}."
         )
     one = running[0]
     if one.runs > 1:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} runs its vision transformer {names} {one.runs} times in one forward pass (crops, "
             f"frames, test-time augmentation). Give a forward pass that runs it once: {FORWARD}."
         )
     if one.entry is None:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} gives its vision transformer {names} no images of "
             f"{one.inner.plan.input_size[0]} channels. Give a forward pass that does: {FORWARD}."
         )
@@ -390,7 +390,9 @@ class Outer:
                 self.model(images)
         except _Entered as entered:
             return entered.images
-        raise UnsupportedModel(f"{type(self.model).__name__} no longer runs the vision transformer inside it")
+        raise UnsupportedModelError(
+            f"{type(self.model).__name__} no longer runs the vision transformer inside it"
+        )
 
     def head(self, x: Tensor, layout: Layout) -> Tensor:
         """The outer model's logits, with `x` as the output of the last block."""

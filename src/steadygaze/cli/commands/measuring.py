@@ -197,7 +197,7 @@ def stress(
         typer.Option(
             "--data",
             "-d",
-            help=f"{options.DATA_SOURCES} Not needed by shift and neighbours.",
+            help=f"{options.DATA_SOURCES} Not needed by shift and neighbors.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -209,8 +209,8 @@ def stress(
             "--suite",
             "-s",
             help="Suites, comma-separated; `steadygaze suites` lists them: corruptions, sequences, attacks, "
-            "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbours:NAME=FOLDER (with train/ and "
-            "test/, or a published dataset), neighbours:NAME=TRAIN=TEST. For segmenters: segmentation.",
+            "occlusion, attention, synthetic, shift:NAME=FOLDER, neighbors:NAME=FOLDER (with train/ and "
+            "test/, or a published dataset), neighbors:NAME=TRAIN=TEST. For segmenters: segmentation.",
             rich_help_panel=SUITES,
         ),
     ],
@@ -238,7 +238,7 @@ def stress(
         bool,
         typer.Option(
             "--partial",
-            help="Accept incomplete downloads of the datasets of shift and neighbours.",
+            help="Accept incomplete downloads of the datasets of shift and neighbors.",
             rich_help_panel=SUITES,
         ),
     ] = False,
@@ -247,7 +247,7 @@ def stress(
         typer.Option(
             metavar="N",
             min=1,
-            help="Use at most N training images for neighbours, spread evenly. Default: all.",
+            help="Use at most N training images for neighbors, spread evenly. Default: all.",
             rich_help_panel=SUITES,
         ),
     ] = None,

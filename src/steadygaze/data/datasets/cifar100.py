@@ -19,7 +19,7 @@ from jaxtyping import Int, UInt8
 
 from steadygaze.data.datasets.tree import abbreviated, require_folder
 from steadygaze.data.images import first_line
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 DATASET = "CIFAR-100"
 EXPECTED = (
@@ -42,13 +42,13 @@ def read_cifar100(root: str | Path, *, coarse: bool = False) -> tuple[tuple[str,
         if (folder / "meta").is_file() or (folder / "train").is_file():
             return _read_pickled(folder, kind)
     present = abbreviated(sorted(path.name for path in root.iterdir()))
-    raise BadInput(f"{DATASET}: expected {EXPECTED} in {root}, found {present or 'nothing'}")
+    raise InputError(f"{DATASET}: expected {EXPECTED} in {root}, found {present or 'nothing'}")
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise BadInput(
+        raise InputError(
             f"{DATASET}: {folder} lacks {abbreviated(missing)}; expected {', '.join(names)}. "
             "Incomplete download?"
         )
@@ -63,7 +63,7 @@ def _read_binary(folder: Path, kind: str) -> tuple[tuple[str, ...], Part, Part]:
     def read(file: Path) -> Part:
         data = np.fromfile(file, dtype=np.uint8)
         if not len(data) or len(data) % RECORD_BYTES:
-            raise BadInput(
+            raise InputError(
                 f"{DATASET}: expected records of {RECORD_BYTES} bytes in {file}, "
                 f"got {len(data)} bytes: truncated?"
             )
@@ -107,7 +107,7 @@ def _read_pickled(folder: Path, kind: str) -> tuple[tuple[str, ...], Part, Part]
         names = tuple(_text(name) for name in contents["meta"][names_key])
         return names, read("train"), read("test")
     except KeyError as error:
-        raise BadInput(
+        raise InputError(
             f"{DATASET}: {folder} lacks the entry {error}; expected data, {labels_key} and {names_key}"
         ) from error
 
@@ -117,7 +117,7 @@ def _unpickle(file: Path) -> dict[str, Any]:
         content = _SafeUnpickler(io.BytesIO(file.read_bytes()), encoding="bytes").load()
         return {_text(key): value for key, value in content.items()}
     except Exception as error:  # a damaged pickle raises many kinds
-        raise BadInput(
+        raise InputError(
             f"{DATASET}: {file} cannot be read ({first_line(error)}): truncated, or not a file of CIFAR-100"
         ) from error
 
@@ -129,12 +129,12 @@ def _text(value: str | bytes) -> str:
 def _checked(file: Path, labels: np.ndarray, data: np.ndarray, names: tuple[str, ...]) -> Part:
     is_images = data.ndim == 2 and data.shape[1] == PIXEL_BYTES and data.dtype == np.uint8
     if not is_images or len(labels) != len(data) or not len(data):
-        raise BadInput(
+        raise InputError(
             f"{DATASET}: expected rows of {PIXEL_BYTES} bytes and a label for each in {file}, "
             f"got {data.shape} and {len(labels)} labels"
         )
     if int(labels.max()) >= len(names):
-        raise BadInput(
+        raise InputError(
             f"{DATASET}: {file} has the label {int(labels.max())}, but there are {len(names)} names"
         )
     images = np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))

@@ -25,7 +25,7 @@ from steadygaze.data.datasets.tree import (
     subfolders,
 )
 from steadygaze.data.folders import Item, evenly
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 NAME = "cue_conflict"
 IMAGENET_CLASSES = 1000
@@ -85,7 +85,7 @@ def read_cue_conflict(folder: str | Path, *, partial: bool = False) -> CueConfli
     notes.append(check_count(NAME, root, "images", count, EXPECTED, partial=partial))
     ordered = tuple(cast(list[CueItem], evenly([group for group in by_shape if group])))
     if not ordered:
-        raise BadInput(f"{NAME}: expected images such as {root}/cat/cat1-truck3.png, found none")
+        raise InputError(f"{NAME}: expected images such as {root}/cat/cat1-truck3.png, found none")
     return CueConflict(ordered, groups, agreeing, tuple(note for note in notes if note))
 
 
@@ -93,13 +93,13 @@ def _item(root: Path, path: Path, shape: str, names: list[str]) -> CueItem:
     """The image with the classes that its name states."""
     match = FILE_NAME.fullmatch(path.stem)
     if match is None:
-        raise BadInput(
+        raise InputError(
             f"{NAME}: expected names of both cues, shape first, such as cat1-truck3{path.suffix}, got {path}"
         )
     if match[1] != shape:
-        raise BadInput(f"{NAME}: expected a file of the shape {shape} in {root / shape}, got {path.name}")
+        raise InputError(f"{NAME}: expected a file of the shape {shape} in {root / shape}, got {path.name}")
     if match[2] not in names:
-        raise BadInput(
+        raise InputError(
             f"{NAME}: {path} has the texture {match[2]!r}, which is not a class. Expected one of "
             f"{abbreviated(names)}"
         )
@@ -116,21 +116,21 @@ def _classes_of(file: Path) -> Groups:
             raise ValueError(f"it has more than {MAX_CLASSES_BYTES:,} bytes")
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{NAME}: {file} cannot be read as JSON ({error}). Fetch it again.") from error
+        raise InputError(f"{NAME}: {file} cannot be read as JSON ({error}). Fetch it again.") from error
     if not isinstance(content, dict) or len(content) < 2:
-        raise BadInput(
+        raise InputError(
             f"{NAME}: expected {file} to map classes to ImageNet indices, such as {{'cat': [281]}}"
         )
     seen: dict[int, str] = {}
     for name, indices in content.items():
         if not isinstance(indices, list) or not indices or not all(map(_is_index, indices)):
-            raise BadInput(
+            raise InputError(
                 f"{NAME}: {file}: {name}: expected ImageNet indices from 0 to {IMAGENET_CLASSES - 1}, "
                 f"got {str(indices)[:80]}"
             )
         for index in indices:
             if index in seen:
-                raise BadInput(
+                raise InputError(
                     f"{NAME}: {file}: the ImageNet class {index} belongs to both {seen[index]} and {name}. "
                     "Remove one of them."
                 )

@@ -1,4 +1,4 @@
-"""Labelled image sets with a training and a test part, for k-nearest neighbours on a model's features.
+"""Labeled image sets with a training and a test part, for k-nearest neighbors on a model's features.
 
 | set | layout |
 | --- | --- |
@@ -32,12 +32,12 @@ from steadygaze.data.datasets.tree import (
     subfolders,
 )
 from steadygaze.data.images import read_image
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class ImagePart:
-    """Labelled images, from files or from one array (N, H, W, 3); `part[i]` is an RGB image."""
+    """Labeled images, from files or from one array (N, H, W, 3); `part[i]` is an RGB image."""
 
     labels: Int[np.ndarray, " n"]
     sources: Sequence[Path] | UInt8[np.ndarray, "n h w 3"]
@@ -75,7 +75,7 @@ def inaturalist_mini(root: str | Path, *, partial: bool = False) -> ImageSet:
     species = sorted(train_species | test_species)
     unexpected = [name for name in species if not re.fullmatch(r"\d{5}_.+", name)]
     if unexpected:
-        raise BadInput(
+        raise InputError(
             f"{dataset}: expected species folders such as 00000_Animalia_..., got {abbreviated(unexpected)}"
         )
     notes = [
@@ -163,7 +163,7 @@ def _part(dataset: str, split: Path, classes: Sequence[str]) -> ImagePart:
     by_class = [image_files(split / class_name) for class_name in classes]
     empty = [class_name for class_name, files in zip(classes, by_class, strict=True) if not files]
     if empty or not classes:
-        raise BadInput(
+        raise InputError(
             f"{dataset}: expected images in {split}/<class>/, found none in {abbreviated(empty) or 'any'}"
         )
     labels = [label for label, files in enumerate(by_class) for _ in files]

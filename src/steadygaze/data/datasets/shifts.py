@@ -61,7 +61,7 @@ from steadygaze.data.datasets.tree import (
 )
 from steadygaze.data.folders import Classes, Item, evenly
 from steadygaze.data.images import below, read_image
-from steadygaze.errors import BadImage, BadInput, SteadygazeError, UnknownName
+from steadygaze.errors import ImageError, InputError, SteadygazeError, UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def read_synset_folders(
     partial: bool,
     group: Callable[[Path], str] | str = "",
 ) -> Shift:
-    """The images of ROOT/<synset>/, each labelled with the class of its synset."""
+    """The images of ROOT/<synset>/, each labeled with the class of its synset."""
     root = require_folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
     place = {s: i for i, s in enumerate(imagenet_synsets())}
     made = read_class_folders(
@@ -125,7 +125,7 @@ def read_class_folders(
     others: bool = False,
     above: Path | None = None,
 ) -> Shift:
-    """The images of ROOT/<folder>/, labelled with the classes of their folder, in an order that visits the
+    """The images of ROOT/<folder>/, labeled with the classes of their folder, in an order that visits the
     classes evenly."""
     present = [name for name in subfolders(root) if name in right or not others]
     notes = [check_complete(what, root, "class folder", right, present, partial=partial)]
@@ -133,7 +133,7 @@ def read_class_folders(
     for name in present:
         found = image_files(root / name)
         if not found and not partial:
-            raise BadInput(
+            raise InputError(
                 f"{what}: {root / name} contains no image. Incomplete download? partial=True reads what is "
                 "there"
             )
@@ -148,7 +148,7 @@ def read_class_folders(
         )
     items = cast(list[Shifted], evenly(groups))
     if not items:
-        raise BadInput(f"{what}: expected images in {root}/<class>/, found none")
+        raise InputError(f"{what}: expected images in {root}/<class>/, found none")
     if expected is not None:
         notes.append(check_count(what, root, "images", len(items), expected, partial=partial))
     return Shift(what, items, notes=tuple(note for note in notes if note))
@@ -157,13 +157,13 @@ def read_class_folders(
 def read_json(what: str, file: Path, kind: type) -> Any:
     """The content of a JSON file, which must be a non-empty `kind`."""
     if not file.is_file():
-        raise BadInput(f"{what}: {file} is missing; it comes with the data set")
+        raise InputError(f"{what}: {file} is missing; it comes with the data set")
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{what}: {file} cannot be read as JSON ({error}): truncated?") from error
+        raise InputError(f"{what}: {file} cannot be read as JSON ({error}): truncated?") from error
     if not isinstance(read, kind) or not read:
-        raise BadInput(
+        raise InputError(
             f"{what}: expected {file} to hold a {kind.__name__} with entries, got {type(read).__name__}"
         )
     return read
@@ -175,7 +175,7 @@ def read_table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, 
         reader = csv.DictReader(opened)
         missing = [c for c in columns if c not in (reader.fieldnames or ())]
         if missing:
-            raise BadInput(
+            raise InputError(
                 f"{what}: {file} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}"
             )
         return list(reader)
@@ -207,7 +207,7 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
     (1, 200)
     """
     if name not in READERS:
-        raise UnknownName("shift", str(name), READERS)
+        raise UnknownNameError("shift", str(name), READERS)
     return READERS[name](root, partial=partial, **options)
 
 
@@ -262,7 +262,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
         found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:
-        raise BadInput(
+        raise InputError(
             f"{what}: expected ILSVRC2012_val_00000001 .. {len(labels):08d} in {root}, "
             f"got {abbreviated(beyond) or 'none'}"
         )
@@ -271,7 +271,9 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     for number, path in sorted(found.items()):
         right = tuple(labels[number - 1])
         if any(not isinstance(c, int) or not 0 <= c < 1000 for c in right):
-            raise BadInput(f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999")
+            raise InputError(
+                f"{what}: {file} gives image {number} the classes {list(right)}, expected 0..999"
+            )
         if right:
             items.append(Shifted(path.relative_to(root).as_posix(), path, right[0], None, right))
         else:
@@ -288,7 +290,7 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     """
     what = "objectnet"
     if labels not in ("any", "first"):
-        raise BadInput(f"labels: expected 'any' or 'first', got {labels!r}")
+        raise InputError(f"labels: expected 'any' or 'first', got {labels!r}")
     root = require_folder(root, what, "a folder objectnet-1.0 with images/<folder>/*.png and mappings/*.json")
     if (root / "objectnet-1.0").is_dir():
         root = root / "objectnet-1.0"
@@ -305,7 +307,7 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
     lost = sorted({n for wanted in names.values() for n in wanted if n not in index})
     unknown = sorted(set(names) - set(label_of.values()))
     if lost or unknown:
-        raise BadInput(
+        raise InputError(
             f"{what}: classes that do not map: {abbreviated([*lost, *unknown])}; "
             f"the files in {maps} do not belong together"
         )
@@ -325,11 +327,11 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
     files use."""
     file = maps / "imagenet_to_label_2012_v2"
     if not file.is_file():
-        raise BadInput(f"{what}: {file} is missing; expected one label per line")
+        raise InputError(f"{what}: {file} is missing; expected one label per line")
     texts = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     torch_to_line = read_json(what, maps / "pytorch_to_imagenet_2012_id.json", dict)
     if sorted(torch_to_line.values()) != list(range(len(texts))):
-        raise BadInput(
+        raise InputError(
             f"{what}: expected {maps}/pytorch_to_imagenet_2012_id.json to number "
             f"the {len(texts)} lines of {file.name} from 0"
         )
@@ -357,7 +359,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
             strange.append(name)
     if strange or not there:
         reason = f"class folders that do not map: {abbreviated(strange)}" if strange else "no class folder"
-        raise BadInput(f"{what}: {root} holds {reason}")
+        raise InputError(f"{what}: {root} holds {reason}")
     groups: dict[str, str] = {}
     expected = None
     if (root / "metadata.csv").is_file():
@@ -387,7 +389,7 @@ def imagenet_c(
     what = "imagenet-c"
     for name in corruptions:
         if name not in CORRUPTIONS:
-            raise UnknownName("corruption", str(name), CORRUPTIONS)
+            raise UnknownNameError("corruption", str(name), CORRUPTIONS)
     root = require_folder(
         root,
         what,
@@ -463,7 +465,7 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
         synsets = subfolders(root / kind)
         strange = [name for name in synsets if name not in class_index]
         if strange:
-            raise BadInput(
+            raise InputError(
                 f"{what}: {root / kind} contains folders that are not synsets of ImageNet: "
                 f"{abbreviated(strange)}"
             )
@@ -474,7 +476,7 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
             if path.suffix.lower() in FILMS
         ]
         if not films:
-            raise BadInput(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no video")
+            raise InputError(f"{what}: expected {kind}/<synset>/*.mp4 in {root}, found no video")
         items += [
             Shifted(
                 path.relative_to(root).as_posix(),
@@ -500,13 +502,13 @@ def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     """
     name, library = _decoder()
     if not Path(path).is_file():
-        raise BadImage(f"{path} is not a video: no such file")
+        raise ImageError(f"{path} is not a video: no such file")
     try:
         frames = _by_av(library, path) if name == "av" else _by_opencv(library, path)
     except Exception as error:  # each library has errors of its own
-        raise BadImage(f"{path} is not a readable video ({str(error) or type(error).__name__})") from error
+        raise ImageError(f"{path} is not a readable video ({str(error) or type(error).__name__})") from error
     if len(frames) < 2 or len({frame.shape for frame in frames}) > 1:
-        raise BadImage(f"{path}: expected a video of two frames or more, got {len(frames)}: truncated?")
+        raise ImageError(f"{path}: expected a video of two frames or more, got {len(frames)}: truncated?")
     return np.stack(frames)
 
 
@@ -516,7 +518,7 @@ def _decoder() -> tuple[str, Any]:
             return name, import_module(name)
         except ImportError:
             continue
-    raise BadInput("imagenet-p: its videos need a decoder: pip install av, or opencv-python-headless")
+    raise InputError("imagenet-p: its videos need a decoder: pip install av, or opencv-python-headless")
 
 
 def _by_av(av: Any, path: str | Path) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from steadygaze.data.images import SUFFIXES
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 SHOWN = 6  # names that an error lists
 
@@ -19,7 +19,7 @@ def require_folder(path: str | Path, dataset: str, expected: str) -> Path:
     path = Path(path)
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
-        raise BadInput(f"{dataset}: expected {expected}; {path} {state}")
+        raise InputError(f"{dataset}: expected {expected}; {path} {state}")
     return path
 
 
@@ -51,13 +51,13 @@ def check_complete(
     expected, present = list(expected), set(present)
     unexpected = sorted(present - set(expected))
     if unexpected:
-        raise BadInput(
+        raise InputError(
             f"{dataset}: {root} holds {kind}s that match no class: {abbreviated(unexpected)}. "
             f"Expected {abbreviated(expected)}"
         )
     missing = [name for name in expected if name not in present]
     if missing and (not partial or not present):
-        raise BadInput(
+        raise InputError(
             f"{dataset}: {root} lacks {len(missing)} of {len(expected)} {kind}s: {abbreviated(missing)}. "
             "Incomplete download? Fetch the rest, or read what is there with partial=True",
             option="partial",
@@ -70,7 +70,7 @@ def check_count(dataset: str, root: Path, kind: str, count: int, expected: int, 
     if count == expected:
         return ""
     if not partial:
-        raise BadInput(
+        raise InputError(
             f"{dataset}: expected {expected} {kind} in {root}, found {count}. "
             "Incomplete download? partial=True reads what is there",
             option="partial",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steadygaze.data.images import images_in
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 IMAGE_ID = re.compile(r"(\d+)$")
 
@@ -43,14 +43,14 @@ def read_vqa(folder: Path) -> tuple[list[VisualQuestionItem], list[int]]:
     for record in questions:
         number = int(record["question_id"])
         if number not in answers:
-            raise BadInput(f"{folder}: question {number} has no annotation. Give the files of one split.")
+            raise InputError(f"{folder}: question {number} has no annotation. Give the files of one split.")
         image = images.get(int(record["image_id"]))
         if image is None:
             missing.append(number)
         else:
             items.append(VisualQuestionItem(number, image, str(record["question"]), answers[number]))
     if not items:
-        raise BadInput(
+        raise InputError(
             f"{folder}: expected images whose names end in their id, such as COCO_val2014_000000262148.jpg; "
             f"none of the {len(questions)} questions has one"
         )
@@ -65,19 +65,19 @@ def _by_id(paths: Iterable[Path]) -> dict[int, Path]:
 def _records(folder: Path, kind: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """The records of the one file of this kind, checked."""
     if not folder.is_dir():
-        raise BadInput(f"expected a folder with questions, annotations and images, got {folder}")
+        raise InputError(f"expected a folder with questions, annotations and images, got {folder}")
     files = sorted(path for path in folder.glob("*.json") if kind in path.name.lower())
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "none"
-        raise BadInput(f"{folder}: expected one file *{kind}*.json, got {names}")
+        raise InputError(f"{folder}: expected one file *{kind}*.json, got {names}")
     try:
         content = json.loads(files[0].read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{files[0]}: expected JSON ({error})") from error
+        raise InputError(f"{files[0]}: expected JSON ({error})") from error
     records = content.get(kind) if isinstance(content, dict) else None
     if not isinstance(records, list) or not records:
-        raise BadInput(f"{files[0]}: expected a list under {kind!r}")
+        raise InputError(f"{files[0]}: expected a list under {kind!r}")
     for record in records:
         if not isinstance(record, dict) or any(key not in record for key in keys):
-            raise BadInput(f"{files[0]}: expected {', '.join(keys)} in every record, got {record!r:.120}")
+            raise InputError(f"{files[0]}: expected {', '.join(keys)} in every record, got {record!r:.120}")
     return records

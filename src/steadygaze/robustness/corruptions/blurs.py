@@ -38,7 +38,7 @@ def motion_blur(image: np.ndarray, radius: int, sigma: float, rng: Rng) -> np.nd
 def _disk(
     radius: float, sigma: float
 ) -> tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int, float], ...], int]:
-    """Disk of `radius` (whole pixels whose centre is inside), smoothed by a small Gaussian, window 17 x 17 or
+    """Disk of `radius` (whole pixels whose center is inside), smoothed by a small Gaussian, window 17 x 17 or
     more.
 
     A smoothed disk is columns of ones (their sums are differences of running sums) after a Gaussian of 3 or 5
@@ -64,7 +64,7 @@ def _disk(
 
 
 def _mirror(image: np.ndarray, margin: int) -> np.ndarray:
-    """Grown by `margin`, mirrored about the border pixels' centres, however small the image."""
+    """Grown by `margin`, mirrored about the border pixels' centers, however small the image."""
     return np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="reflect")
 
 
@@ -95,11 +95,11 @@ def defocus_blur(image: np.ndarray, radius: float, sigma: float, rng: Rng) -> np
 
 
 def _shuffle(shape: tuple[int, int], reach: int, times: int, rng: Rng) -> np.ndarray:
-    """Where each pixel's colour comes from, (H * W,).
+    """Where each pixel's color comes from, (H * W,).
 
-    From the last pixel to the first, each takes the colour of a neighbour at -reach..reach - 1. The published
-    code means to swap the two, but its assignment of views copies. A neighbour that was visited before has a
-    colour taken from elsewhere, so links are followed while they lead forward.
+    From the last pixel to the first, each takes the color of a neighbor at -reach..reach - 1. The published
+    code means to swap the two, but its assignment of views copies. A neighbor that was visited before has a
+    color taken from elsewhere, so links are followed while they lead forward.
     """
     height, width = shape
     inner = (slice(reach + 1, height - reach + 1), slice(reach + 1, width - reach + 1))
@@ -120,7 +120,7 @@ def _shuffle(shape: tuple[int, int], reach: int, times: int, rng: Rng) -> np.nda
 
 
 def glass_blur(image: np.ndarray, sigma: float, reach: int, times: int, rng: Rng) -> np.ndarray:
-    """Gaussian blur, neighbours shuffled, Gaussian blur."""
+    """Gaussian blur, neighbors shuffled, Gaussian blur."""
     height, width = image.shape[:2]
     soft = to_bytes(gaussian(to_float(image), sigma))
     mixed = (
@@ -160,8 +160,8 @@ def elastic_affine(image: np.ndarray, alpha: float, sigma: float, corner: float,
     """
     height, width = image.shape[:2]
     size = min(height, width)
-    centre, reach = np.array([height // 2, width // 2], dtype=np.float64), size // 3
-    old = np.array([centre + reach, [centre[0] + reach, centre[1] - reach], centre - reach])
+    center, reach = np.array([height // 2, width // 2], dtype=np.float64), size // 3
+    old = np.array([center + reach, [center[0] + reach, center[1] - reach], center - reach])
     new = old + rng.uniform(-corner * size, corner * size, size=(3, 2))
     matrix = np.linalg.solve(np.column_stack((new, np.ones(3))), old)  # new (x, y, 1) -> old (x, y)
     y, x = np.mgrid[:height, :width]

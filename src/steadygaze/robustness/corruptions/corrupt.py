@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA, SEVERITIES
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions import blurs, pixelwise, weather
 
 __all__ = ["COMMON", "CORRUPTIONS", "EXTRA", "SEVERITIES", "corrupt"]
@@ -143,28 +143,30 @@ SETTINGS = {"imagenet": IMAGENET, "cifar": CIFAR}
 def generator(seed: int, index: int, name: str, severity: int) -> np.random.Generator:
     """The random numbers of one image: a stream of its own for each (seed, index, name, severity)."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise BadInput(f"expected a seed that is an integer >= 0, got {seed!r}")
+        raise InputError(f"expected a seed that is an integer >= 0, got {seed!r}")
     key = (index, zlib.crc32(name.encode()), severity)
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(int(seed), spawn_key=key)))
 
 
 def check_image(image: np.ndarray, *, batch: bool = True) -> None:
-    """Raises BadInput unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or
+    """Raises InputError unless `image` is a uint8 array (H, W, 3), or (B, H, W, 3) where `batch`, of 8 x 8 or
     more."""
     wanted = "a uint8 array (H, W, 3) or (B, H, W, 3)" if batch else "a uint8 array (H, W, 3)"
     if not isinstance(image, np.ndarray):
-        raise BadInput(f"expected {wanted}, got {type(image).__name__}; use np.asarray(image.convert('RGB'))")
+        raise InputError(
+            f"expected {wanted}, got {type(image).__name__}; use np.asarray(image.convert('RGB'))"
+        )
     if image.ndim not in ((3, 4) if batch else (3,)) or image.shape[-1] != 3:
-        hint = "convert grey and RGBA images to RGB, and put channels last"
-        raise BadInput(f"expected {wanted}, got shape {image.shape}; {hint}")
+        hint = "convert gray and RGBA images to RGB, and put channels last"
+        raise InputError(f"expected {wanted}, got shape {image.shape}; {hint}")
     if image.dtype != np.uint8:
         hint = (
-            "corrupt before normalisation; (255 * image).round().astype(np.uint8) turns 0..1 into grey levels"
+            "corrupt before normalization; (255 * image).round().astype(np.uint8) turns 0..1 into gray levels"
         )
-        raise BadInput(f"expected {wanted}, got dtype {image.dtype}; {hint}")
+        raise InputError(f"expected {wanted}, got dtype {image.dtype}; {hint}")
     height, width = image.shape[-3:-1]
     if min(height, width) < SMALLEST:
-        raise BadInput(
+        raise InputError(
             f"expected at least {SMALLEST} x {SMALLEST} pixels, got {height} x {width}; "
             "enlarge the image first"
         )
@@ -175,7 +177,7 @@ def check_settings(settings: str | None, height: int, width: int) -> str:
     if settings is None:
         return "cifar" if min(height, width) <= CIFAR_UP_TO else "imagenet"
     if settings not in SETTINGS:
-        raise UnknownName("settings", str(settings), SETTINGS)
+        raise UnknownNameError("settings", str(settings), SETTINGS)
     return settings
 
 
@@ -202,9 +204,9 @@ def corrupt(
     (32, 32, 3)
     """
     if name not in IMAGENET:
-        raise UnknownName("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")
+        raise UnknownNameError("corruption", str(name), CORRUPTIONS, f"The names: {', '.join(CORRUPTIONS)}.")
     if isinstance(severity, bool) or not isinstance(severity, int | np.integer) or not 1 <= severity <= 5:
-        raise BadInput(
+        raise InputError(
             f"expected a severity of 1, 2, 3, 4 or 5, got {severity!r}; 0 is the clean image itself"
         )
     check_image(image)
@@ -215,10 +217,10 @@ def corrupt(
         streams = [generator(seed, index, name, int(severity)) for index in range(len(images))]
     else:
         if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str):
-            raise BadInput(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
+            raise InputError(f"expected a seed that is an integer >= 0, or a list of them, got {seed!r}")
         seeds = list(seed)
         if len(seeds) != len(images):
-            raise BadInput(f"expected one seed for each of {len(images)} images, got {len(seeds)} seeds")
+            raise InputError(f"expected one seed for each of {len(images)} images, got {len(seeds)} seeds")
         streams = [generator(one, 0, name, int(severity)) for one in seeds]
     if image.ndim == 3:
         return function(np.ascontiguousarray(image), *level, streams[0])

@@ -37,7 +37,7 @@ def draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def normal_steps(scale: float) -> np.ndarray:
-    """floor(scale * N(0, 1)) at the 65,536 quantiles, int16: to whole grey levels it adds what the noise
+    """floor(scale * N(0, 1)) at the 65,536 quantiles, int16: to whole gray levels it adds what the noise
     itself adds once the fraction is cut off."""
     return np.floor(_normal_quantiles().astype(np.float64) * scale).astype(np.int16)
 
@@ -150,7 +150,7 @@ def zoom(x: Tensor, factor: float) -> Tensor:
 
 def sample(x: Tensor, rows: Tensor, columns: Tensor, *, whole: bool = False) -> Tensor:
     """Bilinear values of (H, W, C) at pixel coordinates (H', W') each. Beyond the border it is mirrored:
-    about the pixel's edge, or, `whole`, about its centre."""
+    about the pixel's edge, or, `whole`, about its center."""
     height, width = x.shape[:2]
     if whole:
         grid = torch.stack((columns * 2 / max(width - 1, 1) - 1, rows * 2 / max(height - 1, 1) - 1), dim=-1)

@@ -1,7 +1,7 @@
 """Frost textures, made once in memory: ice crystals drawn from a fixed seed.
 
-The six images published with ImageNet-C come from the web and carry no licence of their own, so none is
-shipped. Each texture here stands for one of them: it has its mean colour, its quantiles of grey, and its
+The six images published with ImageNet-C come from the web and carry no license of their own, so none is
+shipped. Each texture here stands for one of them: it has its mean color, its quantiles of gray, and its
 power in each octave of frequency, so that the corrupted images agree in mean, variance and structural
 similarity. A folder with the published images (frost1.png .. frost6.jpg) can be given instead.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 
 HEIGHT, WIDTH = 400, 600
 PUBLISHED = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
@@ -26,14 +26,14 @@ OCTAVES = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 88.0)  # cycles in 224 pixels
 class Ice:
     """What a texture shares with random parts, 224 pixels wide, of its published image at 1.1 of its size."""
 
-    colour: tuple[float, float, float]  # mean of red, green, blue
+    color: tuple[float, float, float]  # mean of red, green, blue
     spread: tuple[float, float, float]  # standard deviation of each
-    grey: tuple[float, float, float, float, float]  # quantiles at SHARES
+    gray: tuple[float, float, float, float, float]  # quantiles at SHARES
     power: tuple[float, float, float, float, float, float, float]  # log2 of the mean power at OCTAVES
     crystals: int
     length: tuple[float, float]
     barbs: bool
-    tint: float = 0.0  # share of colour that comes from slow changes of hue
+    tint: float = 0.0  # share of color that comes from slow changes of hue
 
 
 # fmt: off
@@ -89,25 +89,25 @@ def _slow_noise(rng: np.random.Generator) -> np.ndarray:
     return (cloud - cloud.mean()) / cloud.std()
 
 
-def _shaped(grey: np.ndarray, ice: Ice) -> np.ndarray:
-    """The same image with the power of `ice` in each octave, then with its quantiles of grey."""
+def _shaped(gray: np.ndarray, ice: Ice) -> np.ndarray:
+    """The same image with the power of `ice` in each octave, then with its quantiles of gray."""
     fy, fx = np.fft.fftfreq(HEIGHT)[:, None] * 224, np.fft.rfftfreq(WIDTH) * 224
     radius = np.hypot(fy, fx)
-    spectrum = np.fft.rfft2(grey - grey.mean())
+    spectrum = np.fft.rfft2(gray - gray.mean())
     power = np.abs(spectrum) ** 2
     gains = []
     for middle, target in zip(OCTAVES, ice.power, strict=True):
         band = (radius >= middle / 1.5) & (radius < middle * 1.5)
         gains.append(0.5 * (target - math.log2(power[band].mean())))
     gain = np.exp2(np.interp(np.log2(np.maximum(radius, 0.3)), np.log2(OCTAVES), gains))
-    shaped = np.fft.irfft2(spectrum * gain, s=grey.shape)
+    shaped = np.fft.irfft2(spectrum * gain, s=gray.shape)
     order = np.empty(shaped.size)
     order[shaped.ravel().argsort()] = (np.arange(shaped.size) + 0.5) / shaped.size
     low, high = (
-        ice.grey[0] - 0.4 * (ice.grey[1] - ice.grey[0]),
-        ice.grey[4] + 0.4 * (ice.grey[4] - ice.grey[3]),
+        ice.gray[0] - 0.4 * (ice.gray[1] - ice.gray[0]),
+        ice.gray[4] + 0.4 * (ice.gray[4] - ice.gray[3]),
     )
-    levels = np.interp(order, (0.0, *SHARES, 1.0), (max(0.0, low), *ice.grey, min(255.0, high)))
+    levels = np.interp(order, (0.0, *SHARES, 1.0), (max(0.0, low), *ice.gray, min(255.0, high)))
     return levels.reshape(shaped.shape)
 
 
@@ -116,13 +116,13 @@ def texture(index: int) -> np.ndarray:
     """Texture 0..5, uint8 (HEIGHT, WIDTH, 3), always the same."""
     ice = TEXTURES[index]
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(7919, spawn_key=(index,))))
-    grey = _shaped(_crystals(ice, rng) + 25 * _slow_noise(rng), ice)
-    z = (grey - grey.mean()) / grey.std()
+    gray = _shaped(_crystals(ice, rng) + 25 * _slow_noise(rng), ice)
+    z = (gray - gray.mean()) / gray.std()
     hue = _slow_noise(rng)
     keep = math.sqrt(1 - ice.tint**2)
     shades = (keep * z + ice.tint * hue, z, keep * z - ice.tint * hue)
     planes = [
-        mean + spread * shade for mean, spread, shade in zip(ice.colour, ice.spread, shades, strict=True)
+        mean + spread * shade for mean, spread, shade in zip(ice.color, ice.spread, shades, strict=True)
     ]
     return np.clip(np.stack(planes, axis=-1) + 0.5, 0, 255).astype(np.uint8)
 
@@ -135,7 +135,7 @@ def _layer_image(index: int, folder: str | None, scale: float) -> np.ndarray:
     else:
         path = Path(folder) / PUBLISHED[index]
         if not path.is_file():
-            raise BadInput(
+            raise InputError(
                 f"expected the published frost images {', '.join(PUBLISHED)} in {folder}; "
                 f"{path.name} is missing"
             )

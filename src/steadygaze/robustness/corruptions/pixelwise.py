@@ -1,7 +1,7 @@
-"""Corruptions of each pixel alone, of blocks of pixels, or of their coding: noise, colour, pixelate, JPEG.
+"""Corruptions of each pixel alone, of blocks of pixels, or of their coding: noise, color, pixelate, JPEG.
 
 Each function takes a uint8 image (H, W, 3), its settings for one severity, and a random generator, and
-gives uint8. A grey level has only 256 values, so whatever depends on one or two of them is a table, made
+gives uint8. A gray level has only 256 values, so whatever depends on one or two of them is a table, made
 once.
 """
 
@@ -41,18 +41,18 @@ def impulse_noise(image: np.ndarray, amount: float, rng: Rng) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _poisson_tables(photons: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """Alias tables (Walker) for min(Poisson(photons * v / 255), photons): 2**bits columns for each grey level
+    """Alias tables (Walker) for min(Poisson(photons * v / 255), photons): 2**bits columns for each gray level
     v.
 
     A column keeps its own outcome where the rest of the draw is below `limit`, and gives `other` where not.
-    -> bits, limit uint32 (256 * 2**bits,), own and other uint8: the grey level that comes out.
+    -> bits, limit uint32 (256 * 2**bits,), own and other uint8: the gray level that comes out.
     """
     counts = torch.arange(photons + 1, dtype=torch.float64)
     rate = torch.arange(256, dtype=torch.float64)[:, None] * photons / 255
     mass = torch.exp(torch.special.xlogy(counts, rate) - rate - torch.lgamma(counts + 1)).numpy()
     mass[:, -1] = 1 - mass[:, :-1].sum(1)  # more photons than white are white
-    grey, group = np.unique((np.arange(photons + 1) / photons * 255).astype(np.uint8), return_inverse=True)
-    bits = (len(grey) - 1).bit_length()
+    gray, group = np.unique((np.arange(photons + 1) / photons * 255).astype(np.uint8), return_inverse=True)
+    bits = (len(gray) - 1).bit_length()
     columns = 1 << bits
     rest = np.zeros((256, columns))  # what each outcome still has to give, in columns
     np.add.at(rest.T, group, np.maximum(mass, 0).T * columns)
@@ -63,9 +63,9 @@ def _poisson_tables(photons: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarr
         limit[rows, poor], other[rows, poor] = rest[rows, poor], rich
         rest[rows, rich] -= 1 - rest[rows, poor]
         done[rows, poor] = np.inf
-    grey = np.pad(grey, (0, columns - len(grey)))
+    gray = np.pad(gray, (0, columns - len(gray)))
     scaled = np.clip(np.round(limit * (1 << (32 - bits))), 0, 2**32 - 1).astype(np.uint32)
-    return bits, scaled.ravel(), np.tile(grey, 256), grey[other].ravel()
+    return bits, scaled.ravel(), np.tile(gray, 256), gray[other].ravel()
 
 
 def shot_noise(image: np.ndarray, photons: int, rng: Rng) -> np.ndarray:
@@ -86,7 +86,7 @@ def _extremes(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=64)
 def _brightness_table(shift: float) -> np.ndarray:
-    """uint8 (256 * 256,): grey level that x becomes where the greatest channel is v, at v * 256 + x."""
+    """uint8 (256 * 256,): gray level that x becomes where the greatest channel is v, at v * 256 + x."""
     v, x = np.arange(256.0)[:, None], np.arange(256.0)
     raised = np.clip(v + 255 * shift, 0, 255)
     scaled = np.where(v > 0, x * raised / np.maximum(v, 1), raised)
@@ -109,7 +109,7 @@ def _saturation_table(gain: float, shift: float) -> np.ndarray:
 
 
 def saturate(image: np.ndarray, gain: float, shift: float, rng: Rng) -> np.ndarray:
-    """S of HSV becomes gain * S + shift. A grey pixel has hue 0, so a shift makes it red, as in the published
+    """S of HSV becomes gain * S + shift. A gray pixel has hue 0, so a shift makes it red, as in the published
     code."""
     greatest, smallest = _extremes(image)
     ratio = _saturation_table(gain, shift)

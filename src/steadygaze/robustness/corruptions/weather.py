@@ -22,12 +22,12 @@ from steadygaze.robustness.corruptions.filters import (
 from steadygaze.robustness.corruptions.frost import frost_layer
 
 Rng = np.random.Generator
-GREY = (0.299, 0.587, 0.114)  # luma of BT.601
+GRAY = (0.299, 0.587, 0.114)  # luma of BT.601
 WATER, MUD = (175.0, 238.0, 238.0), (63.0, 42.0, 20.0)
 
 
 def flakes(shape: tuple[int, int], mean: float, scale: float, size: float, least: float, rng: Rng) -> Tensor:
-    """Snow before it falls, (H, W, 1) in whole grey levels 0..255: normal noise, enlarged, what is below
+    """Snow before it falls, (H, W, 1) in whole gray levels 0..255: normal noise, enlarged, what is below
     `least` removed."""
     noise = torch.from_numpy(draw_normal(rng, shape)).mul_(scale).add_(mean)[..., None]
     layer = zoom(noise, size).contiguous()
@@ -39,8 +39,8 @@ def fallen(image: np.ndarray, layer: Tensor, keep: float) -> np.ndarray:
     180 degrees."""
     x = to_float(image)
     layer = layer.floor()  # ImageMagick cuts off the fraction, as `to_bytes` does
-    grey = (x @ x.new_tensor(GREY)).mul_(1.5).add_(127.5)[..., None]
-    white = torch.maximum(x, grey).mul_(1 - keep)
+    gray = (x @ x.new_tensor(GRAY)).mul_(1.5).add_(127.5)[..., None]
+    white = torch.maximum(x, gray).mul_(1 - keep)
     return to_bytes(x.mul_(keep).add_(white).add_(layer + layer.flip(0, 1)))
 
 
@@ -77,11 +77,11 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
         half = step // 2
         corner = field[::step, ::step]
         total = corner + np.roll(corner, -1, axis=0)
-        centre = noisy(total + np.roll(total, -1, axis=1))
-        field[half::step, half::step] = centre
-        across = centre + np.roll(centre, 1, axis=0) + corner + np.roll(corner, -1, axis=1)
+        center = noisy(total + np.roll(total, -1, axis=1))
+        field[half::step, half::step] = center
+        across = center + np.roll(center, 1, axis=0) + corner + np.roll(corner, -1, axis=1)
         field[::step, half::step] = noisy(across)
-        down = centre + np.roll(centre, 1, axis=1) + corner + np.roll(corner, -1, axis=0)
+        down = center + np.roll(center, 1, axis=1) + corner + np.roll(corner, -1, axis=0)
         field[half::step, ::step] = noisy(down)
         step, wobble = half, wobble / decay
     field -= field.min()
@@ -106,22 +106,22 @@ def frost(
     return to_bytes(to_float(image).mul_(keep).add_(to_float(layer), alpha=amount))
 
 
-def _neighbours(x: np.ndarray) -> np.ndarray:
-    """(3, 3, H, W) views of a padded array (H + 2, W + 2): [1 + dy, 1 + dx] is the neighbour at (dy, dx)."""
+def _neighbors(x: np.ndarray) -> np.ndarray:
+    """(3, 3, H, W) views of a padded array (H + 2, W + 2): [1 + dy, 1 + dx] is the neighbor at (dy, dx)."""
     return np.lib.stride_tricks.sliding_window_view(x, (x.shape[0] - 2, x.shape[1] - 2))
 
 
-def edges(grey: np.ndarray, low: int, high: int) -> np.ndarray:
+def edges(gray: np.ndarray, low: int, high: int) -> np.ndarray:
     """Canny edges of uint8 (H, W): Sobel, L1 strength, thinning along four directions, strong edges and the
     weak ones that hang on them -> bool (H, W)."""
-    near = _neighbours(np.pad(grey, 1, mode="edge").astype(np.int32))
+    near = _neighbors(np.pad(gray, 1, mode="edge").astype(np.int32))
     side_x = near[:, 2] - near[:, 0]
     side_y = near[2] - near[0]
     gx = side_x[0] + 2 * side_x[1] + side_x[2]
     gy = side_y[0] + 2 * side_y[1] + side_y[2]
     ax, ay = np.abs(gx), np.abs(gy)
     strength = ax + ay
-    s = _neighbours(np.pad(strength, 1))
+    s = _neighbors(np.pad(strength, 1))
     flat, steep = ay < 0.41421356 * ax, ay > 2.41421356 * ax
     same = (gx ^ gy) >= 0
     before = np.where(flat, s[1, 0], np.where(steep, s[0, 1], np.where(same, s[0, 0], s[0, 2])))
@@ -164,28 +164,28 @@ def distance(mask: np.ndarray, most: int) -> np.ndarray:
 
 
 def _box3(x: Tensor) -> Tensor:
-    """Mean of 3 x 3, mirrored about the border pixels' centres."""
+    """Mean of 3 x 3, mirrored about the border pixels' centers."""
     height, width = x.shape
     padded = torch.nn.functional.pad(x[None, None], (1, 1, 1, 1), mode="reflect")[0, 0, ..., None]
     taps = [(y, z, 1.0) for y in range(3) for z in range(3)]
     return add_shifted(padded, taps, height, width)[..., 0].div_(9)  # not 9 ninths: those may fall below 1
 
 
-def _equalised(grey: np.ndarray) -> np.ndarray:
-    """Histogram equalisation of uint8."""
-    count = np.bincount(grey.ravel(), minlength=256)
+def _equalized(gray: np.ndarray) -> np.ndarray:
+    """Histogram equalization of uint8."""
+    count = np.bincount(gray.ravel(), minlength=256)
     first = int(np.flatnonzero(count)[0])
-    if count[first] == grey.size:
-        return grey
+    if count[first] == gray.size:
+        return gray
     spread = np.cumsum(count) - count[first]
-    return np.clip(np.rint(spread * (255.0 / (grey.size - count[first]))), 0, 255).astype(np.uint8)[grey]
+    return np.clip(np.rint(spread * (255.0 / (gray.size - count[first]))), 0, 255).astype(np.uint8)[gray]
 
 
 def water(layer: np.ndarray) -> np.ndarray:
     """Drops lit from one side, (H, W) float32 in 0..1, of a liquid layer in uint8."""
     height, width = layer.shape
     deep = _box3(torch.from_numpy(distance(edges(layer, 50, 150), 20)))
-    relief = torch.from_numpy(_equalised(deep.to(torch.uint8).numpy())).float()
+    relief = torch.from_numpy(_equalized(deep.to(torch.uint8).numpy())).float()
     padded = torch.nn.functional.pad(relief[None, None], (1, 1, 1, 1), mode="reflect")[0, 0, ..., None]
     slope = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
     taps = [(y, x, float(slope[y][x])) for y in range(3) for x in range(3) if slope[y][x]]

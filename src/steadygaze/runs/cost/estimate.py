@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.runs.loop import Inputs, Job, Run
 from steadygaze.runs.rows import RowKey
 from steadygaze.runs.shards import Shard
@@ -70,7 +70,7 @@ def check_shards(numbers: Iterable[int]) -> tuple[int, ...]:
     """Numbers of shards, in order."""
     given = tuple(sorted(set(numbers)))
     if not given or given[0] < 1:
-        raise BadInput(f"shards: expected whole numbers of 1 or more, such as 1,8,64, got {list(numbers)}")
+        raise InputError(f"shards: expected whole numbers of 1 or more, such as 1,8,64, got {list(numbers)}")
     return given
 
 
@@ -184,5 +184,7 @@ def sample_jobs(jobs: Sequence[J], load: Callable[[J], Inputs[T]]) -> list[tuple
         if len(samples) == len(first):
             break
     if not samples:
-        raise BadInput(f"dry run: none of the images that are left can be read, such as {jobs[0].images[0]}")
+        raise InputError(
+            f"dry run: none of the images that are left can be read, such as {jobs[0].images[0]}"
+        )
     return samples

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
 from steadygaze.runs.cost.estimate import (
@@ -56,7 +56,7 @@ def estimate_stress(
     """What `stress` will cost with this request. Checks all that the run checks, and writes nothing."""
     began = time.perf_counter()
     if request.in_memory:
-        raise BadInput("dry run: expected data in a folder, whose images can be counted, got batches")
+        raise InputError("dry run: expected data in a folder, whose images can be counted, got batches")
     world = (world or World()).of_shard(request.shard)
     prepared = prepare_stress(request, world)
     assert not isinstance(prepared.data, MemoryData)

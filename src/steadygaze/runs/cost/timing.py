@@ -87,7 +87,7 @@ class Meter:
         else:
             with self.counter.counting():
                 result = call()
-        synchronise(self.device)
+        synchronize(self.device)
         seconds = time.perf_counter() - began
         passes = 0.0 if self.counter is None else self.counter.total - before
         return Sample(result, passes, seconds, max(0.0, peak(self.device) - held))
@@ -128,7 +128,7 @@ def mean_seconds(calls: Sequence[Callable[[], Any]]) -> float:
     return (time.perf_counter() - began) / len(calls)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

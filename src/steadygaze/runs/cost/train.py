@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.cost.counting import PassCounter
 from steadygaze.runs.cost.estimate import SHARDS, Estimate, Part, Speed
@@ -63,7 +63,7 @@ class _Training:
     def _view(self) -> ViT | None:
         try:
             return adapt(self.run.model)
-        except UnsupportedModel:
+        except UnsupportedModelError:
             return None
 
     def estimate(self, shards: Sequence[int]) -> Estimate:
@@ -206,7 +206,7 @@ class _Training:
     def _bytes(self) -> float:
         """The checkpoint, and the weights that are kept."""
         run = self.run
-        state = [run.model.state_dict(), run.optimiser.state_dict(), run.kept_model.state_dict()]
+        state = [run.model.state_dict(), run.optimizer.state_dict(), run.kept_model.state_dict()]
         if run.average is not None:
             state.append(run.average.module.state_dict())
         return float(sum(map(_tensor_bytes, state)))

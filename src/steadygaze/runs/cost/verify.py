@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.faithfulness.evaluate import evaluate
 from steadygaze.faithfulness.inputs import Batch, CachedForward
 from steadygaze.faithfulness.metric import METRICS
@@ -56,7 +56,7 @@ def estimate_verify(
     """What `verify` will cost with this request. Checks all that the run checks, and writes nothing."""
     began = time.perf_counter()
     if request.in_memory:
-        raise BadInput("dry run: expected data in a folder, whose images can be counted, got batches")
+        raise InputError("dry run: expected data in a folder, whose images can be counted, got batches")
     world = (world or World()).of_shard(request.shard)
     prepared = prepare_verify(request, world)
     run = Run(request.out, prepared.settings, prepared.about, task="verify", world=world)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.attacks import budget, fgsm, pgd
 from steadygaze.runs.suite import (
     CLEAN,
@@ -34,7 +34,7 @@ ATTACKS = ("fgsm", "pgd")
 EPSILONS = (1 / 255, 2 / 255, 8 / 255)
 
 
-def grey_levels(epsilon: float) -> float:
+def gray_levels(epsilon: float) -> float:
     """Epsilon in 1/255, as a setting's level: 8/255 and 0.0313725 are one."""
     return float(f"{round(255 * epsilon, 4):g}")
 
@@ -51,10 +51,10 @@ def parse_epsilons(given: str | float | Iterable[Any]) -> tuple[float, ...]:
             above, _, below = str(word).partition("/")
             value = float(above) / float(below or 1)
         except (ValueError, ZeroDivisionError) as error:
-            raise BadInput(f"epsilons: expected fractions such as 8/255, got {word!r}") from error
-        epsilons.setdefault(grey_levels(budget("epsilon", value)), value)
+            raise InputError(f"epsilons: expected fractions such as 8/255, got {word!r}") from error
+        epsilons.setdefault(gray_levels(budget("epsilon", value)), value)
     if not epsilons or 0 in epsilons:
-        raise BadInput(
+        raise InputError(
             "epsilons: expected fractions of the pixel range above 0, such as 1/255,8/255; 0 is the clean "
             "image"
         )
@@ -65,7 +65,7 @@ def parse_steps(given: Any) -> int:
     """A number of PGD steps."""
     steps = int(given) if isinstance(given, str) and given.isdecimal() else given
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise BadInput(f"pgd_steps: expected a whole number of 1 or more, got {given!r}")
+        raise InputError(f"pgd_steps: expected a whole number of 1 or more, got {given!r}")
     return steps
 
 
@@ -86,7 +86,7 @@ class Attacks(Suite):
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
         for name in ATTACKS:
             for epsilon in self.values["epsilons"]:
-                setting = Setting(self.name, name, grey_levels(epsilon))
+                setting = Setting(self.name, name, gray_levels(epsilon))
                 yield Condition(
                     self.name, (setting,), evaluator.predictions, unchanged=True, argument=epsilon
                 )

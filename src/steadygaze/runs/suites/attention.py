@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness import attention as measures
 from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
@@ -82,7 +82,9 @@ class Attention(Suite):
             kind = "not a vision transformer"
             if vit is not None:
                 kind = f"a {vit.plan.kind}, whose attention is not over all tokens"
-            raise MethodUnavailable(f"attention: {evaluator.name} is {kind}. Leave the suite attention out.")
+            raise MethodUnavailableError(
+                f"attention: {evaluator.name} is {kind}. Leave the suite attention out."
+            )
         yield Condition(self.name, (CLEAN,), CLEAN_METRICS, unchanged=True)
         for setting in sample_settings(self):
             yield Condition(self.name, (setting,), (*CLEAN_METRICS, STABILITY), views=2)
@@ -126,7 +128,7 @@ class Attention(Suite):
         setting = sample_settings(self)[0]
         views = [image.pixels(), corrupted(image, setting)]
         clean, under = (
-            evaluator.normalise(torch.from_numpy(view.copy()).permute(2, 0, 1)[None]) for view in views
+            evaluator.normalize(torch.from_numpy(view.copy()).permute(2, 0, 1)[None]) for view in views
         )
         images = [Image.fromarray(view) for view in views]
         sheet = measures.attention_figure(evaluator.model, clean, under, cell=160, images=images)

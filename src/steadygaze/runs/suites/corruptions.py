@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, SEVERITIES
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import corrupt
 from steadygaze.robustness.scores import ALEXNET, ALEXNET_CLEAN
@@ -82,9 +82,9 @@ def parse_corruptions(given: str | Sequence[str]) -> tuple[str, ...]:
     for name in sorted(chosen):
         if name not in CORRUPTIONS:
             hint = f"The names: all15, all19, {', '.join(CORRUPTIONS)}."
-            raise UnknownName("corruption", name, (*CORRUPTIONS, *SETS), hint)
+            raise UnknownNameError("corruption", name, (*CORRUPTIONS, *SETS), hint)
     if not chosen:
-        raise BadInput("corruptions: expected all15, all19 or names, got none")
+        raise InputError("corruptions: expected all15, all19 or names, got none")
     return tuple(name for name in CORRUPTIONS if name in chosen)
 
 
@@ -93,13 +93,13 @@ def parse_severities(given: str | int | Iterable[Any]) -> tuple[int, ...]:
     severities = set()
     for word in split_words(given):
         if isinstance(word, bool) or str(word) not in map(str, SEVERITIES):
-            raise BadInput(
+            raise InputError(
                 f"expected severities of 1, 2, 3, 4 or 5, got {word!r}; 0 is the clean image, which is "
                 "always measured"
             )
         severities.add(int(word))
     if not severities:
-        raise BadInput("severities: expected at least one of 1 to 5, got none")
+        raise InputError("severities: expected at least one of 1 to 5, got none")
     return tuple(sorted(severities))
 
 
@@ -310,7 +310,7 @@ def corruption_figures(card: Card, suite: str, source: str, words: str) -> Itera
 
 
 def error_bars(card: Card, labels: dict[str, str], quantity: Quantity, title: str, axis: str) -> BarChart:
-    """A score of each corruption, coloured by family. labels: corruption -> label of its score."""
+    """A score of each corruption, colored by family. labels: corruption -> label of its score."""
     bars = [
         bar(card.scores[label, quantity.name], name.replace("_", " "), FAMILY[name])
         for name, label in labels.items()
@@ -322,7 +322,7 @@ def error_bars(card: Card, labels: dict[str, str], quantity: Quantity, title: st
 def severity_lines(
     card: Card, settings: dict[str, dict[int, Setting]], quantity: Quantity, title: str, axis: str
 ) -> Iterator[LineChart]:
-    """The mean of each family by severity, and single corruptions in grey."""
+    """The mean of each family by severity, and single corruptions in gray."""
     severities, clean = severities_of(settings), card.numbers.get((CLEAN.label, quantity.name))
     single = {
         name: [100 * card.numbers[levels[s].label, quantity.name].value for s in severities]
@@ -339,7 +339,7 @@ def severity_lines(
     if not lines or len(lines[0].x) < 2:
         return
     lines += [Line(name.replace("_", " "), severities, curve, FADED) for name, curve in single.items()]
-    caption = "mean of each family, single corruptions in grey"
+    caption = "mean of each family, single corruptions in gray"
     yield LineChart(title, lines, "severity (0: clean)", axis, caption, integers=True)
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from steadygaze.data.datasets.cue_conflict import IMAGENET_CLASSES, CueItem, read_cue_conflict
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash, read_image
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.cue_conflict import group_decisions
 from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar, broken_rows
 from steadygaze.runs.source import RunImage
@@ -79,7 +79,7 @@ class CueConflictSuite(Suite):
 
     def check(self) -> None:
         if len(self.arguments) != 1 or not self.arguments[0]:
-            raise BadInput(
+            raise InputError(
                 "expected cue_conflict:FOLDER once, with images such as FOLDER/cat/cat1-truck3.png, got "
                 f"{', '.join(f'cue_conflict:{one}' for one in self.arguments) or 'cue_conflict'}"
             )
@@ -99,7 +99,7 @@ class CueConflictSuite(Suite):
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
         if evaluator.classes != IMAGENET_CLASSES:
-            raise BadInput(
+            raise InputError(
                 f"{self.name}: its 16 classes are groups of ImageNet's 1,000, but {evaluator.name} has "
                 f"{evaluator.classes} classes: they do not map. Use a model with ImageNet's classifier."
             )
@@ -188,7 +188,7 @@ def _shapes(card: Card, count: int) -> np.ndarray:
     """The shape class of each image, in order of name; -1 where the prediction was broken."""
     details = card.details(CueConflictSuite.name, SHAPE.name)
     if not np.isin(details.lengths, (0, 3)).all():
-        raise BadInput(
+        raise InputError(
             "expected three numbers behind shape_decisions: shape, texture and decision, got others"
         )
     shapes = np.full(count, -1)

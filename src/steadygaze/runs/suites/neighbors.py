@@ -1,11 +1,11 @@
-"""Neighbours: k-nearest-neighbour classification of classes the model was not trained on
+"""Neighbors: k-nearest-neighbor classification of classes the model was not trained on
 (docs/equations.md#knn).
 
 | setting | metrics |
 | --- | --- |
-| `neighbours/cifar-100`, ... | knn1, knn10 (cosine); knn1_euclidean, knn10_euclidean |
+| `neighbors/cifar-100`, ... | knn1, knn10 (cosine); knn1_euclidean, knn10_euclidean |
 
-A bank of labelled training images is encoded first; its features are never written, so a resumed run and each
+A bank of labeled training images is encoded first; its features are never written, so a resumed run and each
 of several processes encodes it again.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from steadygaze.data.datasets import image_sets
 from steadygaze.data.folders import Item, evenly
 from steadygaze.data.images import names_hash
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.robustness.neighbors import METRICS, features, knn_predict
 from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar, broken_rows
 from steadygaze.runs.source import RunImage
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from steadygaze.runs.card import Card
 
 SIDES = ("train", "test")
-KS = (1, 10)  # neighbours that vote
-EXAMPLE = "neighbours:cifar-100=/data/cifar-100-python"
+KS = (1, 10)  # neighbors that vote
+EXAMPLE = "neighbors:cifar-100=/data/cifar-100-python"
 
 
 def knn_quantity(metric: str, k: int) -> Accuracy:
-    """The accuracy of k neighbours by a distance."""
+    """The accuracy of k neighbors by a distance."""
     if metric == "cosine":
         return accuracy(f"knn{k}", f"k = {k}")
     return accuracy(f"knn{k}_{metric}", f"k = {k}, {metric}")
@@ -64,7 +64,7 @@ def parse_bank(given: Any) -> int:
     """The size of the bank."""
     size = int(given) if isinstance(given, str) and given.isdecimal() else given
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise BadInput(f"bank: expected a whole number of 1 or more, got {given!r}")
+        raise InputError(f"bank: expected a whole number of 1 or more, got {given!r}")
     return size
 
 
@@ -118,8 +118,8 @@ class Bank:
 
     def add(self, encoded: Float[Tensor, "b d"], labels: Int[Tensor, " b"]) -> None:
         if not torch.isfinite(encoded).all():
-            raise BadInput(
-                "neighbours: the model's features of the bank have NaN or infinite values, so no "
+            raise InputError(
+                "neighbors: the model's features of the bank have NaN or infinite values, so no "
                 "distance is defined"
             )
         self._parts.append((encoded, labels))
@@ -134,12 +134,12 @@ class Bank:
 
 
 @register_suite("neighbors")
-class Neighbours(Suite):
+class Neighbors(Suite):
     """k-NN in the model's features."""
 
-    title = "Nearest neighbours"
+    title = "Nearest neighbors"
     summary = (
-        "k-nearest-neighbour accuracy in the model's features, on classes it was not trained on. FOLDER has "
+        "k-nearest-neighbor accuracy in the model's features, on classes it was not trained on. FOLDER has "
         "train/ and test/, or is a published dataset; or give NAME=TRAIN=TEST."
     )
     argument = "NAME=FOLDER"
@@ -154,19 +154,19 @@ class Neighbours(Suite):
     )
     own_images = True
     quantities = tuple(knn_quantity(metric, k) for metric, k in product(METRICS, KS))
-    compared = ("neighbours",)
+    compared = ("neighbors",)
 
     def check(self) -> None:
         self.folders: dict[str, tuple[Path, ...]] = {}
         for argument in self.arguments or ("",):
             name, *folders = argument.split("=")
             if not name or "/" in name or len(folders) not in (1, 2) or not all(folders):
-                raise BadInput(
-                    "expected neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST, such as "
-                    f"{EXAMPLE}, got {f'neighbours:{argument}'!r}"
+                raise InputError(
+                    "expected neighbors:NAME=FOLDER or neighbors:NAME=TRAIN=TEST, such as "
+                    f"{EXAMPLE}, got {f'neighbors:{argument}'!r}"
                 )
             if name in self.folders:
-                raise BadInput(f"{name} is given twice. Use a different name for each set.")
+                raise InputError(f"{name} is given twice. Use a different name for each set.")
             self.folders[name] = tuple(map(Path, folders))
 
     def open(self, limit: int | None) -> None:
@@ -190,14 +190,14 @@ class Neighbours(Suite):
         return OpenedSet(name, source, bank=sides[0], images=sides[1])
 
     def facts(self) -> dict[str, Any]:
-        return {"neighbours": [one.facts() for one in self.sets.values()]}
+        return {"neighbors": [one.facts() for one in self.sets.values()]}
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
         blank = torch.zeros(1, 3, *evaluator.preprocess.size, device=evaluator.device, dtype=evaluator.dtype)
         features(evaluator.model, blank)  # raises if the model has no features that can be compared
         for name, one in self.sets.items():
             metrics = tuple(knn_quantity(m, k) for m, k in product(METRICS, KS) if k <= len(one.bank))
-            setting = Setting(self.name, name, source=name, label=f"neighbours/{name}")
+            setting = Setting(self.name, name, source=name, label=f"neighbors/{name}")
             yield ImageSet(
                 name, one.images, (Condition(self.name, (setting,), metrics),), references=one.bank
             )
@@ -209,7 +209,7 @@ class Neighbours(Suite):
     def measure(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:
         setting = condition.setting
         if setting.source not in self.banks:
-            raise BadInput(f"neighbours: no image of the bank of {setting.source} could be read")
+            raise InputError(f"neighbors: no image of the bank of {setting.source} could be read")
         known, classes = self.banks[setting.source].whole
         queries = features(evaluator.model, batch.first)
         broken = broken_rows(queries)
@@ -229,14 +229,14 @@ class Neighbours(Suite):
         if not settings:
             return
         metrics = card.metrics_of(setting.label for setting in settings)
-        banks = {one["name"]: str(one["bank"]) for one in card.run["settings"].get("neighbours", ())}
+        banks = {one["name"]: str(one["bank"]) for one in card.run["settings"].get("neighbors", ())}
         rows = []
         for setting in settings:
             texts = [card.text(setting.label, metric.name) for metric in metrics]
             images = card.numbers[setting.label, metrics[0].name].images
             rows.append([setting.name, *texts, str(images), banks.get(setting.name, "")])
         columns = ["set", *(metric.title for metric in metrics), "images", "bank"]
-        yield Table("accuracy of the k nearest neighbours, %", columns, rows)
+        yield Table("accuracy of the k nearest neighbors, %", columns, rows)
 
     def figures(self, card: Card) -> Iterator[Figure]:
         bars = [

@@ -1,9 +1,9 @@
-"""Occlusion: a centre square painted over, and tokens dropped at random or by salience
+"""Occlusion: a center square painted over, and tokens dropped at random or by salience
 (docs/equations.md#occlusion).
 
 | setting | metrics |
 | --- | --- |
-| `centre_square/0.5` | top1, top5, confidence |
+| `center_square/0.5` | top1, top5, confidence |
 | `random_drop`, `salient_drop` (of a ViT) | drop_right, drop_probability: means over shares |
 
 A row's detail is the curve over the shares of dropped tokens.
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from steadygaze.errors import MethodUnavailable
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.registry import DEFAULT, parse_method, unavailable
-from steadygaze.robustness.occlusion import SHARES, centre_square, random_drop, salient_drop
+from steadygaze.robustness.occlusion import SHARES, center_square, random_drop, salient_drop
 from steadygaze.runs.evaluator import Batch, Evaluator, Measurement
 from steadygaze.runs.maps import maps_of
 from steadygaze.runs.suite import (
@@ -46,13 +46,13 @@ class Occlusion(Suite):
     """Occluded images; of a ViT, fewer tokens."""
 
     title = "Occlusion"
-    summary = "A masked centre square; of a ViT also tokens dropped at random, and the most salient first."
+    summary = "A masked center square; of a ViT also tokens dropped at random, and the most salient first."
     options = (Option("salient", str, DEFAULT, "Method that ranks tokens for salient_drop."),)
     quantities = (DROP_ACCURACY, DROP_PROBABILITY)
     compared = ("shares", "salient")
 
     def conditions(self, evaluator: Evaluator) -> Iterator[Condition]:
-        square = Setting(self.name, "centre_square", 0.5)
+        square = Setting(self.name, "center_square", 0.5)
         yield Condition(self.name, (square,), evaluator.predictions, unchanged=True)
         if evaluator.vit is None:
             self.notes.append(
@@ -62,7 +62,7 @@ class Occlusion(Suite):
             return
         reason = unavailable(parse_method(self.values["salient"]), evaluator.vit)
         if reason:
-            raise MethodUnavailable(
+            raise MethodUnavailableError(
                 f"salient_drop by {self.values['salient']}: {reason}. Choose another method.",
                 option="salient",
             )
@@ -77,7 +77,7 @@ class Occlusion(Suite):
         if condition.setting.name in DROPS:
             return self._drop(evaluator, condition, batch)
         assert isinstance(condition.setting.level, float)
-        hidden = centre_square(batch.first, share=condition.setting.level)
+        hidden = center_square(batch.first, share=condition.setting.level)
         return evaluator.classify(condition.setting, evaluator.logits(hidden), batch.correct)
 
     def _drop(self, evaluator: Evaluator, condition: Condition, batch: Batch) -> list[Measurement]:

@@ -36,7 +36,7 @@ from steadygaze.data.label_maps import (
     miou,
     overlaps,
 )
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.segmentation import CITYSCAPES_C, NOISE, label_map, mean_miou, retention
 from steadygaze.runs.evaluator import BROKEN_LOGITS, Batch, Evaluator, Measurement
@@ -93,7 +93,7 @@ class Segmentation(Suite):
     summary = "mIoU of a segmenter on clean and corrupted images; run alone, needs label maps."
     options = CORRUPTION_OPTIONS
     label_maps = True
-    samples_note = "coloured by the class that the model predicts for each pixel"
+    samples_note = "colored by the class that the model predicts for each pixel"
     quantities = (
         MIOU,
         PIXEL_ACCURACY,
@@ -134,7 +134,7 @@ class Segmentation(Suite):
         return [Measurement(condition.setting, MIOU, values, details, flags)]
 
     def samples(self, evaluator: Evaluator, image: ImageView) -> Iterator[SampleImage]:
-        """Coloured by the class that the model predicts for each pixel."""
+        """Colored by the class that the model predicts for each pixel."""
         yield SampleImage("clean", _tinted(evaluator, image.pixels()))
         for setting in sample_settings(self):
             title = f"{setting.words} {setting.level}"
@@ -225,8 +225,8 @@ def condition_scores(card: Card) -> Iterator[Score]:
 
 
 def _tinted(evaluator: Evaluator, pixels: np.ndarray) -> Image.Image:
-    """The image, half of it the colour of the predicted class: each class has a hue of its own."""
-    image = evaluator.normalise(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
+    """The image, half of it the color of the predicted class: each class has a hue of its own."""
+    image = evaluator.normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None])
     predicted = label_map(evaluator.model, image)[0].cpu().numpy()
     hues = np.array([hsv_to_rgb((0.62 + 0.618034 * c) % 1, 0.8, 0.9) for c in range(256)])
     return Image.fromarray((0.5 * pixels + 127.5 * hues[predicted]).astype(np.uint8))
@@ -241,7 +241,7 @@ def packed(counts: Int[Tensor, "3 c"]) -> np.ndarray:
 def unpacked(details: Details, classes: int) -> Float[np.ndarray, "n 3 c"]:
     """The counts of every image at its rank; zero where there is none."""
     if (details.lengths % 4).any() or (details.numbers % 1).any():
-        raise BadInput("expected groups of four whole numbers behind the mIoU of an image, got others")
+        raise InputError("expected groups of four whole numbers behind the mIoU of an image, got others")
     each = details.numbers.astype(np.int64).reshape(-1, 4)
     ranks = np.repeat(details.ranks, details.lengths // 4)
     counts = np.zeros((details.images, 3, classes))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from steadygaze.data.datasets.imagenet import PERTURBATIONS
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.quantity import Quantity
 from steadygaze.robustness.corruptions.corrupt import check_settings
 from steadygaze.robustness.scores import ALEXNET_FLIPS, flip_probability, top5_distance
@@ -49,7 +49,7 @@ def square_side(evaluator: Evaluator, suite: str) -> int:
     """The side of the model's input, which must be square."""
     height, width = evaluator.preprocess.size
     if height != width:
-        raise BadInput(f"{suite}: expected a model with square input, this one takes {height}x{width}")
+        raise InputError(f"{suite}: expected a model with square input, this one takes {height}x{width}")
     return height
 
 

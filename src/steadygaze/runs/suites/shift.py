@@ -22,7 +22,7 @@ from steadygaze.data.datasets.shifts import READERS, Shift, Shifted, read_clip, 
 from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.runs.evaluator import Batch, Evaluator, Measurement, bar
 from steadygaze.runs.source import RunImage
 from steadygaze.runs.suite import (
@@ -61,7 +61,7 @@ def parse_flag(given: Any) -> bool:
         return given
     text = str(given).lower()
     if text not in ("true", "false", "1", "0"):
-        raise BadInput(f"partial: expected True or False, got {given!r}")
+        raise InputError(f"partial: expected True or False, got {given!r}")
     return text in ("true", "1")
 
 
@@ -99,13 +99,13 @@ class ShiftSuite(Suite):
             name, _, folder = argument.partition("=")
             if not name or not folder:
                 given = f"shift:{argument}" if argument else "shift"
-                raise BadInput(
+                raise InputError(
                     f"expected shift:NAME=FOLDER, such as shift:imagenet-a=/data/imagenet-a, got {given!r}"
                 )
             if name not in READERS:
-                raise UnknownName("shift", name, READERS)
+                raise UnknownNameError("shift", name, READERS)
             if name in self.folders:
-                raise BadInput(
+                raise InputError(
                     f"{name} is given twice: {self.folders[name]} and {folder}. Start a run for each."
                 )
             self.folders[name] = Path(folder)
@@ -131,7 +131,7 @@ class ShiftSuite(Suite):
         """Each set; of ImageNet-C and -P, the images of each corruption and severity by themselves."""
         for shift in self.shifts.values():
             if evaluator.classes != 1000:
-                raise BadInput(
+                raise InputError(
                     f"{shift.name}: its classes are ImageNet's 1,000, but {evaluator.name} has "
                     f"{evaluator.classes}: they do not map"
                 )

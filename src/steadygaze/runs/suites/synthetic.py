@@ -19,7 +19,7 @@ from PIL import Image
 
 from steadygaze.data.folders import Item
 from steadygaze.data.images import images_in, read_image
-from steadygaze.errors import BadImage
+from steadygaze.errors import ImageError
 from steadygaze.robustness.synthetic import (
     FACTORS,
     POSITIONS,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from steadygaze.runs.source import ImageView, Pixels
     from steadygaze.runs.suite import Views
 
-GREY = 128
+GRAY = 128
 BACKGROUND = "background"
 AXES = {"size": "area of the object's box, %", "rotation": "degrees"}
 
@@ -85,7 +85,7 @@ class Synthetic(Suite):
             yield Condition(self.name, (Setting(self.name, BACKGROUND, kind),), metrics)
         if not self.backgrounds:
             self.notes.append(
-                "synthetic: objects are shown on plain grey, and none is moved to another background: "
+                "synthetic: objects are shown on plain gray, and none is moved to another background: "
                 "no folder of backgrounds was given"
             )
 
@@ -94,7 +94,7 @@ class Synthetic(Suite):
         pixels, mask = np.asarray(opened), np.asarray(image.mask(opened.size))
         if not (mask == 255).any():
             assert image.image.item is not None
-            raise BadImage(f"{image.image.item.mask}: no pixel is marked as object")
+            raise ImageError(f"{image.image.item.mask}: no pixel is marked as object")
         setting, side = condition.setting, image.size[0]
         if setting.name == BACKGROUND and setting.level == "removed":
             return image.as_model_sees(Image.fromarray(remove_background(pixels, mask)))[None]
@@ -110,7 +110,7 @@ class Synthetic(Suite):
             if self.backgrounds:
                 self._opened[index] = square(np.asarray(read_image(self.backgrounds[index].path)), side)
             else:
-                self._opened[index] = np.full((side, side, 3), GREY, np.uint8)
+                self._opened[index] = np.full((side, side, 3), GRAY, np.uint8)
         return self._opened[index]
 
     def scores(self, card: Card) -> Iterator[Score]:

@@ -25,7 +25,7 @@ from steadygaze.data.datasets.tree import abbreviated
 from steadygaze.data.datasets.vqa import VisualQuestionItem, read_vqa
 from steadygaze.data.folders import Item
 from steadygaze.data.images import names_hash, read_image
-from steadygaze.errors import BadInput, UnsupportedModel
+from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.questions.text import find_tokenizer
 from steadygaze.questions.vqa import answer_logits, answers_questions
 from steadygaze.robustness.vqa import vqa_accuracy
@@ -90,7 +90,7 @@ class VisualQuestions(Suite):
 
     def check(self) -> None:
         if len(self.arguments) != 1:
-            raise BadInput("expected vqa:FOLDER, with VQAv2's questions, annotations and images, once")
+            raise InputError("expected vqa:FOLDER, with VQAv2's questions, annotations and images, once")
         self.folder = Path(self.arguments[0])
 
     def open(self, limit: int | None) -> None:
@@ -108,7 +108,7 @@ class VisualQuestions(Suite):
 
     def image_sets(self, evaluator: Evaluator) -> Iterator[ImageSet]:
         if not answers_questions(evaluator.model):
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"vqa: expected a ViltForQuestionAnswering, got {type(evaluator.model).__name__}"
             )
         self.tokenizer = find_tokenizer(evaluator.model, evaluator.tokenizer, evaluator.name)

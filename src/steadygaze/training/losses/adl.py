@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.trace import PLAIN, Record, Seam, Want
 from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, Positive, register_loss
 
@@ -250,18 +250,22 @@ def adl(
     """
     if isinstance(attentions, Tensor):
         got = f"one tensor {tuple(attentions.shape)}"
-        raise BadInput(f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}")
+        raise InputError(
+            f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}"
+        )
     if not isinstance(attentions, Sequence) or not attentions:
         got = "none" if not attentions else repr(attentions)
-        raise BadInput(f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}")
+        raise InputError(
+            f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}"
+        )
     if form not in ("paper", "code", "per_head"):
-        raise UnknownName("form", str(form), ("paper", "code", "per_head"))
+        raise UnknownNameError("form", str(form), ("paper", "code", "per_head"))
     if not tau > 0:
-        raise BadInput(f"adl: tau must be above 0, got {tau}")
+        raise InputError(f"adl: tau must be above 0, got {tau}")
     for a in attentions:
         if not isinstance(a, Tensor) or a.dim() != 4:
             got = str(tuple(a.shape)) if isinstance(a, Tensor) else f"a {type(a).__name__}"
-            raise BadInput(f"adl: expected tensors of shape (B, H, N, N), got {got}")
+            raise InputError(f"adl: expected tensors of shape (B, H, N, N), got {got}")
     maps = [a.flatten(0, 1) if form == "per_head" else a.mean(1) for a in attentions]
     total = torch.stack([row_similarity(m, tau, form) for m in maps]).sum()
     return total / layer_count(len(attentions), form)
@@ -294,7 +298,9 @@ def seam_loss(seam: DiversitySeam) -> Float[Tensor, ""]:
     kept = [a.a for a in seam.record.attention if a.a.dim() == 4 and a.a.shape[-2] > 1]
     layers = len(seam.similarities) + len(kept)
     if not layers:
-        raise MethodUnavailable("adl: no attention between tokens was seen. It needs a vision transformer.")
+        raise MethodUnavailableError(
+            "adl: no attention between tokens was seen. It needs a vision transformer."
+        )
     total = torch.stack(seam.similarities).sum() if seam.similarities else torch.zeros(())
     if kept:
         total = total + adl(kept, tau=seam.tau, form=seam.form) * layer_count(len(kept), seam.form)

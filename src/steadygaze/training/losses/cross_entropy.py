@@ -16,10 +16,10 @@ from steadygaze.training.losses.registry import Loss, LossBatch, LossOptions, Lo
 def cross_entropy(
     logits: Float[Tensor, "b c *hw"], labels: Tensor, *, smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """Mean over images for classes (B,) or class shares (B, C); over labelled pixels for label maps (B, H,
+    """Mean over images for classes (B,) or class shares (B, C); over labeled pixels for label maps (B, H,
     W).
 
-    If a step is divided into micro-batches, each one averages over its own labelled pixels.
+    If a step is divided into micro-batches, each one averages over its own labeled pixels.
     """
     if labels.dim() != 3:
         return F.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -33,7 +33,7 @@ class CrossEntropyOptions(LossOptions):
 
 @register_loss("cross_entropy", options=CrossEntropyOptions)
 class CrossEntropy(Loss):
-    """Cross-entropy with the labels, with label smoothing; over labelled pixels in segmentation."""
+    """Cross-entropy with the labels, with label smoothing; over labeled pixels in segmentation."""
 
     on_features = True
     options: CrossEntropyOptions

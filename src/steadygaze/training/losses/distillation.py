@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput, UnknownName
+from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.loading.load import load_model
 from steadygaze.loading.loaded import LoadedModel
 from steadygaze.training.losses.registry import (
@@ -51,12 +51,12 @@ def distillation(
     0.0
     """
     if form not in ("soft", "hard"):
-        raise UnknownName("form", str(form), ("soft", "hard"))
+        raise UnknownNameError("form", str(form), ("soft", "hard"))
     if not temperature > 0:
-        raise BadInput(f"distillation: temperature must be above 0, got {temperature}")
+        raise InputError(f"distillation: temperature must be above 0, got {temperature}")
     logits = student if isinstance(student, Tensor) else student[-1]
     if logits.shape != teacher.shape:
-        raise BadInput(
+        raise InputError(
             f"distillation: expected the same classes, got logits {tuple(logits.shape)} of the student "
             f"and {tuple(teacher.shape)} of the teacher"
         )
@@ -71,7 +71,7 @@ def distillation(
 class Teacher(nn.Module):
     """Maps images as the student receives them (B, 3, H, W) to the teacher's outputs.
 
-    The teacher has its own normalisation: the image is x σ + μ, and (x σ + μ − μ') / σ' = x · scale + shift.
+    The teacher has its own normalization: the image is x σ + μ, and (x σ + μ − μ') / σ' = x · scale + shift.
     """
 
     scale: Tensor
@@ -88,12 +88,12 @@ class Teacher(nn.Module):
             tuple(student.mean) == tuple(loaded.mean),
             tuple(student.std) == tuple(loaded.std),
         )
-        self.same_normalisation = same_mean and same_std
+        self.same_normalization = same_mean and same_std
         self.register_buffer("scale", std / own_std)
         self.register_buffer("shift", (mean - own_mean) / own_std)
 
     def forward(self, images: Tensor) -> Any:
-        if not self.same_normalisation:
+        if not self.same_normalization:
             images = images * self.scale.to(images) + self.shift.to(images)
         return self.model(images)
 
@@ -115,13 +115,13 @@ def load_teacher(
         with torch.no_grad():
             outputs = model_outputs(teacher(torch.zeros(1, 3, height, width, device=device)))
     except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers differ here
-        raise BadInput(
+        raise InputError(
             f"losses.distillation.teacher: {name} does not accept the student's images of {height}x{width} "
             f"({error}). Use a teacher of that size."
         ) from error
     classes = class_logits(outputs).shape[-1]
     if classes != num_classes:
-        raise BadInput(
+        raise InputError(
             f"losses.distillation.teacher: expected the student's {num_classes} classes, {name} has {classes}"
         )
     return teacher
@@ -153,7 +153,7 @@ class Distillation(Loss):
     def __init__(self, options: DistillationOptions, setup: LossSetup) -> None:
         super().__init__(options, setup)
         if setup.preprocess is None or setup.num_classes is None:
-            raise BadInput("distillation: expected a LossSetup with num_classes and preprocess")
+            raise InputError("distillation: expected a LossSetup with num_classes and preprocess")
         device = next(setup.model.parameters()).device
         self.teacher = load_teacher(
             options.teacher,

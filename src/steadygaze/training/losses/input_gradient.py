@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from steadygaze.errors import UnknownName
+from steadygaze.errors import UnknownNameError
 from steadygaze.trace import Seam, Want
 from steadygaze.training.losses.registry import (
     Loss,
@@ -100,7 +100,7 @@ def input_gradient_pass(
 ) -> tuple[Terms, Any]:
     """The terms of GradMask or RRR, and the outputs of the same pass for other losses."""
     if form not in ("formula", "code"):
-        raise UnknownName("form", str(form), ("formula", "code"))
+        raise UnknownNameError("form", str(form), ("formula", "code"))
     _, background, counted = object_and_background(masks, images, reverse=reverse)
     pixels = images.detach().requires_grad_()
     second_order = form == "formula"

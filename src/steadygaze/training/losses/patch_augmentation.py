@@ -10,7 +10,7 @@ Equations: docs/equations.md#patch-augmentation.
 | p      | patch    | 16    |   | s      | scale                 | .85, 1|
 | noise  | noise    | .01   |   | each   | crop, noisy, flip     | .1    |
 
-Patches are those of the normalised images after mixup, and keep the targets of their images. The side of a
+Patches are those of the normalized images after mixup, and keep the targets of their images. The side of a
 crop is round(p √s); sides of the whole patch are drawn again, up to `ATTEMPTS` times.
 """
 
@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.training.losses.cross_entropy import CrossEntropyOptions, cross_entropy
 from steadygaze.training.losses.registry import (
     Loss,
@@ -51,7 +51,7 @@ class PatchAugmentationOptions(CrossEntropyOptions):
     """Options of [losses.patch_augmentation].
 
     patch: side in pixels; scale: area of a crop; crop, noisy, flip: probabilities
-    noise: standard deviation, of normalised values
+    noise: standard deviation, of normalized values
     crop_draw: whether crops are decided for each patch, or once for all patches of a micro-batch, as kornia
         0.6 does
     smoothing: of labels without mixup
@@ -121,7 +121,7 @@ def _resized_crops(
     p = patches.shape[-1]
     steps = torch.linspace(0, 1, p, device=patches.device, dtype=patches.dtype)
     rows, columns = (corner[:, None] + steps * (side - 1)[:, None] for corner in (top, left))
-    # coordinates of grid_sample: -1 is the centre of the first pixel, 1 that of the last
+    # coordinates of grid_sample: -1 is the center of the first pixel, 1 that of the last
     rows, columns = (2 * x / (p - 1) - 1 for x in (rows, columns))
     x, y = columns[:, None, :].expand(-1, p, -1), rows[:, :, None].expand(-1, -1, p)
     return F.grid_sample(patches, torch.stack([x, y], -1), align_corners=True, padding_mode="border")
@@ -133,9 +133,9 @@ def augment_images(
     mean: Float[Tensor, " c"],
     std: Float[Tensor, " c"],
 ) -> Float[Tensor, "b c h w"]:
-    """x̃: normalised images with augmented patches, within the range of images.
+    """x̃: normalized images with augmented patches, within the range of images.
 
-    mean, std: μ and σ of the normalisation
+    mean, std: μ and σ of the normalization
     """
     p = options.patch
     grid = images.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5)  # b i j c p p
@@ -158,12 +158,12 @@ class PatchAugmentation(Loss):
         super().__init__(options, setup)
         self.label_smoothing = options.smoothing
         if setup.preprocess is None:
-            raise BadInput(
+            raise InputError(
                 "losses.patch_augmentation: expected the preprocessing of the model, for the range of images"
             )
         size = setup.preprocess.size
         if size[0] % options.patch or size[1] % options.patch:
-            raise BadInput(
+            raise InputError(
                 f"losses.patch_augmentation.patch: images of {size[0]}x{size[1]} cannot be divided into "
                 f"patches of {options.patch}x{options.patch} pixels. Use a divisor of both sides."
             )

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from steadygaze.data.preprocess import Preprocess
-from steadygaze.errors import BadInput
+from steadygaze.errors import InputError
 from steadygaze.notebook import Listing
 from steadygaze.registry import Registry
 from steadygaze.vit.outputs import logits_of
@@ -81,7 +81,7 @@ class LossSetup:
 class LossBatch:
     """One batch, as every loss of the recipe sees it.
 
-    images: (B, 3, H, W), normalised
+    images: (B, 3, H, W), normalized
     labels: (B,) class indices; label maps (B, H, W) in segmentation
     soft_targets: (B, C) class shares of mixup or cutmix, None without them
     masks: (B, H, W) object masks, None if no loss needs them
@@ -241,9 +241,9 @@ def register_loss(
 
     def decorate(loss: LossClass) -> LossClass:
         if not (isinstance(loss, type) and issubclass(loss, Loss)):
-            raise BadInput(f"register_loss({name!r}): expected a subclass of Loss, got {loss!r}")
+            raise InputError(f"register_loss({name!r}): expected a subclass of Loss, got {loss!r}")
         if not (isinstance(options, type) and issubclass(options, LossOptions)):
-            raise BadInput(
+            raise InputError(
                 f"register_loss({name!r}): expected options= a subclass of LossOptions, got {options!r}"
             )
         loss.name, loss.Options = name, options

@@ -36,7 +36,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.data.masks import BORDER, OBJECT
-from steadygaze.errors import BadInput, MethodUnavailable, UnknownName
+from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
 from steadygaze.methods.aggregate import aggregate, layers
 from steadygaze.methods.registry import Method, parse_method, rules_of, unavailable
 from steadygaze.target import resolve_target, target_value
@@ -68,16 +68,16 @@ def object_and_background(
         code does
     """
     if reverse not in ("complement", "reference"):
-        raise UnknownName("reverse", str(reverse), ("complement", "reference"))
+        raise UnknownNameError("reverse", str(reverse), ("complement", "reference"))
     masks = masks[:, 0] if masks.dim() == 4 and masks.shape[1] == 1 else masks
     expected = (len(images), *images.shape[-2:])
     if tuple(masks.shape) != expected:
-        raise BadInput(f"masks: expected {expected}, the size of the images, got {tuple(masks.shape)}")
+        raise InputError(f"masks: expected {expected}, the size of the images, got {tuple(masks.shape)}")
     counted = torch.ones_like(masks, dtype=images.dtype)
     if masks.dtype == torch.uint8:
         codes = {0, 1} if int(masks.max()) <= 1 else {0, BORDER, OBJECT}
         if other := set(masks.unique().tolist()) - codes:
-            raise BadInput(
+            raise InputError(
                 f"masks: expected 255 (object), 128 (border) and 0, or 1 and 0; got {sorted(other)[:8]}"
             )
         s = (masks == max(codes)).to(images.dtype)
@@ -86,10 +86,10 @@ def object_and_background(
         s = masks.to(images.dtype)
         if not (float(s.min()) >= 0 and float(s.max()) <= 1):  # also false for NaN
             low, high = float(s.min()), float(s.max())
-            raise BadInput(f"masks: expected shares of the object in 0..1, got {low:.3g}..{high:.3g}")
+            raise InputError(f"masks: expected shares of the object in 0..1, got {low:.3g}..{high:.3g}")
     empty = (s.flatten(1).sum(1) == 0).nonzero()[:, 0].tolist()
     if empty:
-        raise BadInput(
+        raise InputError(
             f"masks: image(s) {empty} of the batch are background everywhere, without any object. "
             "Leave them out."
         )
@@ -157,8 +157,8 @@ def differentiable_map(
     return scores, outputs[0] if rules == PLAIN else vit.logits(vit.embed(images))
 
 
-def _not_trainable(method: str, reason: str) -> MethodUnavailable:
-    return MethodUnavailable(
+def _not_trainable(method: str, reason: str) -> MethodUnavailableError:
+    return MethodUnavailableError(
         f"{method} cannot be trained: {reason}. Use gae, rollout, raw_attention, ixg+plus or gaze."
     )
 
@@ -235,13 +235,13 @@ def relevance_pass(
     """The terms of `relevance_terms`, and the outputs of the same pass for other losses."""
     for key, value in (("explained", explained), ("confidence", confidence)):
         if value not in ("label", "predicted"):
-            raise UnknownName(key, str(value), ("label", "predicted"))
+            raise UnknownNameError(key, str(value), ("label", "predicted"))
     if labels is None and "label" in (explained, confidence):
-        raise BadInput(
+        raise InputError(
             "relevance: expected labels. Give them, or explained='predicted' and confidence='predicted'."
         )
     if not temperature > 0:
-        raise BadInput(f"relevance: temperature must be above 0, got {temperature}")
+        raise InputError(f"relevance: temperature must be above 0, got {temperature}")
     s, background, counted = object_and_background(masks, images, reverse=reverse)
     target = labels if explained == "label" else None
     with gradients_enabled("relevance"):
@@ -263,7 +263,7 @@ def gradients_enabled(loss: str) -> Iterator[None]:
     """Gradients for losses made of gradients, also under torch.no_grad(), which then gives their value
     alone."""
     if torch.is_inference_mode_enabled():
-        raise BadInput(
+        raise InputError(
             f"{loss}: it takes gradients inside, which torch.inference_mode() forbids. "
             "Use torch.no_grad() for its value."
         )
@@ -275,7 +275,7 @@ def checked_labels(labels: Any, logits: Float[Tensor, "b c"]) -> Int[Tensor, " b
     """The labels, one class index for each image; anything else is an error."""
     classes = None if labels is None else resolve_target(labels, logits)
     if classes is None or classes.dim() != 1:
-        raise BadInput(f"labels: expected one class for each of {len(logits)} images, got {labels!r}")
+        raise InputError(f"labels: expected one class for each of {len(logits)} images, got {labels!r}")
     return classes
 
 

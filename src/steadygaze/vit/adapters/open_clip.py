@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.vit.outputs import compares_text
 from steadygaze.vit.parts import linear_parts
 from steadygaze.vit.registry import find_plan, register_adapter
@@ -36,7 +36,7 @@ def plan(model: Any) -> Plan | None:
         return _vision_transformer(tower)
     inner = find_plan(tower.trunk) if name == "TimmModel" else None
     if inner is None:
-        raise UnsupportedModel(f"open_clip {type(model).__name__}: its image tower, a {name}, is no ViT")
+        raise UnsupportedModelError(f"open_clip {type(model).__name__}: its image tower, a {name}, is no ViT")
     trunk = inner
 
     def head(x: Tensor, layout: Layout) -> Tensor:
@@ -47,7 +47,7 @@ def plan(model: Any) -> Plan | None:
 
 def _vision_transformer(tower: Any) -> Plan:
     if tower.attn_pool is not None or tower.pool_type not in ("tok", "avg"):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             "open_clip VisionTransformer: expected a head on the class token or on the mean of the patches, "
             "got attention pooling with several queries (CoCa) or no pooling"
         )

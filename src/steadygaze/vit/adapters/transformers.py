@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.vit.outputs import compares_text, is_image_tower, pixel_inputs
 from steadygaze.vit.parts import first, linear, linear_parts
 from steadygaze.vit.registry import find_plan, register_adapter
@@ -158,7 +158,7 @@ def _classifier(model: Any, body: Any, prefix: int) -> tuple[dict[str, Any], Cal
     if not name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         heads = [m for m in model.children() if m is not body]
         if len(heads) != 1:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{name} has a backbone of transformers and {len(heads)} other children, where one is "
                 f"expected, "
                 f"the head. Use its ...ForImageClassification class; for CLIP with text, "
@@ -293,7 +293,7 @@ def refuse_without_question(model: nn.Module) -> Plan:
     """Raise an error that says how to ask."""
     name = type(model).__name__
     option = "question" if name == "ViltForQuestionAnswering" else "prompt"
-    raise UnsupportedModel(
+    raise UnsupportedModelError(
         f"{name} answers a {option} about an image, and none was given. Use steadygaze.explain(model, image, "
         f"{option}='What is on the table?'), or steadygaze.ask(model, {option}=...) for verify and the page."
     )
@@ -314,7 +314,7 @@ def refuse_without_region(model: nn.Module) -> Plan:
         if name == DETECTOR
         else ("a segmenter: it gives a class for each pixel", "Region('road', point=(x, y))")
     )
-    raise UnsupportedModel(
+    raise UnsupportedModelError(
         f"{name} is {kind}. Say which one is meant: steadygaze.explain(model, images, "
         f"target=steadygaze.{target}), or steadygaze.ask(model, region=...) for verify"
         f"{'' if name == DETECTOR else '; on the command line, --region point=X,Y'}."

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steadygaze.errors import UnsupportedModel
+from steadygaze.errors import UnsupportedModelError
 from steadygaze.vit.adapters.hierarchical import Grid, Layer, hierarchical_plan
 from steadygaze.vit.registry import register_adapter
 from steadygaze.vit.view import Plan
@@ -28,7 +28,7 @@ def plan(model: Any) -> Plan:
     """The view of a hierarchical classifier of transformers."""
     name = type(model).__name__
     if not name.endswith(CLASSIFIER):
-        raise UnsupportedModel(f"{name} has no classifier. Use {_family(model)}{CLASSIFIER}.")
+        raise UnsupportedModelError(f"{name} has no classifier. Use {_family(model)}{CLASSIFIER}.")
     return _VIEWS[_family(model)](model)
 
 

@@ -1,4 +1,4 @@
-"""Localisation against scikit-learn, torchmetrics and naive upsampling; borders; values of a data set."""
+"""Localization against scikit-learn, torchmetrics and naive upsampling; borders; values of a data set."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torchmetrics.functional.classification import binary_accuracy, binary_avera
 
 from oracles import faithfulness as oracle
 from steadygaze.faithfulness import METRICS
-from steadygaze.faithfulness.localization import NAMES, localisation, upsample
+from steadygaze.faithfulness.localization import NAMES, localization, upsample
 
 
 def problem(seed: int, ties: bool = False, size: tuple[int, int] = (20, 15)):
@@ -24,12 +24,12 @@ def problem(seed: int, ties: bool = False, size: tuple[int, int] = (20, 15)):
 @pytest.mark.parametrize("seed", range(3))
 def test_by_the_libraries(seed, ties):
     maps, masks = problem(seed, ties)
-    results = localisation(maps, masks)
+    results = localization(maps, masks)
     for m in range(2):
         for b in range(3):
-            labelled = (masks[b] != 128).flatten()
-            inside = (masks[b] == 255).flatten()[labelled]
-            nearest = maps[m, b].repeat_interleave(5, 0).repeat_interleave(3, 1).flatten()[labelled]
+            labeled = (masks[b] != 128).flatten()
+            inside = (masks[b] == 255).flatten()[labeled]
+            nearest = maps[m, b].repeat_interleave(5, 0).repeat_interleave(3, 1).flatten()[labeled]
             got = {name: float(results[name].value[m, b]) for name in NAMES}
             assert got["average_precision"] == pytest.approx(
                 100 * average_precision_score(inside, nearest), abs=1e-9
@@ -45,8 +45,8 @@ def test_by_the_libraries(seed, ties):
                 smooth, np.array(oracle.bilinear(maps[m, b], 20, 15)).flatten(), rtol=0, atol=1e-12
             )
             scaled = (smooth - smooth.min()) / (smooth.max() - smooth.min())
-            chosen = (scaled > scaled.mean())[labelled].long()
-            scaled, smooth = scaled[labelled], smooth[labelled]
+            chosen = (scaled > scaled.mean())[labeled].long()
+            scaled, smooth = scaled[labeled], smooth[labeled]
             assert got["pixel_accuracy"] == pytest.approx(
                 100 * float(binary_accuracy(chosen, inside.long())), abs=1e-3
             )
@@ -65,13 +65,13 @@ def test_by_the_libraries(seed, ties):
 
 def test_the_data_sets_numbers_have_summed_counts():
     maps, masks = problem(7)
-    results = localisation(maps, masks, ["miou", "pixel_accuracy"])
+    results = localization(maps, masks, ["miou", "pixel_accuracy"])
     chosen, truth = [], []
     for b in range(3):
         smooth = torch.tensor(oracle.bilinear(maps[0, b], 20, 15), dtype=torch.float64)
-        labelled = masks[b] != 128
-        chosen.append((smooth > smooth.mean())[labelled].long())
-        truth.append((masks[b] == 255)[labelled].long())
+        labeled = masks[b] != 128
+        chosen.append((smooth > smooth.mean())[labeled].long())
+        truth.append((masks[b] == 255)[labeled].long())
     chosen, truth = torch.cat(chosen), torch.cat(truth)
     details = {name: results[name].detail[0].tolist() for name in results}
     miou = METRICS["miou"].combine(results["miou"].value[0].tolist(), details["miou"])
@@ -89,8 +89,8 @@ def test_border_pixels_do_not_matter():
     maps, masks = problem(2)
     maps[:, :, 0, :] = 50.0  # the whole top row of cells is border, and has the maximum
     masks[:, :8] = 128
-    results = localisation(maps, masks)
-    object_there = localisation(maps, masks.clone().index_fill(1, torch.arange(8), 255))
+    results = localization(maps, masks)
+    object_there = localization(maps, masks.clone().index_fill(1, torch.arange(8), 255))
     assert float(object_there["pointing_game"].value.min()) == 100
     for b in range(3):
         below = torch.tensor(oracle.bilinear(maps[0, b], 20, 15)).double()
@@ -105,7 +105,7 @@ def test_a_perfect_map_and_undefined_ones():
     mask[0, 4:8, 8:12] = 255
     maps = torch.zeros(2, 1, 4, 4)
     maps[0, 0, 1, 2] = 1.0
-    results = localisation(maps, mask)
+    results = localization(maps, mask)
     assert results["average_precision"].value[0, 0] == 100 and results["pointing_game"].value[0, 0] == 100
     assert results["average_precision"].value[1, 0] == pytest.approx(
         100 * 16 / 256
@@ -113,6 +113,6 @@ def test_a_perfect_map_and_undefined_ones():
     assert results["mask_share"].value[1, 0].isnan() and results["miou"].value[1, 0] == pytest.approx(
         100 * (240 / 256) / 2
     )
-    empty = localisation(maps, torch.zeros(1, 16, 16, dtype=torch.uint8))
+    empty = localization(maps, torch.zeros(1, 16, 16, dtype=torch.uint8))
     for name in ("average_precision", "pointing_game", "mask_share"):
         assert empty[name].value.isnan().all()

@@ -43,7 +43,7 @@ def frame_of(rows, metric):
 
 
 def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
-    rows = sg.stress(loaded, None, suite=f"neighbours:own={root}", batch_size=5)
+    rows = sg.stress(loaded, None, suite=f"neighbors:own={root}", batch_size=5)
     sides = {}
     for side in ("train", "test"):
         files = sorted((root / side).rglob("*.png"))
@@ -60,15 +60,15 @@ def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
         right = knn_predict(bank, classes, asked, k=int(k), metric=way or "cosine") == labels
         wanted = {f"own:test/{f.parent.name}/{f.name}": float(r) for f, r in zip(files, right, strict=True)}
         assert frame_of(rows, metric) == wanted
-    assert {(r["setting"], r["note"]) for r in rows} == {("neighbours/own", "bank of 24 images")}
-    (facts,) = rows.runs[0]["settings"]["neighbours"]
+    assert {(r["setting"], r["note"]) for r in rows} == {("neighbors/own", "bank of 24 images")}
+    (facts,) = rows.runs[0]["settings"]["neighbors"]
     assert (facts["bank"], facts["pictures"], facts["classes"]) == (24, 12, 3)
-    two = f"neighbours:own={root / 'train'}={root / 'test'}"
+    two = f"neighbors:own={root / 'train'}={root / 'test'}"
     assert [r["value"] for r in sg.stress(loaded, None, suite=two)] == [r["value"] for r in rows]
 
 
 def test_part_of_it_goes_on_and_is_split(root, tmp_path):
-    how = {"suite": f"neighbours:own={root}", "limit": 6, "bank": 12, "batch_size": 2, "num_classes": None}
+    how = {"suite": f"neighbors:own={root}", "limit": 6, "bank": 12, "batch_size": 2, "num_classes": None}
     whole = run_stress(ask(None, tmp_path / "whole", **how))
     assert {r["note"] for r in whole} == {"bank of 12 images"} and len({r["image"] for r in whole}) == 6
     lines = rows_of(tmp_path / "whole")
@@ -99,14 +99,14 @@ def test_published_sets_by_name(tmp_path, root):
     )
     plant(tmp_path / "inat", [f"{split}/{name}" for split in ("train_mini", "val") for name in SPECIES])
     names = {"cifar-100": python, "pneumonia": tmp_path / "xray", "inaturalist-2021-mini": tmp_path / "inat"}
-    suite = ",".join(f"neighbours:{name}={folder}" for name, folder in names.items())
+    suite = ",".join(f"neighbors:{name}={folder}" for name, folder in names.items())
     words = ["--model", "embedded", "--workers", 0, "--suite", suite, "--out", tmp_path / "run"]
     assert "expected 5216 images" in cli(*words, code=2) and not (tmp_path / "run").exists()
     said = cli(*words, "--partial")
     assert "pneumonia: 4 of 5216 images" in said and "2 of 10000 species" in said and "knn1" in said
     rows = Rows.read(tmp_path / "run")
     found = {(r["setting"], r["metric"]) for r in rows}
-    assert found == {(f"neighbours/{n}", m) for n in names for m in ("knn1", "knn1_euclidean")}, (
+    assert found == {(f"neighbors/{n}", m) for n in names for m in ("knn1", "knn1_euclidean")}, (
         "k = 10 of a bank of 4"
     )
     assert {r["image"] for r in rows if "cifar" in r["setting"]} == {
@@ -119,11 +119,11 @@ def test_published_sets_by_name(tmp_path, root):
 
 def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
     data = root / "train"
-    suite = ["corruptions", f"neighbours:own={root}"]
+    suite = ["corruptions", f"neighbors:own={root}"]
     for name in ("a", "b"):
         sg.stress(loaded, data, suite=suite, corruptions="fog", severities=[1], limit=6, out=tmp_path / name)
     card = Rows.read(tmp_path / "a").cards(repeats=20)[0]
-    assert card.image_count == 6 and card.numbers["neighbours/own", "knn1"].images == 6
+    assert card.image_count == 6 and card.numbers["neighbors/own", "knn1"].images == 6
     found = compare([tmp_path / "a"], [tmp_path / "b"], repeats=20)
     (change,) = [c for c in found.changes if c.quantity.name == "knn10"]
     assert change.difference == 0 and change.p == 1
@@ -131,28 +131,28 @@ def test_beside_the_other_suites_and_compared(root, tmp_path, loaded):
 
 def test_what_is_refused(tmp_path, root, loaded):
     def says(suite, match, model=loaded, data=None, **more):
-        with pytest.raises((sg.BadInput, sg.UnsupportedModel), match=match):
+        with pytest.raises((sg.InputError, sg.UnsupportedModelError), match=match):
             sg.stress(model, data, suite=suite, **more)
 
-    says("neighbours:own", "neighbours:NAME=FOLDER or neighbours:NAME=TRAIN=TEST")
-    says(f"neighbours:own={root},neighbours:own={root}", "given twice")
-    says(f"neighbours:own={tmp_path / 'nowhere'}", "does not exist")
-    says(f"neighbours:cifar100={tmp_path}", r"train.* does not exist|published set is called .*cifar-100")
-    says([f"neighbours:own={root}", "corruptions"], "data: expected a folder of images, got none")
-    says(f"neighbours:own={root}", "bank: expected a whole number of 1 or more", bank=0)
+    says("neighbors:own", "neighbors:NAME=FOLDER or neighbors:NAME=TRAIN=TEST")
+    says(f"neighbors:own={root},neighbors:own={root}", "given twice")
+    says(f"neighbors:own={tmp_path / 'nowhere'}", "does not exist")
+    says(f"neighbors:cifar100={tmp_path}", r"train.* does not exist|published set is called .*cifar-100")
+    says([f"neighbors:own={root}", "corruptions"], "data: expected a folder of images, got none")
+    says(f"neighbors:own={root}", "bank: expected a whole number of 1 or more", bank=0)
     says(
-        f"neighbours:own={root}",
+        f"neighbors:own={root}",
         "expected data in a folder",
         data=[(torch.zeros(1, 3, 32, 32), torch.zeros(1).long())],
     )
     (tmp_path / "train" / "cat").mkdir(parents=True)
-    Image.new("L", (3, 3)).save(tmp_path / "train" / "cat" / "grey.png")
+    Image.new("L", (3, 3)).save(tmp_path / "train" / "cat" / "gray.png")
     (tmp_path / "test" / "zebra").mkdir(parents=True)
-    says(f"neighbours:own={tmp_path}", "match no class: zebra")
+    says(f"neighbors:own={tmp_path}", "match no class: zebra")
     (tmp_path / "test" / "zebra").rename(tmp_path / "test" / "cat")
-    says(f"neighbours:own={tmp_path}", "found none in cat")
+    says(f"neighbors:own={tmp_path}", "found none in cat")
     (tmp_path / "test" / "cat" / "broken.png").write_bytes(b"no image")
-    rows = sg.stress(loaded, None, suite=f"neighbours:own={tmp_path}")
+    rows = sg.stress(loaded, None, suite=f"neighbors:own={tmp_path}")
     assert list(rows.unreadable) == ["own:test/cat/broken.png"] and len(rows) == 0
 
 
@@ -195,10 +195,10 @@ def test_a_cnn_by_name(cnn, root, tmp_path):
         "--out",
         tmp_path / "run",
     ]
-    said = cli(*words, "--suite", f"corruptions,attacks,occlusion,neighbours:own={root}", "--bank", 6)
+    said = cli(*words, "--suite", f"corruptions,attacks,occlusion,neighbors:own={root}", "--bank", 6)
     assert "test_resnet is not a vision transformer, it has no tokens to drop" in said
     settings = {r["setting"] for r in Rows.read(tmp_path / "run")}
-    assert settings == {"clean", "fog/1", "fgsm/8", "pgd/8", "centre_square/0.5", "neighbours/own"}
+    assert settings == {"clean", "fog/1", "fgsm/8", "pgd/8", "center_square/0.5", "neighbors/own"}
     assert "attention: test_resnet is not a vision transformer. Leave the suite attention out" in cli(
         *words, "--suite", "attention", code=2
     )
@@ -216,5 +216,5 @@ class Convolved(nn.Module):
 def test_a_head_that_is_no_linear_map_is_refused_before_anything_is_read(root, loaded):
     from dataclasses import replace
 
-    with pytest.raises(sg.UnsupportedModel, match="ends in a linear layer"):
-        sg.stress(replace(loaded, model=Convolved()), None, suite=f"neighbours:own={root}")
+    with pytest.raises(sg.UnsupportedModelError, match="ends in a linear layer"):
+        sg.stress(replace(loaded, model=Convolved()), None, suite=f"neighbors:own={root}")

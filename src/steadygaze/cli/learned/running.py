@@ -20,7 +20,7 @@ from steadygaze.cli.options import DATA, MODEL, OUTPUT, TRAINING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.explainers import LearntResult, LearntRun
+    from steadygaze.training.explainers import LearnedResult, LearnedRun
 
 LISTED = 20  # unreadable images that are listed at the end
 
@@ -82,7 +82,9 @@ Device = options.Device
 
 
 def run_training(
-    make_run: Callable[[], LearntRun], print_result: Callable[[LearntResult, Console], None], start: str = ""
+    make_run: Callable[[], LearnedRun],
+    print_result: Callable[[LearnedResult, Console], None],
+    start: str = "",
 ) -> int:
     """Train with a progress bar and print the result; returns the exit code.
 
@@ -92,7 +94,7 @@ def run_training(
 
     from steadygaze.cli.output import print_line, progress_bar
     from steadygaze.cli.train import printed_log
-    from steadygaze.errors import RowsNotWritten
+    from steadygaze.errors import RowsNotWrittenError
 
     notes = Console(stderr=True)
     training = make_run()
@@ -103,7 +105,7 @@ def run_training(
     try:
         with progress_bar(notes) as on_progress, printed_log(notes):
             result = training.execute(on_progress)
-    except RowsNotWritten as error:
+    except RowsNotWrittenError as error:
         print_line(notes, f"error: {error}", "red")
         return 3
     except KeyboardInterrupt:
@@ -114,7 +116,7 @@ def run_training(
     return 1 if result.problem or result.unreadable else 0
 
 
-def print_unreadable(result: LearntResult, console: Console) -> None:
+def print_unreadable(result: LearnedResult, console: Console) -> None:
     """The first unreadable images and why they were not used."""
     from steadygaze.cli.output import print_line
 

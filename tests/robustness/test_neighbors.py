@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from helpers.tiny_models import PLAIN, images_of
 from oracles.models import random_images, tiny
-from steadygaze.errors import BadInput, UnknownName, UnsupportedModel
+from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.robustness.neighbors import features, knn_accuracy, knn_predict
 
 
@@ -103,15 +103,15 @@ def test_nothing_is_left_behind_even_after_a_failure() -> None:
 
 def test_bad_input() -> None:
     train, labels = clusters(20, 0)
-    with pytest.raises(BadInput, match="from 1 to 20"):
+    with pytest.raises(InputError, match="from 1 to 20"):
         knn_predict(train, labels, train, k=21)
-    with pytest.raises(UnknownName, match="cosine"):
+    with pytest.raises(UnknownNameError, match="cosine"):
         knn_predict(train, labels, train, k=1, metric="cosin")
-    with pytest.raises(BadInput, match="like the training ones"):
+    with pytest.raises(InputError, match="like the training ones"):
         knn_predict(train, labels, train[:, :3], k=1)
-    with pytest.raises(BadInput, match="20 class indices"):
+    with pytest.raises(InputError, match="20 class indices"):
         knn_predict(train, labels[:3], train, k=1)
-    with pytest.raises(BadInput, match="NaN"):
+    with pytest.raises(InputError, match="NaN"):
         knn_predict(train / 0, labels, train, k=1)
-    with pytest.raises(UnsupportedModel, match="linear layer"):
+    with pytest.raises(UnsupportedModelError, match="linear layer"):
         features(nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten()), torch.zeros(1, 3, 4, 4))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.learnt import running
+from steadygaze.cli.learned import running
 from steadygaze.cli.options import TRAINING, HelpfulCommand, TrustRemoteCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steadygaze.training.explainers import LearntResult
+    from steadygaze.training.explainers import LearnedResult
     from steadygaze.training.vit_shapley import ShapleyRequest
 
 shapley = typer.Typer(
@@ -159,7 +159,7 @@ def run(request: ShapleyRequest) -> int:
     )
 
 
-def print_result(request: ShapleyRequest, result: LearntResult, console: Console) -> None:
+def print_result(request: ShapleyRequest, result: LearnedResult, console: Console) -> None:
     """Print how training ended."""
     from steadygaze.cli.output import print_line
 

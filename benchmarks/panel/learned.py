@@ -1,4 +1,4 @@
-"""Learnt methods, which are listed only where they were trained: each against others on the same images."""
+"""Learned methods, which are listed only where they were trained: each against others on the same images."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RUNS = {  # folder -> (method, model, training)
     "diffmask_deit": ("diffmask", "deit_tiny", "1,000 steps of 4 images"),
 }
 ABOUT = """\
-Learnt methods ([vit_shapley](evidence/shapley.md), [diffmask](evidence/diffmask.md)) have rows where they
+Learned methods ([vit_shapley](evidence/shapley.md), [diffmask](evidence/diffmask.md)) have rows where they
 were trained, on other images than the rest of this page. Mean of the four removal scores, with the 95 %
-interval of the learnt method; the last columns are other methods on the same images."""
+interval of the learned method; the last columns are other methods on the same images."""
 COMPARED = ("gaze_removal", "gaze", "gae", "rollout", "random")
 
 
-def learnt_table(root: Path = ROWS) -> str:
+def learned_table(root: Path = ROWS) -> str:
     """Markdown: mean of the four removal scores, and of other methods in the same rows."""
     lines = [
         ABOUT,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadygaze.cli.learnt import running
+from steadygaze.cli.learned import running
 from steadygaze.cli.options import TRAINING, HelpfulCommand, TrustRemoteCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from steadygaze.training.diffmask import DiffMaskRequest
-    from steadygaze.training.explainers import LearntResult
+    from steadygaze.training.explainers import LearnedResult
 
 diffmask = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Vision DiffMask: train the gates that --diffmask uses."
@@ -249,7 +249,7 @@ def run(request: DiffMaskRequest) -> int:
     )
 
 
-def print_result(request: DiffMaskRequest, result: LearntResult, console: Console) -> None:
+def print_result(request: DiffMaskRequest, result: LearnedResult, console: Console) -> None:
     """Print how training ended."""
     from steadygaze.cli.output import print_line
 
