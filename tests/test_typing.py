@@ -1,6 +1,5 @@
 """What a type checker sees of `import steadygaze as sg` is what runs."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -60,18 +59,3 @@ def test_a_users_script_has_the_right_types() -> None:
     types = [found[1] for message in messages if (found := re.search(r'Revealed type is "(.*)"', message))]
     untyped = [name for name, kind in zip(sg.__all__, types, strict=True) if kind == "Any"]
     assert not untyped
-
-
-def test_type_checkers_see_the_names_that_run() -> None:
-    """The TYPE_CHECKING block imports each name of `__all__` from the module it is taken from at run time."""
-    tree = ast.parse(Path(sg.__file__).read_text(encoding="utf-8"))
-    blocks = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.asname: (node.module, alias.name)
-        for node in blocks[0].body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    packages = {name: ("steadygaze", name) for name in sg._PACKAGES}
-    assert seen == packages | {name: (module, name) for name, module in sg._HOME.items()}
-    assert {*seen, "__version__"} == set(sg.__all__)
