@@ -10,6 +10,8 @@ import pytest
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = "rollout"
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import steadygaze as sg
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,7 @@ def run_mypy(script: str) -> list[str]:
     return re.findall(rf"^.*{path.name}:(.*)$", done.stdout, flags=re.MULTILINE)
 
 
+@pytest.mark.full
 def test_a_users_script_has_the_right_types() -> None:
     lines = [*SCRIPT.splitlines(), *(f"reveal_type(sg.{name})" for name in sg.__all__)]
     messages = run_mypy("\n".join(lines) + "\n")

@@ -200,6 +200,7 @@ def test_uploads_are_deleted_after_a_while(
         assert not file.exists()
 
 
+@pytest.mark.full
 def test_uploads_are_deleted_at_the_end(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -96,6 +96,7 @@ def test_a_second_press_ends_everything(command, tmp_path):
     assert not list((tmp_path / "out").glob("*.png"))
 
 
+@pytest.mark.full
 def test_a_late_second_press_ends_the_next_search_only(command, tmp_path):
     command.wait_for("running lime")
     command.press()

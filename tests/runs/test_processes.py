@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import steadygaze
 from helpers.processes import two_processes
 from helpers.runs import image_folder
 from steadygaze.runs.rows import Rows
+
+pytestmark = pytest.mark.full
 
 SOURCE = Path(steadygaze.__file__).parents[1]
 

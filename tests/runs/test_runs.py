@@ -489,6 +489,7 @@ def test_start_layers(data, tmp_path):
     assert len({m.name for m in started}) == 2 and all(m.base == sg.method("gaze").base for m in started)
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_number_of_images(model, tmp_path):
     """What a run into a folder keeps of 40 batches is little more than of 4: no rows, no maps, no images."""
 

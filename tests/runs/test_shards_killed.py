@@ -17,6 +17,8 @@ import pytest
 
 from helpers.runs import image_folder, rows_of
 
+pytestmark = pytest.mark.full
+
 SHARDS, KILLS = 4, 12
 
 

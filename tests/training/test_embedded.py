@@ -73,6 +73,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], 
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 def test_killed_run_goes_on_to_the_same_weights(
     image_folder: Path,
     tmp_path: Path,

@@ -113,6 +113,7 @@ def test_what_it_needs_is_respected(data):
         sg.register_loss("no_loss")(dict)
 
 
+@pytest.mark.full
 def test_the_command_finds_it_as_a_plugin(data, tmp_path):
     """An installed package brings it by the entry point group `steadygaze.plugins`."""
     (tmp_path / "logit_norm_plugin.py").write_text(PLUGIN)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import steadygaze as sg
+from helpers.tiers import tiered
 from helpers.training import MODEL, SIDE, content, recipe, same, weights
 from steadygaze.modules import inserted
 from steadygaze.training.model import build_recipe_model
@@ -31,7 +32,7 @@ def models(plain: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("by", ["folder", "file", "file, new head"])
+@pytest.mark.parametrize("by", tiered(["folder", "file", "file, new head"], 1))
 def test_trained_weights_are_not_harmed(by, data, plain, tmp_path, caplog):
     asked = make_recipe(content(data, epochs=1, model=models(plain)[by], modules=BOTH))
     images = torch.randn(2, 3, SIDE, SIDE)

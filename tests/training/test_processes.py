@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 import steadygaze as sg
 from helpers.processes import two_processes
 from helpers.training import MODEL, image_folder
+
+pytestmark = pytest.mark.full
 
 SOURCE = Path(__file__).parents[2] / "src"
 RECIPE = """
