@@ -1,19 +1,23 @@
-"""DiffMask training as the authors' code defines it."""
+"""DiffMask training as the authors' code defines it, and files of version 0.1, which continue as they
+began."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
 from oracles.models import random_images, tiny
-from steadygaze.methods.diffmask import blank, prefix_tokens
-from steadygaze.training.diffmask import Settings, Trainer, hidden_widths
+from steadygaze.methods.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
+from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun, Settings, Trainer, hidden_widths
 
 QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=2)
+NEW_IN_2 = {"definition"}
 
 
 def trainer(model, settings=QUICK) -> tuple[Trainer, Tensor]:
@@ -49,6 +53,16 @@ def test_l0_over_all_tokens_is_that_of_the_authors_code(layer: int) -> None:
     _, l0, _, _, _ = made._measure(images, layer)
     wanted = reference_l0(model, images, made, layer)
     assert float(l0.detach()) == pytest.approx(wanted, rel=1e-9)
+    old, _ = trainer(model, replace(QUICK, l0="log", tokens="all", definition=1))
+    assert abs(float(old._measure(images, layer)[1].detach()) - wanted) > 1e-3, (
+        "0.1 gave the class token's gate zeros"
+    )
+
+
+def test_patches_do_not_depend_on_the_definition() -> None:
+    model = tiny()
+    reports = [trainer(model, replace(QUICK, definition=d))[0].evaluate(random_images(model)) for d in (1, 2)]
+    assert reports[0] == reports[1] and HardConcrete() == trainer(model)[0].mask.concrete
 
 
 @pytest.mark.parametrize(
@@ -113,3 +127,49 @@ def test_steps_of_a_layer_are_counted_and_resumed() -> None:
     again, _ = trainer(tiny(), Settings.read(facts["settings"]))
     again.restore(made.mask, facts, tensors)
     assert torch.equal(again.layer_steps, made.layer_steps)
+
+
+# -- files of version 0.1 --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for number in range(4):
+        pixels = random.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def run(data: Path, out: Path, steps: int, **options) -> DiffMaskRun:
+    options = {"batch": 2, "warmup": 1, "gate_rate": 1e-3, "layers": "weighted", **options}
+    request = DiffMaskRequest(
+        model="embedded", data=[data], out=out, presets=("reference",), options=options, steps=steps
+    )
+    return DiffMaskRun(request)
+
+
+def as_version_0_1_wrote_it(path: Path) -> None:
+    mask, facts, tensors = read_file(path)
+    for settings in (facts["settings"], facts["identity"]["asked"]):
+        del settings["definition"]
+    del tensors["layer_steps"]
+    write(path, mask, facts, tensors)
+
+
+def test_a_file_of_version_0_1_continues_as_it_began(data, tmp_path) -> None:
+    """The same command resumes it, twice, to the weights of an unbroken run of that definition."""
+    whole, cut, new = (tmp_path / f"{name}.safetensors" for name in ("whole", "cut", "new"))
+    run(data, whole, 14, definition=1).execute()
+    run(data, cut, 5, definition=1).execute()
+    as_version_0_1_wrote_it(cut)
+    resumed = run(data, cut, 10)
+    assert resumed.trainer.settings.definition == 1 and resumed.resumed == 5
+    resumed.execute()
+    run(data, cut, 14).execute()
+    run(data, new, 14).execute()
+    (old, _, _), (continued, facts, _), (other, _, _) = (read_file(path) for path in (whole, cut, new))
+    assert facts["settings"]["definition"] == 1
+    pairs = zip(old.parameters(), continued.parameters(), other.parameters(), strict=True)
+    same, differs = zip(*((torch.equal(a, b), not torch.equal(a, c)) for a, b, c in pairs), strict=True)
+    assert all(same) and any(differs)
