@@ -144,7 +144,7 @@ def test_bad_metrics_are_refused(sparseness):
 def test_listing_does_not_need_a_model():
     code = "import json, steadygaze as sg; print(json.dumps([m.family for m in sg.list_metrics()]))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=1800, check=True
     )
     families = json.loads(done.stdout)
     expected = ["removal", "value", "perturbation", "magnitude", "localization", "sanity", "truth"]

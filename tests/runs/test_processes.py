@@ -37,7 +37,7 @@ def verify(data: Path, out: Path, *launch: str) -> subprocess.CompletedProcess:
         str(data),
     ]
     command += ["--methods", "gaze,rollout", "--batch", "5", "--ratios", "0.3,0.7", "--out", str(out)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
 
 
 def test_two_processes_give_the_rows_of_one(tmp_path):

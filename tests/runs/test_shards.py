@@ -202,7 +202,7 @@ def test_shards_that_begin_in_the_same_instant_agree_on_the_settings(tmp_path, m
         jobs = [context.Process(target=begin, args=(folder, n, barrier, results)) for n in range(6)]
         for job in jobs:
             job.start()
-        outcomes = [results.get(timeout=60) for _ in jobs]
+        outcomes = [results.get(timeout=1800) for _ in jobs]
         for job in jobs:
             job.join()
         winner = json.loads((folder / "run.json").read_text())["settings"]["seed"]

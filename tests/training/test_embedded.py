@@ -84,7 +84,7 @@ def test_killed_run_goes_on_to_the_same_weights(
     assert killed.stdout is not None
     said = killed.stdout.readline()
     killed.kill()  # SIGKILL, long before the last of the 30 steps
-    killed.communicate(timeout=120)
+    killed.communicate(timeout=1800)
     assert killed.returncode != 0
     assert said.startswith("epoch 1/3")
 
