@@ -88,7 +88,7 @@ def test_one_bad_method_does_not_wipe_the_others(visitor: Visitor) -> None:
 
 @pytest.mark.parametrize("method", [LONG, "integrated_gradients:steps=100000"])
 def test_a_call_that_takes_too_long_is_cancelled(hasty: str, visitor: Visitor, method: str) -> None:
-    """Calls of the page with a limit of a second may fail on a busy machine: the call after it is another page's."""
+    """The call after it is made on another page: one second may be too short for it on a busy machine."""
     slow = Visitor(hasty)
     answer = slow.explain(slow.upload(IMAGE_FILE), method)
     assert answer.error is not None and "cancelled" in answer.error
