@@ -7,8 +7,15 @@ import pytest
 
 
 def tiered(values: Iterable[Any], default: Collection[Any] | int) -> list[Any]:
-    """Parameters of a test: all but `default`, or all but the first few, are of the full tier."""
+    """Parameters of a test: all but `default`, or all but the first few, are of the full tier.
+
+    A tuple is the values of several arguments.
+    """
     values = list(values)
     chosen = values[:default] if isinstance(default, int) else default
-    assert all(v in values for v in chosen), f"{chosen}: expected some of {values}"
-    return [v if v in chosen else pytest.param(v, marks=pytest.mark.full) for v in values]
+    assert all(value in values for value in chosen), f"{chosen}: expected some of {values}"
+
+    def full(value: Any) -> Any:
+        return pytest.param(*value if isinstance(value, tuple) else (value,), marks=pytest.mark.full)
+
+    return [value if value in chosen else full(value) for value in values]

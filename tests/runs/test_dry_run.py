@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.runs import image_folder
-from helpers.tiers import tiered
 from helpers.training import content
 from helpers.training import image_folder as training_image_folder
 from steadygaze.cli import app
@@ -92,7 +91,7 @@ VERIFY: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("methods", "metrics"), tiered(VERIFY.values(), 1), ids=VERIFY)
+@pytest.mark.parametrize(("methods", "metrics"), VERIFY.values(), ids=VERIFY)
 def test_verify_costs_what_was_estimated(
     methods: list[str], metrics: list[str], data: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +161,6 @@ def test_stress_costs_what_was_estimated(
     }
 
 
-@pytest.mark.full
 def test_a_dry_run_of_a_shard_is_of_that_shard(data: Path, tmp_path: Path) -> None:
     command = ["verify", "--model", "embedded", "--data", data, "--limit", "7", "--batch-size", "2"]
     command += ["--methods", "gae", "--out", tmp_path / "run"]
