@@ -1,4 +1,4 @@
-# make demo | test | test-browser | lint | docs | wheel | test-lowest. Each sets up its environment by itself, and again only when pyproject.toml changes.
+# make demo | test | test-all | test-browser | lint | docs | wheel | test-lowest. Each sets up its environment by itself, and again only when pyproject.toml changes.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ LOWEST_TESTS ?= tests/test_names.py tests/test_explain.py tests/test_heatmap.py 
 	tests/modules/test_modules.py tests/faithfulness tests/runs/test_runs.py tests/runs/test_stress.py tests/runs/test_export.py \
 	tests/data/test_streams.py tests/report tests/cli/test_cli.py tests/questions/test_open_clip.py tests/methods/test_oracles.py
 
-.PHONY: demo test test-browser lint setup docs wheel test-lowest clean
+.PHONY: demo test test-all test-browser lint setup docs wheel test-lowest clean
 
 setup: $(READY)
 
@@ -32,12 +32,23 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@$(BIN)/steadygaze demo --out $(OUT)
 
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+TENSORS := vit trace methods faithfulness results robustness modules training runs data loading questions
+empty :=
+comma := ,
+
+# every class of fault once, in five minutes on two cores
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not full and not browser" --durations=20
+
+# every model, every kill, notebooks and examples; shapes are checked in all packages that handle tensors
+test-all: $(READY)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not browser" --durations=20 --hypothesis-profile=full \
+		--jaxtyping-packages=$(subst $(empty) $(empty),$(comma),$(addprefix steadygaze.,$(TENSORS)) shapecheck.check)
 
 # the page in a real browser: needs Chromium (Debian: apt-get install chromium), and is skipped without one
 test-browser: $(VENV)/.browser
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -rs tests/app/test_browser.py
+	$(PYTEST) -m browser -rs tests/app/test_browser.py
 
 $(VENV)/.browser: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("few", max_examples=8, deadline=None, derandomize=True)
+settings.register_profile("full", max_examples=25, deadline=None, derandomize=True)  # `make test-all`
+settings.load_profile("few")
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, whatever the terminal that runs the tests
 os.environ.setdefault(
     "STEADYGAZE_CACHE", tempfile.mkdtemp(prefix="steadygaze-cache-")

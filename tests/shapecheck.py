@@ -1,7 +1,8 @@
 """Runtime checks of annotations under pytest, by beartype; an int is accepted for a float, as in mypy.
 
 In the packages of `EVERYTHING` all annotations are checked. Elsewhere only those of arrays are, except in the
-functions of `SELF_CHECKING`: these are public and validate their arguments themselves, as other tests show.
+functions and modules of `SELF_CHECKING`: these are public and validate their arguments themselves, as other
+tests show.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any, get_args
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray
 
-EVERYTHING = ("trace", "methods", "aggregate", "heatmap", "drawing")
+EVERYTHING = ("trace", "methods", "results")
 SELF_CHECKING = (
     "steadygaze.data.preprocess.Preprocess.normalize",
     "steadygaze.data.preprocess.Preprocess.undo",
     "steadygaze.faithfulness.evaluate.evaluate",
     "steadygaze.faithfulness.inputs.Batch.__init__",
+    "steadygaze.methods.explain",
+    "steadygaze.methods.registry",
     "steadygaze.robustness.attacks._attack",
     "steadygaze.robustness.attacks.fgsm",
     "steadygaze.robustness.attacks.pgd",
@@ -37,7 +40,7 @@ _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with checks of its annotations."""
-    if f"{function.__module__}.{function.__qualname__}" in SELF_CHECKING:
+    if {function.__module__, f"{function.__module__}.{function.__qualname__}"} & set(SELF_CHECKING):
         return function
     part = function.__module__.split(".")[1]
     if part not in EVERYTHING:

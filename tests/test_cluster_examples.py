@@ -10,6 +10,8 @@ import pytest
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 METHODS = "rollout"
 
@@ -26,7 +28,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def run(command: list[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -75,6 +75,7 @@ def test_rows_resume_and_methods_are_added(images: Path, tmp_path: Path) -> None
     assert sorted(methods) == ["gae"] * 4 + ["ixg"] * 4
 
 
+@pytest.mark.full
 def test_swin_is_reported_apart(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its patches are hidden from attention; methods that need attention over all tokens are left out."""
     embedded = panel()["embedded"]
@@ -98,6 +99,7 @@ def test_swin_is_reported_apart(images: Path, tmp_path: Path, capsys: pytest.Cap
     assert leaderboard.apart_section(board).startswith("## Apart: `tiny-swin`")
 
 
+@pytest.mark.full
 def test_known_truth(tmp_path: Path) -> None:
     measure_truth(["gae", "random"], tmp_path, images=20, steps=20)
     for task in ("counting", "shortcut"):

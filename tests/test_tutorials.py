@@ -10,6 +10,8 @@ import pytest
 from steadygaze.methods.registry import METHODS
 from tools.run_tutorials import FOLDER, execute, read
 
+pytestmark = pytest.mark.full
+
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 FOREIGN_PATH = re.compile(r"(?<![\w.:/])/(home|root|tmp|work|usr|opt|Users|private|var)/")
 

@@ -1,10 +1,11 @@
 """What a type checker sees of `import steadygaze as sg` is what runs."""
 
-import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import steadygaze as sg
 
@@ -51,6 +52,7 @@ def run_mypy(script: str) -> list[str]:
     return re.findall(rf"^.*{path.name}:(.*)$", done.stdout, flags=re.MULTILINE)
 
 
+@pytest.mark.full
 def test_a_users_script_has_the_right_types() -> None:
     lines = [*SCRIPT.splitlines(), *(f"reveal_type(sg.{name})" for name in sg.__all__)]
     messages = run_mypy("\n".join(lines) + "\n")
@@ -60,18 +62,3 @@ def test_a_users_script_has_the_right_types() -> None:
     types = [found[1] for message in messages if (found := re.search(r'Revealed type is "(.*)"', message))]
     untyped = [name for name, kind in zip(sg.__all__, types, strict=True) if kind == "Any"]
     assert not untyped
-
-
-def test_type_checkers_see_the_names_that_run() -> None:
-    """The TYPE_CHECKING block imports each name of `__all__` from the module it is taken from at run time."""
-    tree = ast.parse(Path(sg.__file__).read_text(encoding="utf-8"))
-    blocks = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.asname: (node.module, alias.name)
-        for node in blocks[0].body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    packages = {name: ("steadygaze", name) for name in sg._PACKAGES}
-    assert seen == packages | {name: (module, name) for name, module in sg._HOME.items()}
-    assert {*seen, "__version__"} == set(sg.__all__)

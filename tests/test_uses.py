@@ -177,6 +177,8 @@ def test_a_block_that_does_nothing_has_no_attention_to_read() -> None:
 
 
 def test_half_precision_is_checked_and_bright_images_are_finite() -> None:
+    torch.manual_seed(0)
+
     class Swapped(VisionTransformer):
         def forward_features(self, x: Tensor, *rest: Any, **more: Any) -> Tensor:
             x = self.blocks[0](self._pos_embed(self.patch_embed(x)))

@@ -114,13 +114,13 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return len(self._entries)
 
 
-def is_built_in(origin: str) -> bool:
-    """Whether a module is part of this package.
+def is_built_in(origin: str | None) -> bool:
+    """Whether a module is part of this package; code that is run by `exec` has no module.
 
     >>> is_built_in("steadygaze.methods.cam"), is_built_in("my_lab.methods")
     (True, False)
     """
-    return origin.startswith("steadygaze.")
+    return origin is not None and origin.startswith("steadygaze.")
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -103,6 +103,6 @@ def test_a_click_on_the_image_sets_the_pixel(loaded: sg.LoadedModel, file: Path)
         }
         httpx.post(f"{address}gradio_api/queue/join", json=sent).raise_for_status()
         query = {"session_hash": "clicking"}
-        with httpx.stream("GET", f"{address}gradio_api/queue/data", params=query, timeout=60) as lines:
+        with httpx.stream("GET", f"{address}gradio_api/queue/data", params=query, timeout=1800) as lines:
             done = next(line for line in lines.iter_lines() if "process_completed" in line)
     assert json.loads(done.removeprefix("data: "))["output"]["data"] == ["40, 7"]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from benchmarks.page_client import Visitor
 from helpers.page import served
+from helpers.tiers import tiered
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app as command
 
@@ -98,7 +99,7 @@ def by_command(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     return folder, dict(np.load(out / "scores.npz"))
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", tiered(GOOD, ["plain.png", "gray16.png", "rotated.jpg", "rgba.png"]))
 def test_an_image_gives_what_it_gives_on_the_command_line(
     visitor: Visitor, by_command: tuple[Path, dict[str, np.ndarray]], name: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_the_grid_is_bounded_and_what_it_leaves_out_is_printed(tmp_path):
     assert Image.open(tmp_path / "out" / "grid.png").height < one_image * GRID_ROWS / 10
 
 
+@pytest.mark.full
 def test_the_grid_shows_a_bounded_number_of_methods(tmp_path):
     methods = ",".join(f"attixg+plus:freeze={number / 100}" for number in range(30))
     output = explain(SHIP, "--method", methods, "--out", tmp_path)

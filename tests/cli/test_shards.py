@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.runs import image_folder, rows_of
+from helpers.tiers import tiered
 from steadygaze.cli import app
 
 MODEL = ("--model", "embedded")
@@ -28,7 +29,7 @@ def data(tmp_path_factory) -> Path:
     return image_folder(tmp_path_factory.mktemp("cli-shards") / "data")
 
 
-@pytest.mark.parametrize("name", ["verify", "stress"])
+@pytest.mark.parametrize("name", tiered(["verify", "stress"], ["stress"]))
 def test_the_table_of_a_shard_says_that_it_is_a_part(data, tmp_path, name):
     words = (name, *MODEL, "--data", data, *COMMANDS[name], "--limit", 6, "--batch-size", 2)
     outputs = [run(*words, "--shard", f"{index}/4", "--out", tmp_path / "run") for index in range(4)]
@@ -46,6 +47,7 @@ def test_a_shard_that_is_none_is_refused_before_anything_is_written(data, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_explain_writes_the_files_of_one_job(data, tmp_path):
     (data / "cat" / "zz-broken.png").write_bytes(b"no image")
     words = ("explain", data / "cat", data / "truck", *MODEL, "--methods", "gae,rollout", "--batch-size", 3)

@@ -86,6 +86,7 @@ def test_suites_and_recipes_fit():
     check(run("train", "--list"), list(shipped_recipes()))
 
 
+@pytest.mark.full
 def test_result_tables_fit(runs):
     folder, outputs = runs
     methods = {row["method"] for row in sg.Rows.read(folder / "verify")}

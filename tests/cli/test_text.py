@@ -83,6 +83,7 @@ def test_explain_compares_with_texts(clip: Path, tmp_path: Path) -> None:
     assert manifest(one)["methods"] == [{"name": "ixg", "score": "value"}]
 
 
+@pytest.mark.full
 def test_verify_and_stress_take_class_names(clip: Path, photos: Path, tmp_path: Path) -> None:
     words = ["--model", clip, "--data", photos, "--class-names", photos / "names.txt", "--template", "a {}"]
     verified = run("verify", *words, "--methods", "ixg,legrad", "--out", tmp_path / "verify")

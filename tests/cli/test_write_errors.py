@@ -133,6 +133,7 @@ def test_a_full_disk(given, tmp_path, monkeypatch, name):
     assert "/some/temporary/file" not in result.output, "the file that the user knows is named"
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_during_a_shard_loses_nothing(given, tmp_path):
     """Half of the rows fit. The error names the file, the rows before are whole, and the command resumes."""
     words = ["verify", *MODEL, "--data", given / "data", *VERIFY[:4], "--batch-size", 4]

@@ -9,6 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import steadygaze as sg
+from helpers.tiers import tiered
 from steadygaze.app.viewer import Viewer
 from steadygaze.cli import app
 from steadygaze.data.folders import Item
@@ -60,7 +61,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=tiered(KINDS, ["gray16.png", "rgba.png", "rotated.jpg"]))
 def file(request, tmp_path: Path) -> Path:
     path = tmp_path / "data" / "cat" / request.param
     path.parent.mkdir(parents=True)

@@ -304,7 +304,7 @@ def test_reading_ahead_keeps_order_errors_and_its_distance():
 
     ahead = read_ahead(numbers(), size=3)
     assert next(ahead) == 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while len(taken) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
@@ -315,5 +315,5 @@ def test_reading_ahead_keeps_order_errors_and_its_distance():
     next(ahead)
     ahead.close()
     while any(thread.name == "steadygaze-read-ahead" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline + 5
+        assert time.monotonic() < deadline + 120
         time.sleep(0.01)

@@ -6,6 +6,7 @@ import torch
 
 import benchmarks.zoo as zoo
 import steadygaze as sg
+from helpers.tiers import tiered
 from oracles import faithfulness as oracle
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import Batch, evaluate, removal
@@ -74,7 +75,17 @@ def test_a_swin_of_one_stage_token_by_token(window, fused):
                 )
 
 
-@pytest.mark.parametrize(("module", "name"), HIERARCHICAL)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    tiered(
+        HIERARCHICAL,
+        [
+            ("swin_transformer", "swin_tiny_patch4_window7_224"),
+            ("hiera", "hiera_tiny_224"),
+            ("pvt_v2", "pvt_v2_b0"),
+        ],
+    ),
+)
 def test_hierarchical_models(module, name):
     model, _ = zoo.hierarchical(name, module)
     vit = sg.adapt(model)

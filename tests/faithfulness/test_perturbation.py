@@ -96,6 +96,7 @@ def test_diffmasks_curves_by_naive_loops(kind, ties):
                     assert results[f"{sign}_{name}"].detail.shape == (2, 2, 29)
 
 
+@pytest.mark.full
 def test_ranges_and_a_swin():
     model, _ = zoo.hierarchical("swin_tiny_patch4_window7_224", "swin_transformer")
     vit = sg.adapt(model)

@@ -5,6 +5,7 @@ import torch
 
 import benchmarks.zoo as zoo
 import steadygaze as sg
+from helpers.tiers import tiered
 from oracles import faithfulness as oracle
 from oracles.models import random_images, tiny
 from steadygaze.faithfulness import METRICS, Batch, evaluate, metric, removal
@@ -48,14 +49,17 @@ def test_the_four_scores_are_those_of_naive_loops(kind, ties):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "eva02_tiny_patch14_224",
-        "vit_small_patch16_rope_mixed_224",
-        "beit_base_patch16_224",
-        "cait_xxs24_224",
-        "vit_base_patch16_siglip_224",
-        "deit_tiny_distilled_patch16_224",
-    ],
+    tiered(
+        [
+            "eva02_tiny_patch14_224",
+            "vit_small_patch16_rope_mixed_224",
+            "beit_base_patch16_224",
+            "cait_xxs24_224",
+            "vit_base_patch16_siglip_224",
+            "deit_tiny_distilled_patch16_224",
+        ],
+        3,
+    ),
 )
 def test_other_models_by_one_subset_at_a_time(name):
     model, _ = zoo.plain(name)

@@ -81,6 +81,16 @@ HIERARCHICAL = {
     "Hiera": lambda: zoo.hierarchical("hiera_tiny_224", "hiera")[0],
 }
 ALL = PLAIN | EAGER | HIERARCHICAL
+REPRESENTATIVE = (  # of the default tier
+    "class",
+    "registers",
+    "average",
+    "pre_norm",
+    "attention pool (SigLIP)",
+    "EVA-02 tiny (rotary, SwiGLU)",
+    "transformers DINOv3",
+    "Swin",
+)
 
 
 def images_of(model: nn.Module, batch: int = 2, seed: int = 0) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles import vit as oracle
-from oracles.models import KINDS, random_images, tiny
+from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 from steadygaze.methods.diffmask import DiffMask, HardConcrete, Shape, blank, masked, read_file, write
 from steadygaze.methods.learned import with_files
 from steadygaze.training.diffmask import (
@@ -109,7 +110,7 @@ def naive(model, images: Tensor, mask: DiffMask, read: str) -> Tensor:
     return out[:, model.num_prefix_tokens :]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 @pytest.mark.parametrize("read", ["expected", "probability"])
 def test_map_by_naive_loops(kind: str, read: str, tmp_path) -> None:
     model = tiny(kind)
@@ -158,7 +159,9 @@ MAKES = (
 )
 
 
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize(
+    "name", tiered(MAKES, ["registers", "EVA-02 tiny (rotary, SwiGLU)", "transformers DINOv3", "Swin"])
+)
 def test_any_vit(name: str, tmp_path) -> None:
     """z = 1 changes nothing; z = 0 leaves nothing of the image; a step trains; the file explains."""
     model = tiny_models.ALL[name]()

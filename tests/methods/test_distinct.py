@@ -9,6 +9,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from steadygaze.methods.registry import parse_method, rules_of
 
 TARGET = torch.tensor([1, 3])
@@ -27,7 +28,7 @@ def direction(scores: Tensor) -> Tensor:
     return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", tiered(MODELS, ["average"]))
 def test_names_give_maps_of_their_own(name: str) -> None:
     model = tiny_models.PLAIN[name]()
     images = tiny_models.images_of(model)

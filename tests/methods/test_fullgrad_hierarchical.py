@@ -11,6 +11,7 @@ import steadygaze as sg
 from benchmarks import zoo
 from benchmarks.oracles import unfused
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles import hierarchical as oracle
 from steadygaze.trace import PLAIN, Rules, Trace, Want, forward, frozen
 from steadygaze.trace.completeness import resize_map
@@ -70,7 +71,7 @@ def class_token_share(model: nn.Module, trace: Trace) -> Tensor | float:
     return (model.cls_token * g).sum().detach()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", tiered(MODELS, ["Swin", "Hiera", "LeViT"]))
 def test_tokens_and_offsets_add_up_to_the_logit(name: str) -> None:
     """From every layer: with implicit terms always.
 
@@ -98,7 +99,7 @@ def test_tokens_and_offsets_add_up_to_the_logit(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", ["PVT v2", "Hiera", "Twins"])
+@pytest.mark.parametrize("name", tiered(["PVT v2", "Hiera", "Twins"], ["Hiera"]))
 def test_the_map_of_an_averaged_head_is_complete(name: str) -> None:
     """No prefix: resized and summed over the patches, the map is the logit, from any start."""
     model, images = make(name)
@@ -109,7 +110,7 @@ def test_the_map_of_an_averaged_head_is_complete(name: str) -> None:
         assert attribution.scores.std() > 1e-3
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", tiered(MODELS, ["Swin", "Hiera", "LeViT"]))
 def test_explicit_terms_are_bias_times_gradient(name: str) -> None:
     """Block by block, against autograd at the parameters themselves."""
     model, images = make(name)
@@ -155,7 +156,9 @@ def test_swin_against_the_oracle_token_by_token() -> None:
     assert (maps["fullgrad"].scores - total).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["class", "average", "relative positions", "EVA-02 tiny (rotary, SwiGLU)"])
+@pytest.mark.parametrize(
+    "name", tiered(["class", "average", "relative positions", "EVA-02 tiny (rotary, SwiGLU)"], ["class"])
+)
 def test_on_a_plain_vit_it_is_the_plain_way(name: str) -> None:
     """The same models, taken for ones that move their tokens: every term stands at the same token."""
     model = tiny_models.ALL[name]()
@@ -185,7 +188,7 @@ def test_norms_of_queries_and_keys_stand_at_the_query() -> None:
         assert (got - wanted).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["PiT", "Hiera"])
+@pytest.mark.parametrize("name", tiered(["PiT", "Hiera"], ["Hiera"]))
 def test_each_bias_counts_once_under_every_aggregator(name: str) -> None:
     model, images = make(name)
     depth = len(sg.adapt(model).blocks)

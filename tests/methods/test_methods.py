@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import steadygaze as sg
+from helpers.tiers import tiered
 from oracles import METHODS, METHODS_HOME, attention, cam, gradient, lrp, mixing, vit
 from oracles.gaze import gaze_removal
-from oracles.models import KINDS, random_images, tiny
+from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 from steadygaze.methods.propagation import pixel_relevance
 from steadygaze.methods.registry import aliases, base_methods, list_methods
 from steadygaze.trace.query import Query
@@ -218,7 +219,7 @@ def test_nothing_is_left_out() -> None:
     assert set(METHODS) | written_here == {i.name for i in list_methods()} - {"gae", "cat", "attcat"} - libra
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_bare_names(kind: str) -> None:
     model, images = case(kind)
     other = {"gae": "genatt", "vanilla_grad": "vanilla_grad"}
@@ -239,7 +240,7 @@ def test_bare_names(kind: str) -> None:
     assert {name for name in aliases() if not name.startswith("libra_")} == known
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 @pytest.mark.parametrize("name", bases("map") + bases("matrix"))
 def test_aggregators(kind: str, name: str) -> None:
     """last, plus, skipplus (ceil, floor), rollout, and any start layer."""
@@ -259,7 +260,7 @@ def test_aggregators(kind: str, name: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore::steadygaze.DegenerateMapWarning"
 )  # attcam with relu, where all is negative
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(kind: str, name: str) -> None:
     """Each value of each option, at the bare name and summed over the layers."""
@@ -280,7 +281,7 @@ def test_options(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("kind", ["class", "average_with_class"])
+@pytest.mark.parametrize("kind", tiered(["class", "average_with_class"], ["average_with_class"]))
 def test_scores(kind: str, score: str) -> None:
     for name in bases("map") + bases("matrix"):
         how = {"score": score} if BASES[name].gradient else {}
@@ -298,7 +299,7 @@ def test_scores(kind: str, score: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_own_scores(kind: str) -> None:
     """gaze and its kin have log-odds of their own, LibraGrad log_prob, searches and Shapley values the
     probability, every other name the logit; a score given wins.
@@ -312,8 +313,8 @@ def test_own_scores(kind: str) -> None:
     close(explained(kind, "gaze"), explained(kind, "decompx+plus:freeze=0.75", "log_odds").flatten(1), "gaze")
 
 
-@pytest.mark.parametrize("freeze", [0, 0.5, 0.75, 1])
-@pytest.mark.parametrize("kind", ["class", "registers", "average"])
+@pytest.mark.parametrize("freeze", tiered([0, 0.5, 0.75, 1], [0.75, 1]))
+@pytest.mark.parametrize("kind", tiered(["class", "registers", "average"], ["registers"]))
 def test_freezing(kind: str, freeze: float) -> None:
     """Every gradient method under frozen-linear rules, with both slopes."""
     for name in bases("map") + bases("matrix"):
@@ -328,7 +329,7 @@ def test_freezing(kind: str, freeze: float) -> None:
     close(explained(kind, method), wanted, method.name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_legrad_of_the_last_layers(kind: str) -> None:
     model, images = case(kind)
     for options in ({"layers": 2}, {"layers": 1}, {"layers": 0, "score": "log_odds"}, {"freeze": 0.75}):
@@ -340,7 +341,7 @@ def test_legrad_of_the_last_layers(kind: str) -> None:
         explained(kind, "legrad:layers=4")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_integrated_gradients(kind: str) -> None:
     model, images = case(kind)
     for options in (
@@ -357,7 +358,7 @@ def test_integrated_gradients(kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_smoothgrad(kind: str) -> None:
     """|mean gradient| at noisy images, summed over the pixels of a patch.
 
@@ -408,7 +409,7 @@ def test_attention_that_divides_is_explained_as_one_that_multiplies(monkeypatch:
         close(divided[name].scores, multiplied[name].scores.flatten(1), name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_full_lrp_pixel_by_pixel(kind: str) -> None:
     """The relevance that the map adds up over each patch; the same for every score."""
     model, images = case(kind)
@@ -420,7 +421,7 @@ def test_full_lrp_pixel_by_pixel(kind: str) -> None:
         assert torch.equal(explained(kind, "full_lrp", score), explained(kind, "full_lrp"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, ["average"]))
 def test_shapley_cam(kind: str) -> None:
     """Against the whole Hessian; at the input of the last block it vanishes for class-token heads."""
     model, images = case(kind)
@@ -432,7 +433,7 @@ def test_shapley_cam(kind: str) -> None:
         explained(kind, "shapley_cam:at=norm")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_attnlrp_gamma(kind: str) -> None:
     model, images = case(kind)
     for options in (
@@ -483,7 +484,7 @@ def keys_and_parts(model: Any, tokens: Tensor, score: str = "log_odds") -> Tenso
     return z(z(own) + 0.4 * z(key)).detach()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_gaze_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = case(kind)
     x = vit.embed(model, images).detach()
@@ -502,7 +503,7 @@ def test_gaze_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     close(explained(kind, "gaze_twice"), wanted, "gaze_twice")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 @pytest.mark.parametrize("weight", [0.25, 1.0])
 def test_gaze_halves(kind: str, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gaze_removal` of the whole image and, by tokens removed by hand, of both halves."""

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.tiers import tiered
 from oracles import METHODS, attention, cam, decompx, gaze, gradient, lrp, mixing, vit
-from oracles.models import KINDS, random_images, tiny
+from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 
 torch.set_num_threads(1)
 TARGET = torch.tensor([1, 3])
 
 
-@pytest.fixture(params=list(KINDS), scope="module")
+@pytest.fixture(params=tiered(KINDS, DEFAULT_KINDS), scope="module")
 def case(request: pytest.FixtureRequest) -> tuple[vit.Model, Tensor]:
     model = tiny(request.param)
     return model, random_images(model)
@@ -287,6 +288,7 @@ def test_mixing_matrices(case: tuple[vit.Model, Tensor]) -> None:
     assert zero.tolist() == [[[0.0, 0.0], [0.25, 0.75]]]
 
 
+@pytest.mark.full
 def test_batch_equals_singles_and_maps_differ(case: tuple[vit.Model, Tensor]) -> None:
     model, images = case
     maps = {name: method(model, images, TARGET) for name, method in METHODS.items()}

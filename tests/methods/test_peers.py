@@ -18,8 +18,9 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles.gradient import patch_sums
-from oracles.models import KINDS, random_images, tiny
+from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 
 TARGET = torch.tensor([1, 3])
 CAMS = {
@@ -39,7 +40,10 @@ def close(got: Tensor, wanted: Tensor, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*(k for k in KINDS if k != "pre_norm"), "torchvision", "transformers ViT", "BEiT"]
+    "name",
+    tiered(
+        [*(k for k in KINDS if k != "pre_norm"), "torchvision", "transformers ViT", "BEiT"], DEFAULT_KINDS
+    ),
 )
 def test_input_x_gradient_of_captum_on_tokens(name: str) -> None:
     """pre_norm is left out: there x^0 · gradient is O(eps), see test_oracles.expected_to_vanish."""
@@ -51,7 +55,7 @@ def test_input_x_gradient_of_captum_on_tokens(name: str) -> None:
     close(ours, theirs.sum(-1)[:, vit.prefix :].detach(), name)
 
 
-@pytest.mark.parametrize("name", [*KINDS, "torchvision", "transformers ViT"])
+@pytest.mark.parametrize("name", tiered([*KINDS, "torchvision", "transformers ViT"], DEFAULT_KINDS))
 def test_integrated_gradients_of_captum_on_tokens(name: str) -> None:
     model = tiny_models.ALL[name]()
     vit, images = sg.adapt(model), tiny_models.images_of(model)
@@ -63,7 +67,7 @@ def test_integrated_gradients_of_captum_on_tokens(name: str) -> None:
     close(ours, theirs.sum(-1)[:, vit.prefix :], name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_integrated_gradients_of_captum_on_pixels(kind: str) -> None:
     model = tiny(kind)
     images = random_images(model)
@@ -83,7 +87,7 @@ def drawn(scores: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CAMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
     """On blocks[-1].norm1 with their reshape_transform, before they resize to the image."""
     model = tiny(kind)
@@ -102,7 +106,7 @@ def test_cam_family_of_pytorch_grad_cam(kind: str, name: str) -> None:
     assert wanted.max() > 0.9, "a map of zeros compares nothing"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 def test_shapley_cam_of_pytorch_grad_cam(kind: str) -> None:
     """Its weights of channels, of activations and gradients given by hand: the whole call fails on tokens."""
     model = tiny(kind)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles import search
-from oracles.models import KINDS, random_images, tiny
+from oracles.models import DEFAULT_KINDS, KINDS, random_images, tiny
 from steadygaze.methods import atman, channel_masks
 from steadygaze.methods import search as runs
 from steadygaze.methods.channel_masks import cluster_means, complete_linkage
@@ -73,7 +74,7 @@ def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> No
 # -- each name against its oracle ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, DEFAULT_KINDS))
 @pytest.mark.parametrize("name", PRESENCE)
 def test_presence_methods(kind: str, name: str) -> None:
     model, images = case(kind)
@@ -88,7 +89,7 @@ def test_presence_methods(kind: str, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["class", "registers", "average"])
+@pytest.mark.parametrize("kind", tiered(["class", "registers", "average"], ["registers"]))
 def test_soft_methods(kind: str) -> None:
     model, images = case(kind)
     cases: list[tuple[str, dict[str, Any]]] = [
@@ -243,7 +244,9 @@ def test_captum_agrees() -> None:
 # -- sufficient subsets ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["class", "registers", "average", "average_with_class"])
+@pytest.mark.parametrize(
+    "kind", tiered(["class", "registers", "average", "average_with_class"], ["registers"])
+)
 @pytest.mark.parametrize(
     ("threshold", "minimal", "steps"), [(0.5, True, 49), (0.4, False, 4), (0.999, True, 49)]
 )
@@ -426,7 +429,7 @@ def test_seeds_belong_to_the_image() -> None:
 # -- other models, bad input -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tiny_models.HIERARCHICAL)
+@pytest.mark.parametrize("name", tiered(tiny_models.HIERARCHICAL, ["Swin"]))
 def test_models_that_need_their_grid_are_masked_and_it_is_said(name: str) -> None:
     model = tiny_models.ALL[name]()
     images = tiny_models.images_of(model, batch=1)

@@ -122,6 +122,7 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return nn.functional.cosine_similarity(a, b, eps=1e-300)
 
 
+@pytest.mark.full
 def test_no_two_names_say_the_same() -> None:
     loaded = sg.load_model("embedded")
     files = find_images([Path(sg.__file__).parent / "assets" / "demo"])[:2]

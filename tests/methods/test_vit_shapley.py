@@ -10,6 +10,7 @@ from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles import search
 from oracles.models import random_images, tiny
 from steadygaze.methods.perturbation import shapley_pairs
@@ -145,7 +146,7 @@ def test_divergence(outputs: str) -> None:
 # -- training --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trunk", ["model", "train"])
+@pytest.mark.parametrize("trunk", tiered(["model", "train"], 1))
 def test_training_approaches_the_exact_shapley_values(tmp_path, trunk: str) -> None:
     """2 x 2 patches, four images: their exact values by enumeration of all sets of removed patches."""
     model = tiny("class", **SMALL)
@@ -205,6 +206,7 @@ def test_a_restored_trainer_continues_exactly(tmp_path, options) -> None:
         assert set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.full
 def test_a_model_whose_patches_cannot_be_removed(tmp_path) -> None:
     model = tiny_models.HIERARCHICAL["Swin"]()
     images = tiny_models.images_of(model)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import steadygaze as sg
 from benchmarks import checks, zoo
 from helpers.losses import SMALL, small
+from helpers.tiers import tiered
 from steadygaze import models
 from steadygaze.loading.load import model_infos
 from steadygaze.models.fan import ConvNeXtBlock, ConvNeXtStem
@@ -42,7 +43,7 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", tiered(COUNTED, ["rvt_base_plus", "pvt_tiny", "fan_tiny_8_p4_hybrid"]))
 def test_as_large_as_counted(name: str) -> None:
     wanted, with_tap, gmac = COUNTED[name]
     with torch.device("meta"):
@@ -70,7 +71,9 @@ def test_names_are_known() -> None:
         sg.load_model("rvt_tiny")  # there are no weights to fetch
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", tiered(SMALL, ["rvt_tiny", "pvt_tiny", "fan_tiny_12_p16_224", "localvit_tiny_mlp4_act3_r192"])
+)
 def test_viewed_with_and_without_modules(name: str) -> None:
     model = small(name)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size, batch=2)
@@ -97,7 +100,12 @@ def test_viewed_with_and_without_modules(name: str) -> None:
     assert torch.equal(remove(kind)(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["rvt_small", "fan_tiny_12_p16_224", "localvit_tiny_mlp4_act3_r192"])
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        ["rvt_small", "fan_tiny_12_p16_224", "localvit_tiny_mlp4_act3_r192"], ["localvit_tiny_mlp4_act3_r192"]
+    ),
+)
 def test_every_method_answers_or_says_why_not(name: str) -> None:
     model = small(name)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size)

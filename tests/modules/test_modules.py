@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks import zoo
 from helpers.inserted import MODELS, images_of, plain, trained
+from helpers.tiers import tiered
 from oracles import modules as oracle
 from oracles.models import tiny
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
@@ -156,7 +157,22 @@ def test_cb_is_its_formula(variant: Any) -> None:
 # -- sites ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        MODELS,
+        [
+            "timm class",
+            "timm registers, mean",
+            "EVA-02",
+            "torchvision",
+            "transformers DINOv3",
+            "transformers ViT, eager",
+            "CaiT",
+            "Swin",
+        ],
+    ),
+)
 def test_every_make_there_and_back(name: str) -> None:
     """TAP feeds only the norm before attention, CB ends the MLP, and both can be removed again."""
     model = plain(name)
@@ -190,7 +206,11 @@ def test_every_make_there_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["timm class", "Swin", "PVT v2", "EVA-02", "torchvision", "transformers ViT", "transformers CLIP"]
+    "name",
+    tiered(
+        ["timm class", "Swin", "PVT v2", "EVA-02", "torchvision", "transformers ViT", "transformers CLIP"],
+        ["timm class", "Swin", "transformers ViT"],
+    ),
 )
 @pytest.mark.parametrize("branch", ["mlp", "msa"])
 @pytest.mark.parametrize("position", ["front", "mid", "end"])

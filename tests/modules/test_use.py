@@ -12,6 +12,7 @@ from torch import nn
 import steadygaze as sg
 from benchmarks import checks, zoo
 from helpers.inserted import MODELS, images_of, plain, trained
+from helpers.tiers import tiered
 from oracles.models import tiny
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.faithfulness.evaluate import evaluate
@@ -36,7 +37,22 @@ def test_views_and_frozen_passes_stay_exact(options: dict[str, Any]) -> None:
     assert float(found["decompx"]) <= 1e-10, found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        MODELS,
+        [
+            "timm class",
+            "timm registers, mean",
+            "EVA-02",
+            "torchvision",
+            "transformers DINOv3",
+            "transformers ViT, eager",
+            "CaiT",
+            "Swin",
+        ],
+    ),
+)
 def test_hidden_patches_reach_nothing(name: str) -> None:
     """Attention masking: finite, unchanged if all is visible, independent of what hidden patches contain."""
     model = trained(insert(plain(name), **BOTH))

@@ -13,6 +13,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "average_with_class": {"global_pool": "avg", "fc_norm": False, "init_values": 0.5},
     "pre_norm": {"pre_norm": True, "qkv_bias": False, "img_size": 9},
 }
+DEFAULT_KINDS = ("registers", "average")  # of the default tier: tokens before the patches, and none at all
 
 
 def tiny(kind: str = "class", seed: int = 0, **changes: Any) -> VisionTransformer:

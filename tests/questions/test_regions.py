@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import steadygaze as sg
 from benchmarks import checks, region_zoo, zoo
+from helpers.tiers import tiered
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.methods.sufficient import gate_gradient
 from steadygaze.questions.regions import RegionClassifier, region_weights
@@ -112,8 +113,10 @@ def test_gradients_at_every_layer_are_those_of_the_model_itself(kind: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be removed")
-@pytest.mark.parametrize("method", ["gaze", "ixg", "occlusion"])
-@pytest.mark.parametrize("kind", SEGMENTERS)
+@pytest.mark.parametrize("method", tiered(["gaze", "ixg", "occlusion"], ["gaze", "occlusion"]))
+@pytest.mark.parametrize(
+    "kind", tiered(SEGMENTERS, ["Segmenter of a ViT", "SegformerForSemanticSegmentation"])
+)
 def test_batch_equals_singles_and_every_image_may_have_its_own_region(kind: str, method: str) -> None:
     model, images = model_of(kind), images_of(kind)
     regions = [sg.Region(1, box=BOX), sg.Region(2, point=(3, 4))]
@@ -185,7 +188,7 @@ def test_attention_methods_read_the_rows_of_the_region() -> None:
     torch.testing.assert_close(sg.explain(question, images, method="rollout").scores, expected)
 
 
-@pytest.mark.parametrize("kind", ["Segmenter of a ViT", *TRANSFORMERS])
+@pytest.mark.parametrize("kind", tiered(["Segmenter of a ViT", *TRANSFORMERS], ["Segmenter of a ViT"]))
 def test_verify_removes_or_masks_and_says_which(kind: str) -> None:
     data = [(images_of(kind), torch.tensor([1, 2]))]
     rows = sg.verify(asked(kind), data, methods=["ixg", "random"]).to_pandas()
@@ -194,7 +197,7 @@ def test_verify_removes_or_masks_and_says_which(kind: str) -> None:
     assert set(rows["note"]) == {means}
 
 
-@pytest.mark.parametrize("kind", SEGMENTERS)
+@pytest.mark.parametrize("kind", tiered(SEGMENTERS, ["Segmenter of a ViT", "DPTForSemanticSegmentation"]))
 def test_nothing_is_left_on_the_model(kind: str) -> None:
     model, images = model_of(kind), images_of(kind)
     own_scores(kind, images)  # transformers installs hooks of its own in the first run

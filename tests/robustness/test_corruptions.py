@@ -9,6 +9,7 @@ import torch
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from benchmarks.corruptions import sample_image
+from helpers.tiers import tiered
 from steadygaze.data.datasets.imagenet import COMMON, CORRUPTIONS, EXTRA
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.robustness.corruptions import blurs, frost, pixelwise, weather
@@ -355,7 +356,7 @@ def reference():
     return pytest.importorskip("imagecorruptions")
 
 
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("severity", tiered([1, 2, 3, 4, 5], [1, 5]))
 @pytest.mark.parametrize("name", FIXED)
 def test_fixed_corruptions_agree_within_one_gray_level(name, severity):
     theirs = reference().corrupt(FULL, severity, name).astype(int)
@@ -377,8 +378,7 @@ def statistics(image: np.ndarray) -> tuple[float, float, float]:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("severity", tiered([1, 2, 3, 4, 5], [5]))
 @pytest.mark.parametrize(
     "name", [name for name in RANDOM if name not in ("elastic_transform", "frost")]
 )  # those two are defined otherwise there
@@ -403,7 +403,7 @@ def test_random_corruptions_agree_within_the_reference_spread(name, severity):
     assert (np.abs(ours - theirs.mean(0)) < 6 * np.maximum(theirs.std(0, ddof=1), floor)).all()
 
 
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("severity", tiered([1, 2, 3, 4, 5], [3]))
 def test_imagenet_elastic_by_its_published_definition(severity):
     """The code of Hendrycks & Dietterich with the same random numbers: affine map, then displacement."""
     published = {

@@ -173,6 +173,7 @@ def test_the_queries_of_the_page_run(tmp_path, monkeypatch, capsys):
         assert printed and "0 rows" not in printed, query
 
 
+@pytest.mark.full
 def test_the_benchmark_measures_runs_like_real_ones(tmp_path, monkeypatch):
     """Its synthetic rows are read the fast way, and every job that it times works on them."""
     pytest.importorskip("pyarrow")

@@ -84,6 +84,7 @@ def test_float16_overflows_nowhere_and_keeps_the_scale():
     assert torch.allclose(restored(*rounded(double)), double, rtol=1e-3, atol=0)
 
 
+@pytest.mark.full
 def test_a_killed_run_has_every_map_of_its_rows_and_none_twice(model, tmp_path, monkeypatch):
     from steadygaze.runs import store
 
@@ -110,6 +111,7 @@ def test_a_killed_run_has_every_map_of_its_rows_and_none_twice(model, tmp_path, 
     assert [sorted(images) for images in keys.values()] == [[str(n) for n in range(9)]] * 2
 
 
+@pytest.mark.full
 def test_shards_keep_the_maps_of_one_run(model, tmp_path):
     asked = {"methods": ["gae", "ixg"], "metrics": RANKS[3], "keep_maps": True}
     sg.verify(model, batches(3), **asked, out=tmp_path / "one")
@@ -268,6 +270,7 @@ def test_maps_that_were_not_kept_are_reported(model, tmp_path):
         sg.verify(model, batches(), **asked, keep_maps=True)
 
 
+@pytest.mark.full
 def test_reports_do_not_mix_given_maps_of_one_name(model, tmp_path):
     for seed in (1, 2):
         maps = {"mine": maps_of_six(*GRID, seed=seed)}

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import steadygaze
 from helpers.processes import two_processes
 from helpers.runs import image_folder
 from steadygaze.runs.rows import Rows
+
+pytestmark = pytest.mark.full
 
 SOURCE = Path(steadygaze.__file__).parents[1]
 
@@ -33,7 +37,7 @@ def verify(data: Path, out: Path, *launch: str) -> subprocess.CompletedProcess:
         str(data),
     ]
     command += ["--methods", "gaze,rollout", "--batch", "5", "--ratios", "0.3,0.7", "--out", str(out)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
 
 
 def test_two_processes_give_the_rows_of_one(tmp_path):

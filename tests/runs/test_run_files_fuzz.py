@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from helpers.runs import image_folder
+from helpers.tiers import tiered
 from steadygaze.cli import app
 from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
@@ -197,7 +198,7 @@ def run_command(command: str, kind: str, side: Path, runs: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", tiered(range(CASES), 20))
 def test_a_changed_file_is_read_or_refused_in_words(number, runs, side, monkeypatch):
     chance = random.Random(number)
     kind = ("verify", "stress")[number % 2]

@@ -9,6 +9,7 @@ import torch
 
 import steadygaze as sg
 from helpers.runs import image_folder, rows_of
+from helpers.tiers import tiered
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import Shard, World, parse_shard
@@ -50,7 +51,7 @@ def whole(model, data, tmp_path_factory) -> dict[str, Path]:
     return {kind: folder / kind for kind in ("verify", "stress")}
 
 
-@pytest.mark.parametrize("kind", ["verify", "stress"])
+@pytest.mark.parametrize("kind", tiered(["verify", "stress"], ["stress"]))
 def test_three_shards_in_one_folder(model, data, tmp_path, whole, kind):
     measure = {"verify": verify, "stress": stress}[kind]
     parts = [measure(model, data, tmp_path / "run", f"{index}/3") for index in (2, 0, 1)]
@@ -64,7 +65,7 @@ def test_three_shards_in_one_folder(model, data, tmp_path, whole, kind):
     assert run["settings"] == json.loads((whole[kind] / "run.json").read_text())["settings"]
 
 
-@pytest.mark.parametrize("kind", ["verify", "stress"])
+@pytest.mark.parametrize("kind", tiered(["verify", "stress"], ["verify"]))
 def test_three_folders_are_one_run(model, data, tmp_path, whole, kind):
     measure = {"verify": verify, "stress": stress}[kind]
     folders = [tmp_path / f"part{index}" for index in range(3)]
@@ -81,11 +82,13 @@ def test_three_folders_are_one_run(model, data, tmp_path, whole, kind):
         assert list(card.records()) == list(expected.records())
 
 
+@pytest.mark.full
 def test_two_whole_runs_with_equal_settings_stay_two(model, data, tmp_path, whole):
     stress(model, data, tmp_path / "again")
     assert len(Rows.read(whole["stress"], tmp_path / "again").runs) == 2
 
 
+@pytest.mark.full
 def test_another_number_of_shards_resumes(model, data, tmp_path, whole):
     """Some rows by 1 of 4, then the rest by 2 shards, then everything by a whole run: each row once."""
     out = tmp_path / "run"
@@ -108,6 +111,7 @@ def test_a_repeated_row_counts_once(model, data, tmp_path, whole):
     assert sorted(map(json.dumps, merged)) == sorted(map(json.dumps, Rows.read(whole["stress"])))
 
 
+@pytest.mark.full
 def test_processes_inside_a_shard(model, data, tmp_path, whole):
     request = {"methods": ["ixg", "rollout"], "ratios": [0.5], "batch_size": 3, "random": True}
     for index in (0, 1):
@@ -134,6 +138,7 @@ def test_batches_in_memory(model, measure):
     assert sorted(json.dumps(row) for part in parts for row in part) == whole and all(map(len, parts))
 
 
+@pytest.mark.full
 def test_a_replaced_image_is_computed_again_by_its_shard(model, data, tmp_path):
     import shutil
 
@@ -197,7 +202,7 @@ def test_shards_that_begin_in_the_same_instant_agree_on_the_settings(tmp_path, m
         jobs = [context.Process(target=begin, args=(folder, n, barrier, results)) for n in range(6)]
         for job in jobs:
             job.start()
-        outcomes = [results.get(timeout=60) for _ in jobs]
+        outcomes = [results.get(timeout=1800) for _ in jobs]
         for job in jobs:
             job.join()
         winner = json.loads((folder / "run.json").read_text())["settings"]["seed"]

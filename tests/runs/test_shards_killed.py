@@ -17,6 +17,8 @@ import pytest
 
 from helpers.runs import image_folder, rows_of
 
+pytestmark = pytest.mark.full
+
 SHARDS, KILLS = 4, 12
 
 
@@ -31,7 +33,7 @@ def test_four_shards_killed_at_random(tmp_path, kind):
         "MKL_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), kind], env=env, capture_output=True, text=True, timeout=600
+        [sys.executable, __file__, str(tmp_path), kind], env=env, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout.splitlines()[-1])

@@ -97,6 +97,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, kind):
     assert seen[-1].done == seen[-1].total and seen[-1].resumed > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", RUNS)
 def test_two_processes_share_a_stream(tmp_path, kind):
     request, run = RUNS[kind]

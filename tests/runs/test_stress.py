@@ -15,6 +15,7 @@ from torch import nn
 
 import steadygaze as sg
 from helpers.runs import ask, cli, image_folder, rows_of, thousand
+from helpers.tiers import tiered
 from steadygaze.data.datasets.imagenet import CORRUPTIONS, PERTURBATIONS, imagenet_synsets
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
@@ -188,6 +189,7 @@ def test_a_images_corruption_depends_on_its_name_alone(data, loaded, run):
 # -- going on --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_workers_and_processes_give_the_rows_of_one(data, tmp_path):
     wanted = rows_of_run(ask(data, tmp_path / "one"))
     request = ask(data, tmp_path / "two", num_workers=2)
@@ -206,7 +208,7 @@ def rows_of_run(request) -> list[str]:
     return rows_of(request.out)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 500, 2222, 5000, -40, -1])
+@pytest.mark.parametrize("cut", tiered([0, 1, 500, 2222, 5000, -40, -1], [-40, 500]))
 def test_a_run_that_was_cut_off_goes_on(data, tmp_path, cut):
     whole, broken = ask(data, tmp_path / "whole"), ask(data, tmp_path / "broken")
     wanted = rows_of_run(whole)

@@ -62,6 +62,7 @@ def test_on_the_command_line(toy, data, tmp_path):
     assert "unknown option '--axis'" in cli(*words, "--suite", "toy", "--axis", "y", code=2)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_resumes_after_a_kill(toy, data, tmp_path):
     def request(name):

@@ -11,6 +11,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 import steadygaze as sg
+from helpers.tiers import tiered
 from steadygaze.trace.capture import forward
 from steadygaze.trace.record import Want
 from steadygaze.trace.rules import frozen
@@ -22,7 +23,7 @@ def tensors() -> int:
         return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", tiered(["eager", "sdpa"], ["eager"]))
 def test_nothing_stays_alive(attention: str) -> None:
     config = ViTConfig(
         hidden_size=24,
@@ -73,7 +74,7 @@ def test_gaze_removal_keeps_no_attention_matrix() -> None:
         assert [shape for shape in saved if shape[-2:] == (37, 37)]
 
 
-@pytest.mark.parametrize("freeze", [0.0, 0.75, 1.0])
+@pytest.mark.parametrize("freeze", tiered([0.0, 0.75, 1.0], [0.75]))
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])
 def test_key_effects_do_not_depend_on_how_attention_runs(name: str, freeze: float) -> None:
     """BEiT's relative positions are a mask of the fused kernel."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from helpers import tiny_models
+from helpers.tiers import tiered
 from oracles.models import random_images, tiny
 from steadygaze.trace import PLAIN, Seam, Want, frozen
 
@@ -103,7 +104,13 @@ def methods_of(model: nn.Module) -> list[str]:
     return able
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        NAMES,
+        ["registers", "attention pool (SigLIP)", "transformers DINOv3", "transformers ViT, eager", "Swin"],
+    ),
+)
 def test_nothing_is_left(name: str) -> None:
     model = tiny_models.ALL[name]()
     size = sg.adapt(copy.deepcopy(model)).plan.input_size
@@ -114,7 +121,9 @@ def test_nothing_is_left(name: str) -> None:
     assert torch.equal(images, kept) and not images.requires_grad and not hasattr(images, "layout_")
 
 
-@pytest.mark.parametrize("name", ["class", "torchvision", "transformers ViT, eager"])
+@pytest.mark.parametrize(
+    "name", tiered(["class", "torchvision", "transformers ViT, eager"], ["class", "transformers ViT, eager"])
+)
 def test_parameters_keep_gradients_and_flags(name: str) -> None:
     """In training mode, with gradients already there, and with parameters that want none."""
     model = tiny_models.ALL[name]().train()
@@ -139,7 +148,13 @@ def failing_target(logits: Tensor) -> Tensor:
     raise Trouble("midway")
 
 
-@pytest.mark.parametrize("name", ["registers", "torchvision", "transformers ViT, eager", "Swin"])
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        ["registers", "torchvision", "transformers ViT, eager", "Swin"],
+        ["registers", "transformers ViT, eager"],
+    ),
+)
 @pytest.mark.parametrize("where", ["target", "block", "head", "backward"])
 def test_nothing_is_left_after_an_error(name: str, where: str) -> None:
     model = tiny_models.ALL[name]().train()
@@ -166,9 +181,15 @@ def test_nothing_is_left_after_an_error(name: str, where: str) -> None:
     assert sg.explain(model, images, method="ixg").scores.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["class", "transformers DINOv3", "EVA-02 tiny (rotary, SwiGLU)", "Swin"])
 @pytest.mark.parametrize(
-    "context", [torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)]
+    "name",
+    tiered(
+        ["class", "transformers DINOv3", "EVA-02 tiny (rotary, SwiGLU)", "Swin"],
+        ["class", "transformers DINOv3"],
+    ),
+)
+@pytest.mark.parametrize(
+    "context", tiered([torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)], 2)
 )
 def test_callers_modes(name: str, context: Callable[[], Any]) -> None:
     """Under no_grad and inference_mode the maps are the same, and what the model caches then still serves
@@ -204,7 +225,11 @@ def test_maps_are_deterministic_and_leave_the_random_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["class", "average", "torchvision", "transformers ViT", "transformers ViT, eager", "Swin"]
+    "name",
+    tiered(
+        ["class", "average", "torchvision", "transformers ViT", "transformers ViT, eager", "Swin"],
+        ["class", "transformers ViT, eager"],
+    ),
 )
 def test_half_precision(name: str) -> None:
     """float16 on the CPU: maps come in float16 and point the same way as in float64."""
@@ -245,7 +270,11 @@ def test_images_are_taken_in_the_models_precision() -> None:
     "want", [Want(), Want(attention=True, value=True, bias=True, implicit=True, norm=True)]
 )
 @pytest.mark.parametrize(
-    "name", ["class", "QuickGELU (CLIP)", "SwiGLU (DINOv2)", "EVA-02 base (sub-LN)", "BEiT", "torchvision"]
+    "name",
+    tiered(
+        ["class", "QuickGELU (CLIP)", "SwiGLU (DINOv2)", "EVA-02 base (sub-LN)", "BEiT", "torchvision"],
+        ["class", "EVA-02 base (sub-LN)", "torchvision"],
+    ),
 )
 def test_rules_never_change_a_value(name: str, rules: Any, want: Want) -> None:
     model = tiny_models.ALL[name]()

@@ -83,6 +83,7 @@ def test_one_page_before_and_after(runs, tmp_path):
     assert same == rows
 
 
+@pytest.mark.full
 def test_the_page_begins_with_what_a_person_asks(runs, tmp_path):
     data, before, after = runs
     asked = (

@@ -167,6 +167,7 @@ def test_warm_start(data, tmp_path, loaded, gates) -> None:
         run(data, tmp_path / "other", small, warm_start=gates)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("shift", "state"), [(-60.0, "off"), (60.0, "on")])
 def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, caplog, shift, state) -> None:
     monkeypatch.setattr(diffmask_run, "DivergenceMonitor", lambda grace: DivergenceMonitor(0, 3))
@@ -212,6 +213,7 @@ def test_divergence_is_seen_and_said(data, tmp_path, loaded, monkeypatch, caplog
         )
 
 
+@pytest.mark.full
 def test_what_was_before_training_is_said(data, tmp_path, loaded) -> None:
     """Gates keep some share of the patches before they have learned anything: the share at the end means
     little without it."""
@@ -294,6 +296,7 @@ def test_wrong_words(data, tmp_path) -> None:
     assert cli("diffmask", "train", *WORDS, "--data", data, "--out", tmp_path / "file" / "m", code=3)
 
 
+@pytest.mark.full
 def test_one_class(data, tmp_path) -> None:
     out = tmp_path / "cat.safetensors"
     cli(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 6
+KILLS = 4
 
 
 def launched(*words: str) -> subprocess.CompletedProcess:
@@ -30,7 +30,7 @@ def launched(*words: str) -> subprocess.CompletedProcess:
         "MKL_NUM_THREADS": "1",
     }
     return subprocess.run(
-        [sys.executable, __file__, *words], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, __file__, *words], env=env, capture_output=True, text=True, timeout=1800
     )
 
 
@@ -115,24 +115,34 @@ def kill(folder, recipe, wanted, loop, files) -> None:
     whole = time.monotonic() - began
     real = os.fsync
 
-    def slow(file):  # a kill may fall between the writing of a checkpoint and its renaming
-        time.sleep(0.03)
-        real(file)
+    def kills_itself_at(number: int):
+        """fsync that ends the process between the writing of a checkpoint and its renaming."""
+        left = [number]
+
+        def fsync(file):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(file)
+
+        return fsync
 
     while counts["kills"] < KILLS:
         runs += 1
         out = folder / f"broken{runs}"
         while True:
+            within = counts["kills"] < KILLS and counts["kills"] % 2 == 0
+            fsync = kills_itself_at(chance.randrange(1, 5) if within else 0)
             child = os.fork()
             if child == 0:
                 code = 1
                 try:
-                    atomic.os = type("os", (), {**vars(os), "fsync": staticmethod(slow)})
+                    atomic.os = type("os", (), {**vars(os), "fsync": staticmethod(fsync)})
                     loop.train(recipe, out)
                     code = 0
                 finally:
                     os._exit(code)
-            if counts["kills"] < KILLS:
+            if counts["kills"] < KILLS and not within:
                 time.sleep(chance.uniform(0.1, 0.8 * whole))
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 import steadygaze as sg
 from benchmarks import zoo
 from helpers.losses import small
+from helpers.tiers import tiered
 from steadygaze.modules import CB, TAP, insert
 from steadygaze.training import losses
 from steadygaze.training.losses.adl import AdlOptions
@@ -78,7 +79,9 @@ class Written(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("modules", [False, True], ids=["plain", "with TAP and CB"])
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize(
+    "name", tiered(MAKES, ["Swin", "transformers SigLIP", "transformers ViT, eager", "rvt_tiny_plus"])
+)
 def test_adl_finds_the_attention_between_tokens(name, modules):
     torch.manual_seed(0)
     model = model_of(name)

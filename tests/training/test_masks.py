@@ -8,6 +8,7 @@ from PIL import Image
 
 import steadygaze as sg
 from helpers.losses import tiny
+from helpers.tiers import tiered
 from helpers.training import content, image_folder
 from oracles import vit
 from steadygaze.training import loop
@@ -184,7 +185,9 @@ def test_keys_of_windows_are_put_together(window):
     assert masks.tokencut(model, images).shape == found.shape[:3]
 
 
-@pytest.mark.parametrize("name", ["pvt_v2_b0", "pit_ti_224", "rvt_tiny", "pvt_tiny", "hiera_tiny_224"])
+@pytest.mark.parametrize(
+    "name", tiered(["pvt_v2_b0", "pit_ti_224", "rvt_tiny", "pvt_tiny", "hiera_tiny_224"], 2)
+)
 def test_models_with_stages_have_keys_in_their_last_block(name):
     model = timm.create_model(name, num_classes=3)
     side = model.default_cfg["input_size"][-1] if hasattr(model, "default_cfg") else 224

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 import steadygaze as sg
 from helpers.processes import two_processes
 from helpers.training import MODEL, image_folder
+
+pytestmark = pytest.mark.full
 
 SOURCE = Path(__file__).parents[2] / "src"
 RECIPE = """
@@ -48,7 +51,7 @@ def launched(recipe: Path, out: Path, masks: Path) -> subprocess.CompletedProces
     }
     command = [sys.executable, *two_processes(), "-m", "steadygaze", "train", str(recipe), "--out", str(out)]
     command += ["--set", f"data.masks={masks}"]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
 
 
 def test_two_processes_end_with_the_weights_of_one(tmp_path):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import steadygaze as sg
 from benchmarks import zoo
+from helpers.tiers import tiered
 from helpers.training import MODEL, content, image_folder, masks_of, same, weights
 from steadygaze.cli import app
 from steadygaze.modules import inserted
@@ -48,7 +49,7 @@ def loads_again(trained, names: tuple[str, ...] | None):
 
 
 @pytest.mark.parametrize(
-    "by", ["folder", "file", "file, with the same modules", "file, with other arguments"]
+    "by", tiered(["folder", "file", "file, with the same modules", "file, with other arguments"], 1)
 )
 def test_from_the_weights_of_a_run_with_modules(by, masked, before, tmp_path):
     file = {"name": "vit_tiny_patch16_224", "checkpoint": str(before / "model.safetensors")}
@@ -93,6 +94,7 @@ def test_from_models_that_are_not_of_timm(masked, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_verify_and_card_say_that_patches_were_hidden(masked, before, tmp_path):
     def call(*words) -> str:
         done = CliRunner().invoke(app, [str(word) for word in words])

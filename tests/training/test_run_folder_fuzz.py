@@ -64,6 +64,7 @@ def test_files_of_a_run(data, finished, tmp_path):
         assert not accepted or name == "log.csv", (name, text[:80])
 
 
+@pytest.mark.full
 def test_states_of_a_run(data, finished, tmp_path):
     """Checkpoints that torch reads, with other things in them."""
     state = torch.load(finished / "state.pt", weights_only=True)

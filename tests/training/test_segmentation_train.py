@@ -21,6 +21,7 @@ def data(tmp_path_factory) -> Path:
     return squares(tmp_path_factory.mktemp("squares"))
 
 
+@pytest.mark.full
 def test_it_learns_to_segment_and_can_be_used(data, tmp_path):
     got = sg.train(recipe(data, epochs=12), tmp_path / "run")
     assert got.top1 is None and got.miou is not None and got.miou > 0.8

@@ -121,6 +121,7 @@ def test_a_loss_that_is_not_finite_ends_training(data, tmp_path, loaded, monkeyp
         sg.explain(loaded.model, torch.zeros(1, 3, 32, 32), method=method)
 
 
+@pytest.mark.full
 def test_explain_and_verify(data, tmp_path, weights, loaded) -> None:
     out = tmp_path / "out"
     cli("explain", data, "--model", "embedded", "--shapley", weights, "--method", "gaze", "--out", out)

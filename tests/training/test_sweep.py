@@ -67,6 +67,7 @@ def rows(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "table.csv").open()))
 
 
+@pytest.mark.full
 def test_a_grid_is_trained_measured_and_tabulated(whole):
     out, printed = whole
     folders = sorted(str(folder.relative_to(out)) for folder in out.glob("*/*") if folder.is_dir())
@@ -125,6 +126,7 @@ def test_a_model_of_a_sweep_is_loaded_and_compared(whole):
     assert bad.exit_code == 2 and "every image is of a seen class" in bad.output
 
 
+@pytest.mark.full
 def test_a_killed_sweep_resumes_also_in_shards_and_loses_nothing(recipe, whole, tmp_path):
     words = ["sweep", str(recipe), "--set", TAU, "--seeds", "2", "--out", str(tmp_path)]
     first = tmp_path / "losses.adl.tau=1" / "seed0"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import checks, oracles, text_zoo, zoo
+from helpers.tiers import tiered
 from oracles.models import tiny
 from steadygaze.errors import InputError, MethodUnavailableError, UnsupportedModelError
 from steadygaze.trace import PLAIN, Want, forward, frozen
@@ -74,6 +75,23 @@ for _name in ("naflexvit_base_patch16_par_gap", "naflexvit_base_patch16_map"):
     BUILDERS[_name] = partial(zoo.naflex, _name)
 PLAIN_KINDS = list(BUILDERS)
 BUILDERS |= {name: partial(zoo.hierarchical, name, module) for name, module in HIERARCHICAL.items()}
+REPRESENTATIVE = [  # of the default tier
+    "class token",
+    "LayerScale and registers",
+    "mean of a model with a class token",
+    "attention pool",
+    "norm_pre, QuickGELU",
+    "rotary, sub-norms",
+    "relative bias",
+    "talking heads, class attention",
+    "DINOv3ViTModel and a head (sdpa)",
+    "ViTForImageClassification (eager)",
+    "SiglipModel and text",
+    "torchvision",
+    "naflexvit_base_patch16_map",
+    "swin_tiny_patch4_window7_224",
+    "hiera_tiny_224",
+]
 
 
 @cache
@@ -85,7 +103,7 @@ def view_of(kind: str) -> ViT:
     return sg.adapt(model_of(kind))
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("kind", tiered(BUILDERS, REPRESENTATIVE))
 def test_view_gives_the_logits_removal_is_masking_and_one_pass_is_the_decomposition(kind: str) -> None:
     found = checks.check(model_of(kind))
     assert not isinstance(found["logits"], str) and found["logits"] <= 1e-12, found
@@ -95,7 +113,11 @@ def test_view_gives_the_logits_removal_is_masking_and_one_pass_is_the_decomposit
 
 
 @pytest.mark.parametrize(
-    "kind", ["class token", "registers, mean", "RMS norm, SwiGLU", "swinv2_tiny_window8_256"]
+    "kind",
+    tiered(
+        ["class token", "registers, mean", "RMS norm, SwiGLU", "swinv2_tiny_window8_256"],
+        ["class token", "swinv2_tiny_window8_256"],
+    ),
 )
 def test_the_decomposition_oracle_tells_other_rules_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [PLAIN, frozen(0.9)]
@@ -116,7 +138,7 @@ def test_the_masking_oracle_tells_other_patches_apart() -> None:
     assert checks.relative(one, other) > 1e-4
 
 
-@pytest.mark.parametrize("kind", PLAIN_KINDS)
+@pytest.mark.parametrize("kind", tiered(PLAIN_KINDS, [k for k in REPRESENTATIVE if k in PLAIN_KINDS]))
 def test_removing_one_patch_few_patches_or_none(kind: str) -> None:
     """Sizes where a table over patches is as large as one over the tokens that are left must not be mixed
     up.
@@ -176,7 +198,9 @@ def test_a_patch_cannot_be_kept_twice() -> None:
         vit.select(vit.embed(zoo.image_of(vit.model, vit.plan.input_size)), torch.tensor([[1, 2, 1]]))
 
 
-@pytest.mark.parametrize("kind", [*TIMM, *HIERARCHICAL])
+@pytest.mark.parametrize(
+    "kind", tiered([*TIMM, *HIERARCHICAL], [k for k in REPRESENTATIVE if k in {*TIMM, *HIERARCHICAL}])
+)
 def test_fused_and_eager_attention_agree(kind: str) -> None:
     vit = view_of(kind)
     images = zoo.image_of(vit.model, vit.plan.input_size)
@@ -279,7 +303,7 @@ def test_layers_of_a_hierarchical_model_lie_on_their_grid(kind: str) -> None:
         assert torch.equal(vit.blocks[layer].patches(hidden[layer], layout).permute(0, 3, 1, 2), feature)
 
 
-@pytest.mark.parametrize("kind", HIERARCHICAL)
+@pytest.mark.parametrize("kind", tiered(HIERARCHICAL, ["swin_tiny_patch4_window7_224", "hiera_tiny_224"]))
 def test_patches_of_the_first_layer_lie_where_the_image_has_them(kind: str) -> None:
     vit = view_of(kind)
     images = zoo.image_of(vit.model, vit.plan.input_size)
@@ -300,7 +324,7 @@ def test_patches_of_the_first_layer_lie_where_the_image_has_them(kind: str) -> N
     )
 
 
-@pytest.mark.parametrize("kind", HIERARCHICAL)
+@pytest.mark.parametrize("kind", tiered(HIERARCHICAL, ["swin_tiny_patch4_window7_224", "hiera_tiny_224"]))
 def test_hierarchical_models_serve_gradient_methods_and_refuse_attention_methods(kind: str) -> None:
     vit = view_of(kind)
     images = zoo.image_of(vit.model, vit.plan.input_size, batch=2)

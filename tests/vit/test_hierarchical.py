@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from benchmarks import zoo
 from benchmarks.checks import check
+from helpers.tiers import tiered
 from steadygaze.errors import MethodUnavailableError, UnsupportedModelError
 from steadygaze.vit.masking import masked_logits, token_indices
 from steadygaze.vit.view import remember
@@ -27,14 +28,18 @@ def model_of(kind: str) -> nn.Module:
     return BUILDERS[kind]()[0]
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize(
+    "kind", tiered(BUILDERS, ["SwinForImageClassification (sdpa)", "PvtV2ForImageClassification"])
+)
 def test_the_view_gives_the_logits_and_one_pass_is_the_decomposition(kind: str) -> None:
     found = check(model_of(kind))
     assert found["removal"] == "not removable"
     assert found["logits"] <= 1e-9 and found["decompx"] <= 1e-9
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize(
+    "kind", tiered(BUILDERS, ["SwinForImageClassification (sdpa)", "PvtV2ForImageClassification"])
+)
 def test_a_batch_is_explained_as_its_images_and_the_model_stays_as_it_was(kind: str) -> None:
     model = model_of(kind)
     vit = sg.adapt(model)
@@ -51,7 +56,9 @@ def test_a_batch_is_explained_as_its_images_and_the_model_stays_as_it_was(kind: 
         sg.explain(vit, images, method="rollout")
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize(
+    "kind", tiered(BUILDERS, ["SwinForImageClassification (sdpa)", "PvtV2ForImageClassification"])
+)
 @torch.no_grad()
 def test_hidden_patches_do_not_reach_the_logits(kind: str) -> None:
     model = model_of(kind)
@@ -73,7 +80,10 @@ def test_hidden_patches_do_not_reach_the_logits(kind: str) -> None:
     torch.testing.assert_close(masked_logits(vit, changed, keep), seen)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if not kind.startswith("Pvt")])
+@pytest.mark.parametrize(
+    "kind",
+    tiered([kind for kind in BUILDERS if not kind.startswith("Pvt")], ["SwinForImageClassification (sdpa)"]),
+)
 def test_fullgrad_adds_up_to_the_logit(kind: str) -> None:
     model = model_of(kind)
     images = zoo.image_of(model, sg.adapt(model).plan.input_size)
@@ -164,7 +174,7 @@ def _torchvision_block(key: str) -> str:
     return f"features.{2 * int(stage) + 1}.{block}.{rest}"
 
 
-@pytest.mark.parametrize("convert", [as_transformers, as_torchvision])
+@pytest.mark.parametrize("convert", tiered([as_transformers, as_torchvision], 1))
 def test_one_swin_has_one_map_in_three_libraries(convert: Any) -> None:
     first = timm_swin()
     second = convert(first.state_dict())

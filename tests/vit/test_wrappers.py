@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from benchmarks import zoo
+from helpers.tiers import tiered
 from helpers.tiny_models import HIERARCHICAL, SEARCHES, images_of, served
 from helpers.wrapped import STD, Lit, Normalize, OwnHead
 from oracles.models import random_images, tiny
@@ -98,7 +99,7 @@ class Permuted(nn.Module):
         return {"logits": logits.flip(1)[:, :3], "all": logits}
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", tiered(OTHERS, ["registers", "mean", "transformers DINOv3", "Swin"]))
 def test_the_outer_models_classes_are_explained_on_models_of_every_kind(kind: str) -> None:
     inner = OTHERS[kind]()
     outer, images = Permuted(inner).eval(), images_of(inner)
@@ -207,7 +208,7 @@ BACKBONES = [
 
 
 @pytest.mark.parametrize("pool", ["class", "mean", "pooler"])
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", tiered(BACKBONES, ["ViTModel", "DINOv3ViTModel"]))
 def test_a_backbone_of_transformers_with_a_head_of_ones_own(name: str, pool: str) -> None:
     import transformers
 
