@@ -1,7 +1,6 @@
 """Common to all tests: one thread, no terminal width, and no test may leave torch in another state."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +8,6 @@ import torch
 
 torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, whatever the terminal that runs the tests
-os.environ.setdefault(
-    "STEADYGAZE_CACHE", tempfile.mkdtemp(prefix="steadygaze-cache-")
-)  # not that of the user
 
 
 @pytest.fixture(autouse=True)
