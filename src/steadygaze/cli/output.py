@@ -220,7 +220,7 @@ class Column:
     kind: Literal["name", "number", "text"] = "number"
 
     def wrapped(self, width: int = 1) -> str:
-        """Return the heading in lines of at most `width` characters where possible; arrows stay with a word."""
+        """Wrap the heading to `width` characters where possible; an arrow stays with its word."""
         pieces = re.sub(r" (?=[↑↓])", "\N{NO-BREAK SPACE}", self.heading).replace("_", "_ ")
         lines = textwrap.wrap(pieces, width, break_long_words=False, break_on_hyphens=False)
         return "\n".join(lines).replace("_ ", "_")
