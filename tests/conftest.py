@@ -1,7 +1,6 @@
 """Common to all tests: one thread, no terminal width, and no test may leave torch in another state."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +12,6 @@ settings.register_profile("few", max_examples=8, deadline=None, derandomize=True
 settings.register_profile("full", max_examples=25, deadline=None, derandomize=True)  # `make test-all`
 settings.load_profile("few")
 os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, whatever the terminal that runs the tests
-os.environ.setdefault(
-    "STEADYGAZE_CACHE", tempfile.mkdtemp(prefix="steadygaze-cache-")
-)  # not that of the user
 
 
 @pytest.fixture(autouse=True)

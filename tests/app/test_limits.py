@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
 import pytest
 import timm
 from PIL import Image
@@ -120,30 +121,19 @@ def long_call(address: str) -> Iterator[dict]:
         yield image
 
 
-def test_one_client_has_few_calls_at_once(loaded: LoadedModel) -> None:
-    limits = Limits(**PATIENT, max_seconds=300, max_calls_per_client=2)
-    with served(loaded, limits=limits) as address:
-        with long_call(address), long_call(address) as image:
-            refused = Visitor(address).explain(image, "gae")
-            assert refused.error is not None and "at most 2 calls at the same time" in refused.error
-        end, answer = time.monotonic() + 30, refused
-        while answer.error is not None and time.monotonic() < end:  # until the others are cancelled
-            answer = Visitor(address).explain(image, "gae")
-        assert answer.error is None
-
-
-def test_a_page_that_is_busy_says_so(loaded: LoadedModel) -> None:
+def test_a_full_queue_refuses_calls(loaded: LoadedModel) -> None:
     limits = Limits(**PATIENT, max_seconds=300, max_calls=1)
     with served(loaded, limits=limits) as address, long_call(address) as image:
-        refused = Visitor(address).explain(image, "gae")
-        assert refused.error is not None and "the page is busy" in refused.error
+        Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)  # waits
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            Visitor(address).start("explain", image, ["gae"], PREDICTED, DEFAULT_SCORE, False)
 
 
 def test_large_requests_are_refused(hasty: str) -> None:
     visitor = Visitor(hasty)
     large = b"\0" * 300_000
     answer = visitor.http.post("upload", files={"files": ("large.png", large)})
-    assert answer.status_code == 413 and "expected at most 0.1 MB" in answer.text
+    assert answer.status_code == 413
     # the same without a Content-Length
     parts = (large[start : start + 50_000] for start in range(0, len(large), 50_000))
     form = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -151,7 +141,7 @@ def test_large_requests_are_refused(hasty: str) -> None:
     answer = visitor.http.post("upload", content=(part for part in (head, *parts)), headers=form)
     assert answer.status_code == 413
     answer = visitor.http.post("queue/join", json={"data": ["x" * 2_000_000], "session_hash": "s"})
-    assert answer.status_code == 413 and "1.0 MB" in answer.text
+    assert answer.status_code == 413 and "1.1 MB" in answer.text
 
 
 def test_links_are_not_downloaded(visitor: Visitor) -> None:
@@ -168,12 +158,12 @@ def test_the_queue_cannot_be_bypassed(visitor: Visitor) -> None:
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("localhost:1234", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403), ("", 403)],
+    [("localhost:1234", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400), ("", 400)],
 )
 def test_other_host_names_are_refused(visitor: Visitor, address: str, host: str, status: int) -> None:
     for path in (f"{address}config", "startup-events"):
         answer = visitor.http.get(path, headers={"Host": host})
-        assert answer.status_code == status and (status == 200 or "expected one of the hosts" in answer.text)
+        assert answer.status_code == status
 
 
 def test_a_page_with_a_host_serves_other_names(loaded: LoadedModel) -> None:
@@ -186,8 +176,8 @@ def test_uploads_are_deleted_after_a_while(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")  # the examples of the page are kept
-    monkeypatch.setattr("steadygaze.app.page.CLEAN_EVERY", 1)
-    monkeypatch.setattr("steadygaze.app.page.KEEP_FILES", 1)
+    monkeypatch.setattr("steadygaze.app.layout.CLEAN_EVERY", 1)
+    monkeypatch.setattr("steadygaze.app.layout.KEEP_FILES", 1)
     with served(loaded) as address:
         file = Path(Visitor(address).upload(tmp_path / "red.png")["path"])
         assert file.is_file()

@@ -18,7 +18,7 @@ from steadygaze.data.preprocess import Preprocess
 pytest.importorskip("gradio")
 
 from helpers.page import served
-from steadygaze.app.page import clicked, marked, needs_point, with_point
+from steadygaze.app.layout import clicked, marked, needs_point, with_point
 
 NAMES = ("road", "sky", "car", "tree", "person")
 

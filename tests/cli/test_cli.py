@@ -252,7 +252,7 @@ def test_demo(tmp_path):
 def test_one_spelling_and_its_plural_everywhere():
     """--method and --methods, --suite and --suites, ... work on every command that has one of them."""
     pairs = [("--method", "--methods"), ("--metric", "--metrics"), ("--suite", "--suites")]
-    pairs += [("--batch", "--batch-size"), ("--workers", "--num-workers"), ("--pictures", "--images")]
+    pairs += [("--batch", "--batch-size"), ("--workers", "--num-workers")]
     counts = dict.fromkeys(pairs, 0)
     for name, entry in typer.main.get_command(app).commands.items():
         flags = {flag for parameter in entry.params for flag in parameter.opts}

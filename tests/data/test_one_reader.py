@@ -136,7 +136,7 @@ def test_the_page_gets_the_file_itself(file):
     gradio = pytest.importorskip("gradio")
     from gradio.data_classes import ImageData
 
-    from steadygaze.app.page import build_page
+    from steadygaze.app.layout import build_page
 
     blocks = build_page(Viewer(sg.load_model("embedded")))
     uploads = [b for b in blocks.blocks.values() if isinstance(b, gradio.Image) and b.label == "Image"]

@@ -222,7 +222,7 @@ def test_the_start_layer_is_drawn(run, tmp_path):
 
 
 def test_the_command(run, tmp_path):
-    done = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html"), "--no-pictures"])
+    done = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html"), "--no-images"])
     assert done.exit_code == 0 and "table.csv" in done.output and (tmp_path / "r.html").exists()
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 2 and "run.json" in done.output

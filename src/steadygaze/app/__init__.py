@@ -3,8 +3,8 @@
     from steadygaze.app import page
     page(sg.load_model("deit_tiny_patch16_224")).launch()
 
-`viewer` computes what it shows and does not know gradio; `layout` arranges it and `events` connects the two.
-`limits` bounds what visitors may request, and `server` and `middleware` serve the page within these limits.
+`viewer` computes what the page shows, without gradio; `layout` arranges it and serves it within `limits`;
+`board` is the image on which patches are removed.
 Needs `pip install "steadygaze[app]"`.
 """
 
@@ -29,17 +29,23 @@ def page(
     shapley: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Any:
-    """A gradio page for a model; `.launch()` serves it.
+    """Make a gradio page for a model; `.launch()` serves it.
 
-    model: from `load_model`, or a module that carries its preprocessing (of timm or transformers)
-    gates, shapley: files of `steadygaze diffmask train` and of `steadygaze shapley train`
-    limits: what the page allows, such as `Limits(max_seconds=20)`
+    Args:
+        model (LoadedModel | nn.Module): from `load_model`, or a module of timm or transformers with its
+            preprocessing.
+        gates (str | Path): file of `steadygaze diffmask train`.
+        shapley (str | Path): file of `steadygaze shapley train`.
+        limits (Limits): what the page allows, such as `Limits(max_seconds=20)`.
+
+    Returns:
+        gradio.Blocks: the page.
     """
     try:
         import gradio  # noqa: F401
     except ImportError as error:
         raise InputError('the page needs gradio: pip install "steadygaze[app]"') from error
-    from steadygaze.app.page import build_page
+    from steadygaze.app.layout import build_page
     from steadygaze.app.viewer import Viewer
 
     files = {"diffmask": gates, "vit_shapley": shapley}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from steadygaze.cli.output import Column, guarded, print_line, print_table, progress_bar, wide
 from steadygaze.cli.verify import print_masked_models
-from steadygaze.report.pages import sentence, short_list, write_card
+from steadygaze.report.comparison import sentence, short_list, write_card
 from steadygaze.runs.before_after import CardRequest, FaithfulnessChange, faithfulness_changes, measure_side
 from steadygaze.runs.compare import Change, compare
 from steadygaze.runs.ranking import masked_models

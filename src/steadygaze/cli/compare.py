@@ -9,7 +9,8 @@ import numpy as np
 from rich.console import Console
 
 from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
-from steadygaze.report.pages import records_csv, short_list, write_all, write_comparison
+from steadygaze.report.comparison import short_list, write_comparison
+from steadygaze.report.pages import records_csv, write_all
 from steadygaze.robustness.by_class import ClassChange, Spread
 from steadygaze.runs.compare import SEEN, UNSEEN, Change, Comparison, compare, group_changes, read_seen
 from steadygaze.runs.statistics import plural, small_sample_note

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from steadygaze.cli.output import print_line
 from steadygaze.errors import InputError
-from steadygaze.report.charts import COLORS, HEIGHT, WIDTH, Series, lines
+from steadygaze.report.charts import HEIGHT, WIDTH, color, lines
 from steadygaze.report.pages import write_all
+from steadygaze.runs.suite import Line, LineChart
 from steadygaze.training.run_files import read_log
 
 SHADES = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
@@ -54,9 +55,8 @@ def draw_curves(logs: dict[str, Rows], columns: list[str]) -> str:
         f'<rect {size} fill="white"/>',
     ]
     for number, name in enumerate(logs):
-        shade = f"c{number}" if number < COLORS else "rest"
         y = 14 + LEGEND_LINE * number
-        parts.append(f'<line class="line {shade}" x1="12" x2="40" y1="{y}" y2="{y}"/>')
+        parts.append(f'<line class="line {color(number)}" x1="12" x2="40" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="48" y="{y + 4}">{escape(name)}</text>')
     for number, (column, chart) in enumerate(panels):
         panel_row, panel_column = divmod(number, across)
@@ -72,8 +72,8 @@ def _panel(column: str, logs: dict[str, Rows]) -> str:
     for number, (name, rows) in enumerate(logs.items()):
         points = [(float(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
         if points:
-            series.append(Series(name, [x for x, _ in points], [y for _, y in points], number))
-    return lines(series, x_label="epoch", y_label="", title=column)
+            series.append(Line(name, [x for x, _ in points], [y for _, y in points], number))
+    return lines(LineChart(column, series, "epoch", ""))
 
 
 def _style(logs: dict[str, Rows]) -> str:

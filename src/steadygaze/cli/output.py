@@ -1,22 +1,14 @@
-"""What all commands share: the progress bar, exit codes, and the lines printed at the end.
+"""Output that all commands share: progress bars, exit codes, tables, and messages after an interrupt.
 
 Exit codes: 0, success; 1, some images could not be used; 2, invalid input, or a file that could not be
 written; 3, a run that can be resumed stopped because it could not be written; 130, interrupted.
-
-Tables that fit the terminal. Names and numbers are never cut: headings and text are wrapped, and columns
-that do not fit follow in a second table below the first.
-
-Ctrl-C during searches: the first press ends one search, a second one within two seconds ends the command.
-
-An interrupted search gives a map of the runs that were done and a `PartialMapWarning`. Where that
-is an error, the search raises the interrupt instead (`methods.search.warn_partial`): this is how the second
-press gets out of all of them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -209,9 +201,7 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-GAP = 2  # empty characters between two columns
-FRAME = 1  # and to the left of the table
-TEXT = 18  # least width of a column of text
+TEXT = 18  # smallest width of a column of text
 PIPE = 200  # columns of a table that is written to a file or pipe
 
 Row = tuple[Sequence[str], str]  # cells, and the style of the row, which may be empty
@@ -221,16 +211,23 @@ Row = tuple[Sequence[str], str]  # cells, and the style of the row, which may be
 class Column:
     """A column of a table.
 
-    kind: "name" and "number" stay whole, on one line; "text" is wrapped between words. The number of a cell
-        and its interval may stand on two lines.
+    Args:
+        heading (str): may be wrapped at spaces and after underscores.
+        kind (str): "name" and "number" are not wrapped; "text" is wrapped between words.
     """
 
     heading: str
     kind: Literal["name", "number", "text"] = "number"
 
+    def wrapped(self, width: int = 1) -> str:
+        """Wrap the heading to `width` characters where possible; an arrow stays with its word."""
+        pieces = re.sub(r" (?=[↑↓])", "\N{NO-BREAK SPACE}", self.heading).replace("_", "_ ")
+        lines = textwrap.wrap(pieces, width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(lines).replace("_ ", "_")
+
 
 def wide(console: Console) -> Console:
-    """`console` if it is a terminal or COLUMNS is set; otherwise one of 200 columns, for files and pipes."""
+    """Return `console` if its width is known; otherwise one of 200 columns, for files and pipes."""
     has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     return console if has_width else Console(width=PIPE)
 
@@ -238,112 +235,47 @@ def wide(console: Console) -> Console:
 def print_table(
     console: Console, columns: Sequence[Column], rows: Sequence[Row], *, title: str = "", keys: int = 1
 ) -> None:
-    """Print a table, if necessary in several parts below one another.
+    """Print a table; columns that do not fit into the terminal follow in further tables below.
 
-    keys: number of columns, from the left, that each part repeats
+    Args:
+        console (Console): where to print.
+        columns (Sequence[Column]): headings and kinds.
+        rows (Sequence[Row]): the cells and the style of each row.
+        title (str): printed above the table.
+        keys (int): number of columns, from the left, that each part repeats.
     """
-    texts = [[str(cell) for cell in cells] for cells, _ in rows]
-    styles = [style for _, style in rows]
-    parts = _parts(columns, texts, keys, console.width)
-    for number, (part, broken) in enumerate(parts):
-        words = title if not number else "continued"
-        if words:
-            console.print(words, style="italic", markup=False, highlight=False)
-        cells = [[row[i] for i in part] for row in texts]
-        chosen = [columns[i] for i in part]
-        console.print(_table(chosen, cells, styles, broken=broken, width=console.width))
-    if len(parts) > 1:
-        console.print(
-            f"{len(columns)} columns do not fit into {console.width} characters: the table is printed in "
-            f"{len(parts)} parts.",
-            style="dim",
-            highlight=False,
-        )
-
-
-def _parts(
-    columns: Sequence[Column], texts: Sequence[Sequence[str]], keys: int, width: int
-) -> list[tuple[list[int], bool]]:
-    """The columns of each part, and whether its numbers are on two lines."""
-    everything = list(range(len(columns)))
-    whole, broken = (
-        [_least(column, [row[i] for row in texts], on_two_lines) for i, column in enumerate(columns)]
-        for on_two_lines in (False, True)
-    )
-    parts: list[list[int]] = [everything[:keys]]
-    for i in everything[keys:]:
-        if len(parts[-1]) > keys and _total([broken[k] for k in (*parts[-1], i)]) > width:
-            parts.append(everything[:keys])
-        parts[-1].append(i)
-    return [(part, _total([whole[k] for k in part]) > width) for part in parts]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return FRAME + sum(widths) + GAP * len(widths)
-
-
-def _least(column: Column, cells: Sequence[str], broken: bool) -> int:
-    """The smallest width of a column in which nothing is cut."""
-    heading = max(map(cell_len, _pieces(column.heading)), default=0)
-    if column.kind == "text":
-        longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
-        return max(heading, min(longest, TEXT), min(TEXT, max(map(cell_len, cells), default=0)))
-    lines = (line for cell in cells for line in (_break(cell) if broken else cell).splitlines())
-    return max(heading, max(map(cell_len, lines), default=0))
-
-
-def _break(cell: str) -> str:
-    """A number above its interval."""
-    return re.sub(r" (?=[±\[(]|to )", "\n", cell)
-
-
-def _pieces(heading: str) -> list[str]:
-    """Where a heading may be wrapped: at spaces, and after underscores; an arrow stays with its word."""
-    return re.findall(r"[^\s_]*_|[^\s_]+(?: [↑↓])?", heading)
-
-
-def _wrapped(heading: str, width: int) -> str:
-    """The heading on as few lines of this width as possible."""
-    lines = [""]
-    for piece in _pieces(heading):
-        space = " " if lines[-1] and not lines[-1].endswith("_") else ""
-        if lines[-1] and cell_len(lines[-1] + space + piece) > width:
-            lines.append(piece)
-        else:
-            lines[-1] += space + piece
-    return "\n".join(lines)
-
-
-def _table(
-    columns: Sequence[Column],
-    texts: Sequence[Sequence[str]],
-    styles: Sequence[str],
-    *,
-    broken: bool,
-    width: int,
-) -> Table:
-    table = Table(box=SIMPLE, padding=(0, GAP - 1, 0, 0))  # the box adds one character
-    least = [_least(column, [row[i] for row in texts], broken) for i, column in enumerate(columns)]
-    spare = width - _total(least)
+    least, whole = [], []  # widths of the columns with headings wrapped and on one line
     for i, column in enumerate(columns):
-        whole = column.kind != "text" and least[i] <= width - TEXT
-        full = cell_len(column.heading)
-        grown = min(full, least[i] + max(0, spare)) if column.kind != "text" else full
-        spare -= max(0, grown - least[i]) if column.kind != "text" else 0
-        table.add_column(
-            Text(_wrapped(column.heading, max(grown, least[i]))),
-            justify="right" if column.kind == "number" else "left",
-            no_wrap=whole,
-            min_width=least[i] if whole else None,
-            overflow="fold",
-        )
-    for row, style in zip(texts, styles, strict=True):
-        cells = [
-            _break(cell) if broken and column.kind == "number" else cell
-            for column, cell in zip(columns, row, strict=True)
-        ]
-        table.add_row(*(Text(cell) for cell in cells), style=style or None)
-    return table
+        longest = max((cell_len(cells[i]) for cells, _ in rows), default=0)
+        longest = min(longest, TEXT) if column.kind == "text" else longest
+        least.append(max(longest, *map(cell_len, column.wrapped().split("\n"))))
+        whole.append(max(longest, cell_len(column.heading)))
+
+    def fits(widths: Sequence[int]) -> bool:
+        return 2 + sum(width + 2 for width in widths) <= console.width  # rich's margin and gaps
+
+    widths = whole if fits(whole) else least
+    parts = [list(range(keys))]
+    for i in range(keys, len(columns)):
+        if len(parts[-1]) > keys and not fits([widths[k] for k in (*parts[-1], i)]):
+            parts.append(list(range(keys)))
+        parts[-1].append(i)
+    for number, part in enumerate(parts):
+        heading = "continued" if number else title or None
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=heading, title_justify="left")
+        for i in part:
+            kind = columns[i].kind
+            keep = kind != "text" and widths[i] <= console.width - TEXT
+            table.add_column(
+                Text(columns[i].wrapped(widths[i])),
+                justify="right" if kind == "number" else "left",
+                no_wrap=keep,
+                min_width=widths[i] if keep else None,
+                overflow="fold",
+            )
+        for cells, style in rows:
+            table.add_row(*(Text(cells[i]) for i in part), style=style or None)
+        console.print(table)
 
 
 SECONDS = 2.0  # between two presses that end everything

@@ -1,7 +1,4 @@
-"""Small charts as SVG text. Colors are CSS variables of the page (`--c0`, `--c1`, ...), for dark mode.
-
-Bars and small maps as SVG text, in the look of `svg`.
-"""
+"""Charts as SVG text. Colors are CSS variables of the page (`--c0`, `--c1`, ...), for dark mode."""
 
 from __future__ import annotations
 
@@ -10,33 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from steadygaze.runs.suite import FADED, BarChart, Figure, Heatmap, Line, LineChart
+
 CELLS = 24  # methods of the agreement matrix
 LABELED = 5  # points of a scatter that are named beside their dot
-COLORS = 8  # the first series, up to this number, have a color and a label; the others are thin and gray
 STRONG = 0.6  # cells of the matrix as strong as this have light numbers
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
 LETTER = 6.2  # pixels; enough to keep labels apart
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line or point of a chart; `rank` selects its color. Limits, if given, are drawn as whiskers."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    rank: int = 0
-    y_limits: Sequence[tuple[float, float]] | None = None
-    x_limits: Sequence[tuple[float, float]] | None = None
-
-    @property
-    def color(self) -> str:
-        return f"c{self.rank}" if self.rank < COLORS else "rest"
+def color(group: int) -> str:
+    """Return the CSS class of a group of lines or bars."""
+    return f"c{group}" if group < FADED else "rest"
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from low to high.
+    """Return round numbers from low to high.
 
     >>> ticks(0, 100)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
@@ -59,9 +46,9 @@ class Frame:
     y: tuple[float, float]
 
     @classmethod
-    def around(cls, series: Sequence[Series], pad: float = 0.06) -> Frame:
+    def around(cls, series: Sequence[Line], pad: float = 0.06) -> Frame:
         xs = [v for s in series for v in (*s.x, *(w for pair in s.x_limits or () for w in pair))]
-        ys = [v for s in series for v in (*s.y, *(w for pair in s.y_limits or () for w in pair))]
+        ys = [v for s in series for v in (*s.y, *(w for pair in s.limits or () for w in pair))]
         return cls(_padded(xs, pad), _padded(ys, pad))
 
     def px(self, value: float) -> float:
@@ -80,45 +67,52 @@ def _padded(values: Sequence[float], pad: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def lines(series: Sequence[Series], *, x_label: str, y_label: str, title: str, whole: bool = False) -> str:
-    """A line for each series; gray ones below. whole: x in whole numbers."""
-    frame = Frame.around(series, 0.04)
-    parts = [_axes(frame, x_label, y_label, whole)]
-    for one in sorted(series, key=lambda s: -s.rank):
-        points = [(frame.px(x), frame.py(y)) for x, y in zip(one.x, one.y, strict=True) if math.isfinite(y)]
-        for x, (low, high) in zip(one.x, one.y_limits or (), strict=False):
-            parts.append(_whisker(frame.px(x), frame.py(low), frame.px(x), frame.py(high), one))
+def draw(chart: Figure) -> str:
+    """Draw a declared chart."""
+    if isinstance(chart, BarChart):
+        return bars(chart)
+    return lines(chart) if isinstance(chart, LineChart) else grid(chart)
+
+
+def lines(chart: LineChart) -> str:
+    """Draw lines with dots and whiskers, gray ones below."""
+    frame = Frame.around(chart.lines, 0.04)
+    parts = [_axes(frame, chart.x_label, chart.y_label, chart.integers)]
+    for line in sorted(chart.lines, key=lambda line: -line.group):
+        points = [(frame.px(x), frame.py(y)) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+        for x, (low, high) in zip(line.x, line.limits or (), strict=False):
+            parts.append(_whisker(frame.px(x), frame.py(low), frame.px(x), frame.py(high), line))
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        tooltip = f"<title>{escape(one.name)}</title>"
-        parts.append(f'<polyline class="line {one.color}" points="{path}">{tooltip}</polyline>')
-        if one.rank < COLORS:
-            parts += [_dot(x, y, 2.4, one, tooltip) for x, y in points]
-    return _svg(parts, title)
+        tooltip = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<polyline class="line {color(line.group)}" points="{path}">{tooltip}</polyline>')
+        if line.group < FADED:
+            parts += [_dot(x, y, 2.4, line, tooltip) for x, y in points]
+    return _svg(parts, chart.title)
 
 
-def scatter(points: Sequence[Series], *, x_label: str, y_label: str, title: str) -> str:
-    """A point with whiskers for each series; the first ones are labeled."""
-    frame = Frame.around(points)
-    parts, dots = [_axes(frame, x_label, y_label, False)], []
-    for one in sorted(points, key=lambda s: -s.rank):
-        x, y = frame.px(one.x[0]), frame.py(one.y[0])
-        for low, high in one.x_limits or ():
-            parts.append(_whisker(frame.px(low), y, frame.px(high), y, one))
-        for low, high in one.y_limits or ():
-            parts.append(_whisker(x, frame.py(low), x, frame.py(high), one))
-        tooltip = f"<title>{escape(one.name)}: {one.x[0]:.1f}, {one.y[0]:.1f}</title>"
-        dots.append(_dot(x, y, 4, one, tooltip))
-    parts += _labels(frame, [one for one in points if one.rank < LABELED])
-    return _svg([*parts, *dots], title)
+def scatter(chart: LineChart) -> str:
+    """Draw the first point of each line with whiskers; the first ones are labeled."""
+    frame = Frame.around(chart.lines)
+    parts, dots = [_axes(frame, chart.x_label, chart.y_label, False)], []
+    for line in sorted(chart.lines, key=lambda line: -line.group):
+        x, y = frame.px(line.x[0]), frame.py(line.y[0])
+        for low, high in line.x_limits or ():
+            parts.append(_whisker(frame.px(low), y, frame.px(high), y, line))
+        for low, high in line.limits or ():
+            parts.append(_whisker(x, frame.py(low), x, frame.py(high), line))
+        tooltip = f"<title>{escape(line.name)}: {line.x[0]:.1f}, {line.y[0]:.1f}</title>"
+        dots.append(_dot(x, y, 4, line, tooltip))
+    parts += _labels(frame, [line for line in chart.lines if line.group < LABELED])
+    return _svg([*parts, *dots], chart.title)
 
 
-def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
-    """Names beside their points, moved apart where they would lie on one another."""
+def _labels(frame: Frame, points: Sequence[Line]) -> list[str]:
+    """Write names beside their points, moved apart where they would lie on one another."""
     placed: list[tuple[float, float, float]] = []  # begin, end, height
     parts = []
-    for one in sorted(points, key=lambda s: s.rank):
-        x, y = frame.px(one.x[0]), frame.py(one.y[0])
-        width = LETTER * len(one.name)
+    for line in sorted(points, key=lambda line: line.group):
+        x, y = frame.px(line.x[0]), frame.py(line.y[0])
+        width = LETTER * len(line.name)
         left = x + width + 8 > WIDTH - RIGHT
         begin = x - 8 - width if left else x + 8
         choices = [
@@ -132,12 +126,14 @@ def _labels(frame: Frame, points: Sequence[Series]) -> list[str]:
         height = next(free, y + 3.5)
         placed.append((begin, begin + width, height))
         anchor = f'x="{x - 8:.1f}" text-anchor="end"' if left else f'x="{x + 8:.1f}"'
-        parts.append(f'<text class="name {one.color}" {anchor} y="{height:.1f}">{escape(one.name)}</text>')
+        parts.append(
+            f'<text class="name {color(line.group)}" {anchor} y="{height:.1f}">{escape(line.name)}</text>'
+        )
     return parts
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Pairwise values in −1..1: opacity is the absolute value, negative values have the second color."""
+    """Draw pairwise values in −1..1: opacity is the absolute value, negative values have the second color."""
     left = 14 + LETTER * max(map(len, names))
     side = (WIDTH - left - RIGHT) / len(names)
     parts = []
@@ -161,7 +157,7 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
 
 
 def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str:
-    """A dot on a whisker: where a value and its interval lie in the span of a table's column."""
+    """Draw a dot on a whisker: where a value and its interval lie in the span of a table's column."""
     room = span[1] - span[0] or 1.0
     at = [f"{3 + 90 * (v - span[0]) / room:.1f}" for v in (low, value, high)]
     line = f'<line x1="{at[0]}" x2="{at[2]}" y1="5" y2="5"/>'
@@ -170,7 +166,7 @@ def bar(value: float, low: float, high: float, span: tuple[float, float]) -> str
 
 
 def _number(value: float) -> str:
-    """A number beside an axis, in no more letters than there is room for: 7.5e-4 rather than 0.00075."""
+    """Write a number beside an axis within the room there is: 7.5e-4 rather than 0.00075."""
     text = f"{value:g}"
     if len(text) <= (LEFT - 7) // LETTER:
         return text
@@ -199,12 +195,16 @@ def _text(kind: str, x: float, y: float, words: str, anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _dot(x: float, y: float, radius: float, one: Series, tooltip: str) -> str:
-    return f'<circle class="dot {one.color}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
+def _dot(x: float, y: float, radius: float, line: Line, tooltip: str) -> str:
+    return (
+        f'<circle class="dot {color(line.group)}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{tooltip}</circle>'
+    )
 
 
-def _whisker(x1: float, y1: float, x2: float, y2: float, one: Series) -> str:
-    return f'<line class="whisker {one.color}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+def _whisker(x1: float, y1: float, x2: float, y2: float, line: Line) -> str:
+    return (
+        f'<line class="whisker {color(line.group)}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    )
 
 
 def _svg(parts: Sequence[str], title: str) -> str:
@@ -217,24 +217,13 @@ ROW = 19  # pixels from one bar to the next
 ROOM = 34  # below the bars, for the axis
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A value with its 95 % interval; `rank` decides the color."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    rank: int = 0
-    tooltip: str = ""
-
-
-def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None = None) -> str:
-    """Horizontal bars from zero, one below the other, with whiskers and the number at the end."""
+def bars(chart: BarChart) -> str:
+    """Draw horizontal bars from zero, with whiskers and the number at the end."""
+    rows = chart.bars
     known = [bar for bar in rows if math.isfinite(bar.value)]
-    left = 12 + LETTER * max((len(bar.name) for bar in rows), default=0)
+    left = 12 + LETTER * max((len(bar.label) for bar in rows), default=0)
     right = 48.0
-    top = highest or max((max(bar.high, bar.value) for bar in known), default=1.0) or 1.0
+    top = chart.highest or max((max(bar.high, bar.value) for bar in known), default=1.0) or 1.0
     height = ROW * len(rows) + ROOM
 
     def at(value: float) -> float:
@@ -248,30 +237,29 @@ def bars(rows: Sequence[Bar], *, x_label: str, title: str, highest: float | None
             f'<text class="tick" x="{x:.1f}" y="{height - ROOM + 15}" text-anchor="middle">{value:g}</text>'
         )
     middle = f'x="{(left + WIDTH - right) / 2:.1f}" y="{height - 4}" text-anchor="middle"'
-    parts.append(f'<text class="axis" {middle}>{escape(x_label)}</text>')
+    parts.append(f'<text class="axis" {middle}>{escape(chart.x_label)}</text>')
     for i, bar in enumerate(rows):
         y = ROW * i + ROW / 2
         at_name = f'x="{left - 7:.1f}" y="{y + 3.5:.1f}" text-anchor="end"'
-        parts.append(f'<text class="tick" {at_name}>{escape(bar.name)}</text>')
+        parts.append(f'<text class="tick" {at_name}>{escape(bar.label)}</text>')
         if not math.isfinite(bar.value):
             continue
-        color = f"c{bar.rank}" if bar.rank < COLORS else "rest"
         box = f'x="{left:.1f}" y="{y - 6:.1f}" width="{at(bar.value) - left:.1f}" height="12" rx="2"'
-        tooltip = bar.tooltip or f"{bar.name}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
+        tooltip = f"{bar.label}: {bar.value:.1f} ({bar.low:.1f} to {bar.high:.1f})"
         tooltip = f"<title>{escape(tooltip)}</title>"
-        parts.append(f'<rect class="dot {color}" opacity=".78" {box}>{tooltip}</rect>')
+        parts.append(f'<rect class="dot {color(bar.group)}" opacity=".78" {box}>{tooltip}</rect>')
         parts.append(
             f'<line class="over" x1="{at(bar.low):.1f}" x2="{at(bar.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         end = max(at(bar.high), at(bar.value)) + 6
         parts.append(f'<text class="tick" x="{end:.1f}" y="{y + 3.5:.1f}">{bar.value:.1f}</text>')
-    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(chart.title)}">'
     return f"{head}{''.join(parts)}</svg>"
 
 
-def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str]) -> str:
-    """A small map of percentages: the darker, the more. names: what goes across and down."""
-    side = 44
+def grid(chart: Heatmap) -> str:
+    """Draw a small map of percentages: the darker, the higher."""
+    side, values = 44, chart.values
     rows, columns = len(values), max(len(row) for row in values)
     width, height = side * columns + 30, side * rows + 26
     parts = []
@@ -286,11 +274,11 @@ def grid(values: Sequence[Sequence[float]], *, title: str, names: tuple[str, str
             center = f'x="{x + side / 2 - 1:.1f}" y="{y + side / 2 + 3:.1f}" text-anchor="middle"'
             parts.append(f'<text class="over" {center}>{value:.0f}</text>')
     below = f'x="{26 + side * columns / 2:.0f}" y="{height - 8}" text-anchor="middle"'
-    parts.append(f'<text class="axis" {below}>{escape(names[0])}</text>')
+    parts.append(f'<text class="axis" {below}>{escape(chart.x_label)}</text>')
     middle = side * rows / 2
     turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'
-    parts.append(f'<text class="axis" {turned}>{escape(names[1])}</text>')
+    parts.append(f'<text class="axis" {turned}>{escape(chart.y_label)}</text>')
     return (
         f'<svg class="chart" style="max-width:{width * 1.3:.0f}px" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        f'aria-label="{escape(chart.title)}">{"".join(parts)}</svg>'
     )

@@ -1,27 +1,5 @@
-"""The parts of pages: figures with legends, sections, table cells, and the settings of a run.
-
-The figures that suites declare (`runs.figures`), drawn as SVG, and records as CSV.
-
-Images that stress runs stored in their folders, for pages. Nothing is computed here.
-
-The images that a `verify` run stored: where the leading method did best and worst, with its maps.
-
-What the pages of a comparison share: a change as a row, a class as a row, error by corruption as bars.
-
-The report of verify runs: ranking, curves, scatter, start layers, sample images, settings.
-
-Writes report.html, table.csv and table.md.
-
-The report of stress runs: the scores, a section for each suite, sample images, all numbers, how it was
-run; one HTML file, table.csv, table.md.
-
-The page of a comparison: every number before and after, classes gained and lost, changed images with their
-maps.
-
-The page of `steadygaze card`: accuracy, robustness, attention, faithfulness, maps side by side, classes
-gained and lost.
-
-The files of a sweep: table.md, table.csv and sweep.svg, a panel of dots with whiskers for each number.
+"""Reports of runs, each one HTML file that works offline: the parts of a page, the reports of `verify` and
+of `stress`, and the files of a sweep. Images are those that the runs stored; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -30,8 +8,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -50,26 +28,21 @@ from steadygaze.files import write_atomic
 from steadygaze.methods.registry import join_name, parse_method
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.report import charts as svg
-from steadygaze.report.charts import LETTER, Bar, Series, bars, grid, lines, ticks
-from steadygaze.robustness.by_class import ClassChange, Spread
-from steadygaze.runs import suite as figures
-from steadygaze.runs.before_after import FaithfulnessChange
+from steadygaze.report.charts import LETTER, ticks
 from steadygaze.runs.card import Card
-from steadygaze.runs.compare import Change, Comparison
 from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
-    ImageSample,
     MapSample,
-    Samples,
     data_address,
     read_map_samples,
     read_setting_samples,
 )
 from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
-from steadygaze.runs.suite import Number
+from steadygaze.runs.suite import FADED, BarChart, LineChart, Number
+from steadygaze.runs.suite import Figure as Chart
+from steadygaze.runs.suite import Line as ChartLine
 from steadygaze.runs.sweep import SweepNumber, SweepTable
-from steadygaze.target import percent
 from steadygaze.untrusted import check_complete, damaged_files
 
 
@@ -113,14 +86,25 @@ class Part:
     empty: str = ""
 
 
-def legend(series: Sequence[svg.Series]) -> str:
-    """The legend of a chart."""
+def legend(names: Iterable[tuple[int, str]]) -> str:
+    """Return the legend of a chart, from the groups and their names."""
     keys = [
-        f'<span><span class="key {one.color}"></span>{escape(one.name)}</span>'
-        for one in series
-        if one.rank < svg.COLORS
+        f'<span><span class="key {svg.color(group)}"></span>{escape(name)}</span>'
+        for group, name in names
+        if group < FADED
     ]
     return f'<span class="legend">{"".join(keys)}</span>'
+
+
+def draw(chart: Chart) -> Figure:
+    """Draw a chart that a suite declares, with its caption and legend."""
+    keys: list[tuple[int, str]] = []
+    if isinstance(chart, BarChart):
+        used = {bar.group for bar in chart.bars}
+        keys = [(group, name) for group, name in enumerate(chart.legend) if group in used]
+    elif isinstance(chart, LineChart):
+        keys = [(line.group, line.name) for line in chart.lines]
+    return Figure(chart.title, f"{escape(chart.caption)}{legend(keys) if keys else ''}", svg.draw(chart))
 
 
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
@@ -167,32 +151,6 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in shown if text]
 
 
-def draw(figure: figures.Figure) -> Figure:
-    """A declared figure, for a page."""
-    if isinstance(figure, figures.BarChart):
-        return _bar_chart(figure)
-    if isinstance(figure, figures.LineChart):
-        return _line_chart(figure)
-    chart = grid(figure.values, title=figure.title, names=(figure.x_label, figure.y_label))
-    return Figure(figure.title, escape(figure.caption), chart)
-
-
-def _bar_chart(figure: figures.BarChart) -> Figure:
-    drawn = [Bar(bar.label, bar.value, bar.low, bar.high, bar.group) for bar in figure.bars]
-    chart = bars(drawn, x_label=figure.x_label, title=figure.title, highest=figure.highest)
-    used = {bar.group for bar in figure.bars}
-    keys = [Series(name, [], [], group) for group, name in enumerate(figure.legend) if group in used]
-    return Figure(figure.title, f"{escape(figure.caption)}{legend(keys) if keys else ''}", chart)
-
-
-def _line_chart(figure: figures.LineChart) -> Figure:
-    series = [Series(line.name, line.x, line.y, line.group, line.limits) for line in figure.lines]
-    chart = lines(
-        series, x_label=figure.x_label, y_label=figure.y_label, title=figure.title, whole=figure.integers
-    )
-    return Figure(figure.title, f"{escape(figure.caption)}{legend(series)}", chart)
-
-
 def records_csv(records: Iterable[dict[str, Any]]) -> str:
     """Records as comma-separated text, numbers with six digits."""
     listed = list(records)
@@ -212,15 +170,6 @@ NOT_STORED = (
 )
 
 
-@dataclass(frozen=True)
-class Shot:
-    """An image with what was made of it: (words, data address)."""
-
-    name: str
-    title: str
-    images: Titled
-
-
 def condition_images(run: Path) -> tuple[Titled, Titled, str]:
     """One image under the conditions of the run's suites, sheets of several images, and what they are."""
     samples = read_setting_samples(run)
@@ -230,45 +179,6 @@ def condition_images(run: Path) -> tuple[Titled, Titled, str]:
     sheets = [(one.title, data_address(run, one.file)) for one in samples.conditions if one.wide]
     text = f"{samples.image} as the model sees it, and under conditions of the run{samples.note}."
     return small, sheets, text if small or sheets else ""
-
-
-def shots_of(
-    comparison: Comparison, names: Mapping[str, Sequence[str]], show: int
-) -> tuple[dict[str, list[Shot]], str]:
-    """The first images of each group of names that both runs stored, with the maps of both models, and what
-    they are."""
-    folders = [card.folder for card in (comparison.before[0], comparison.after[0])]
-    stored = [None if folder is None else read_setting_samples(folder) for folder in folders]
-    before, after = stored
-    if before is None or after is None or folders[0] is None or folders[1] is None:
-        return {}, NOT_STORED
-    by_name = [{image.name: image for image in samples.images} for samples in (before, after)]
-    shots: dict[str, list[Shot]] = {}
-    for group, wanted in names.items():
-        both = [name for name in wanted if name in by_name[0] and name in by_name[1]][:show]
-        shots[group] = [
-            _shot((folders[0], before, by_name[0][name]), (folders[1], after, by_name[1][name]))
-            for name in both
-        ]
-    methods = " and ".join(dict.fromkeys((before.method, after.method)))
-    count = min(len(before.images), len(after.images))
-    what = f"Clean images with maps by {methods}, of the class each model predicts"
-    text = f"{what}; the runs stored {count} images."
-    return shots, text
-
-
-def _shot(before: tuple[Path, Samples, ImageSample], after: tuple[Path, Samples, ImageSample]) -> Shot:
-    run, samples, image = before
-    images = [("image", data_address(run, image.file))]
-    for side, (folder, own, one) in (("before", before), ("after", after)):
-        words = f"{side}: {_shown_class(own, one.predicted)} {percent(one.probability)}"
-        images.append((words, data_address(folder, one.map_file or one.file)))
-    return Shot(image.name, _shown_class(samples, image.label), images)
-
-
-def _shown_class(samples: Samples, index: int) -> str:
-    name = samples.class_names.get(index)
-    return f"class {index}" if name is None else name.split(",")[0]
 
 
 @dataclass(frozen=True)
@@ -310,110 +220,6 @@ def _missing(run: dict[str, Any]) -> str:
 def _shown(folder: Path, sample: MapSample) -> Shown:
     addresses = [data_address(folder, file) for file in sample.files]
     return Shown(sample.name, sample.title, sample.values, addresses)
-
-
-HEADS = ["setting", "metric", "before", "after", "difference", "p", "images", "note"]
-CLASS_HEADS = ["class", "before", "after", "difference", "gained", "lost", "images"]
-STYLES = {"better": "good", "worse": "sure"}
-HEADLINES = (  # setting and metric of the first sentence of a page, the most important first
-    ("clean", "top1"),
-    ("clean", "miou"),
-    ("corruptions", "mean_error"),
-    ("corruptions", "mean_miou"),
-)
-
-
-def short_list(changes: Sequence[Change]) -> list[Change]:
-    """Without each severity, frame and value: what a person reads first; the rest is in the file."""
-    return [change for change in changes if not change.setting.minor]
-
-
-def sentence(comparison: Comparison) -> str:
-    """What changed, and for which images and classes, in one sentence."""
-    changes = {change.key: change for change in comparison.changes}
-    known = [changes[key] for key in HEADLINES if key in changes][:2] or short_list(comparison.changes)[:1]
-    card = comparison.before[0]
-    images = f"On {plural(card.image_count, 'image')} of {card.data}, " if card.image_count else ""
-    text = f"{images}{' and '.join(map(_change_text, known))}"
-    if not comparison.turned:
-        return f"{text}."
-    counts = [len(comparison.turned.get(way, ())) for way in ("right", "wrong")]
-    turned = f"{plural(counts[0], 'image is', 'images are')} newly correct and {counts[1]} newly wrong"
-    return f"{text}: {turned} ({comparison.setting}), {_classes_text(comparison)}."
-
-
-def _change_text(change: Change) -> str:
-    quantity, scale = change.quantity, change.scale
-    before, after = (quantity.text(side.mean) for side in (change.before, change.after))
-    moved = f"{'rises' if change.difference > 0 else 'falls'} from {before} to {after}"
-    moved = f"{moved if change.difference else f'stays at {after}'} {quantity.unit}".rstrip()
-    gap, low, high = (f"{scale * value:+.3g}" for value in (change.difference, change.low, change.high))
-    sure = change.verdict or "no significant change"
-    return f"{quantity.title} ({change.setting.label}) {moved} ({sure}: {gap}, 95 % interval {low} to {high})"
-
-
-def _classes_text(comparison: Comparison) -> str:
-    """Which classes gained or lost significantly; at most three of each."""
-    parts = []
-    for verdict, ordered in (("gained", comparison.classes[::-1]), ("lost", comparison.classes)):
-        names = [_class_name(comparison, c) for c in ordered if c.verdict == verdict]
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{', '.join(names[:3])}{more} {verdict} significantly")
-    return "; ".join(parts) or "and no single class gained or lost significantly"
-
-
-def _class_name(comparison: Comparison, change: ClassChange) -> str:
-    return comparison.class_names.get(change.label, "").split(",")[0] or f"class {change.label}"
-
-
-def row(change: Change) -> list[TableCell]:
-    """Cells below `HEADS`."""
-    quantity, scale = change.quantity, change.scale
-    span = f"{scale * change.low:+.3g} to {scale * change.high:+.3g}"
-    p = change.p
-    return [
-        TableCell(change.setting.label, change.setting.label),
-        TableCell(f"{quantity.title}{quantity.arrow}", quantity.name),
-        _side(change.before, scale),
-        _side(change.after, scale),
-        TableCell(
-            f"{scale * change.difference:+.3g}", change.difference, STYLES.get(change.verdict, ""), span
-        ),
-        TableCell("" if p is None else f"{p:.3f}", "" if p is None else p),
-        TableCell(str(change.images), change.images),
-        TableCell(change.note, change.note),
-    ]
-
-
-def _side(spread: Spread, scale: float) -> TableCell:
-    text = "no number" if math.isnan(spread.mean) else f"{scale * spread.mean:.4g}"
-    several = f"± {scale * spread.deviation:.2g} over {spread.seeds} seeds" if spread.seeds > 1 else ""
-    return TableCell(text, spread.mean, "", several)
-
-
-def class_rows(comparison: Comparison) -> list[list[TableCell]]:
-    """Cells below `CLASS_HEADS`: the classes with any image gained or lost."""
-    rows = []
-    for c in comparison.classes:
-        if not c.gained and not c.lost:
-            continue
-        class_name = comparison.class_names.get(c.label, "").split(",")[0]
-        name = f"{c.label} {class_name}".strip()
-        style = {"gained": "good", "lost": "sure"}.get(c.verdict, "")
-        span = f"{100 * c.low:+.0f} to {100 * c.high:+.0f}"
-        gap = TableCell(f"{100 * c.difference:+.0f}", c.difference, style, span)
-        sides = [TableCell(f"{100 * side.value:.0f}", side.value) for side in (c.before, c.after)]
-        rows.append(
-            [TableCell(name, name), *sides, gap, *(TableCell(str(n), n) for n in (c.gained, c.lost, c.count))]
-        )
-    return rows
-
-
-def change_figures(comparison: Comparison) -> list[Figure]:
-    """What suites draw of both models."""
-    suites = comparison.before[0].suites
-    return [draw(figure) for suite in suites for figure in suite.change_figures(comparison.changes)]
 
 
 def write_report(
@@ -489,7 +295,7 @@ def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None
             if rows
             else "",
             version=__version__,
-            colors=svg.COLORS,
+            colors=FADED,
             **{"beside": "table.csv and table.md in the same folder contain the numbers.", **given},
         )
     )
@@ -529,8 +335,8 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
         "base": _called(base, section),
         "first": quantity(section.shown[0]).title,
         "caution": small_sample_note(len(section.names)),
-        "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < svg.COLORS],
-        "rest": max(0, len(drawn) - svg.COLORS),
+        "legend": [(rank, _called(line, section)) for line, rank in ranks.items() if rank < FADED],
+        "rest": max(0, len(drawn) - FADED),
         "curves": _curves(section, ranks),
         "figures": [
             figure
@@ -575,7 +381,7 @@ def _ranking(section: Section, base: Line, ranks: dict[Line, int]) -> list[dict[
                 "method": line[0],
                 "score": line[1],
                 "cells": cells,
-                "rank": ranks.get(line, svg.COLORS),
+                "rank": ranks.get(line, FADED),
                 "gap": None if gap is None or np.isnan(gap.value) else gap,
                 "sure": gap is not None and (gap.low > 0 or gap.high < 0),
                 "images": max(
@@ -601,10 +407,10 @@ def _curves(section: Section, ranks: dict[Line, int]) -> list[Figure]:
         for line, rank in ranks.items():
             curve = section.curve(metric, line) if (metric, line) in section.table else None
             if curve is not None:
-                series.append(svg.Series(_called(line, section), across, curve.tolist(), rank))
+                series.append(ChartLine(_called(line, section), across, curve.tolist(), rank))
         if series and len(across) > 1:
             title = f"{quantity(metric).title}: {drawn.axis}"
-            chart = svg.lines(series, x_label="share of the patches, %", y_label=drawn.axis, title=title)
+            chart = svg.lines(LineChart(title, series, "share of the patches, %", drawn.axis))
             figures.append(Figure(f"{drawn.title} ({quantity(metric).title})", drawn.better, chart))
     return figures
 
@@ -617,10 +423,10 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
             x, y = section.cells.get((across, line)), section.cells.get((up, line))
             if x and y and not np.isnan(x.value + y.value):
                 limits = [(y.low, y.high)], [(x.low, x.high)]
-                points.append(svg.Series(_called(line, section), [x.value], [y.value], rank, *limits))
+                points.append(ChartLine(_called(line, section), [x.value], [y.value], rank, *limits))
         if len(points) > 1:
-            axes = {"x_label": f"{quantity(across).title}, %", "y_label": f"{quantity(up).title}, %"}
-            chart = svg.scatter(points, **axes, title="insertion against deletion")
+            axes = f"{quantity(across).title}, %", f"{quantity(up).title}, %"
+            chart = svg.scatter(LineChart("insertion against deletion", points, *axes))
             return Figure(
                 "Insertion against deletion", "best at the top right; whiskers are 95 % intervals", chart
             )
@@ -654,12 +460,10 @@ def _start(section: Section) -> Figure | None:
         points.sort(key=lambda pair: pair[0])
         layers, cells = [layer for layer, _ in points], [cell for _, cell in points]
         limits = [(cell.low, cell.high) for cell in cells]
-        series.append(svg.Series(name, layers, [cell.value for cell in cells], rank, limits))
+        series.append(ChartLine(name, layers, [cell.value for cell in cells], rank, limits))
     axis = f"{quantity(metric).title}, {quantity(metric).unit}".rstrip(", ")
-    chart = svg.lines(
-        series, x_label="first layer that is added", y_label=axis, title="start layer", whole=True
-    )
-    return Figure("Where PLUS starts", legend(series), chart)
+    chart = svg.lines(LineChart("start layer", series, "first layer that is added", axis, integers=True))
+    return Figure("Where PLUS starts", legend((line.group, line.name) for line in series), chart)
 
 
 def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
@@ -822,284 +626,6 @@ def _markdown(card: Card) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
-FIRST = (
-    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
-    "interval excludes zero."
-)
-NOTE = (
-    "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
-    "test of correct and wrong predictions; – where a row has none."
-)
-
-
-def write_comparison(comparison: Comparison, path: Path, *, show: int = 8, images: bool = True) -> list[Path]:
-    """Write the page and, beside it, the numbers as .csv; returns the files."""
-    with damaged_files(*folders_of(comparison)):
-        return _write(comparison, path, show, images)
-
-
-def folders_of(comparison: Comparison) -> list[Path]:
-    """The run folders that are compared."""
-    cards = (*comparison.before, *comparison.after)
-    return [card.folder for card in cards if card.folder is not None]
-
-
-def _write(comparison: Comparison, path: Path, show: int, images: bool) -> list[Path]:
-    one, two = comparison.before[0], comparison.after[0]
-    parts = [
-        Part(
-            "What changed",
-            "changes",
-            text=FIRST.format(images=comparison.images_text),
-            figures=change_figures(comparison),
-            heads=HEADS,
-            rows=[row(c) for c in comparison.changes if c.verdict or c.setting.level is None],
-            after=NOTE,
-        )
-    ]
-    if comparison.turned:
-        parts.append(classes_part(comparison))
-        parts += turned_parts(comparison, show if images else 0, show)
-    folded = f"{len(comparison.changes)} numbers before and after"
-    everything = [row(c) for c in comparison.changes]
-    parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))
-    page = rendered(
-        "card.html",
-        [card.run for card in (*comparison.before, *comparison.after)],
-        title="Before and after",
-        about=f"{one.model} {two.model}",
-        leads=[sentence(comparison), lead(comparison), *comparison.notes],
-        parts=parts,
-        beside=f"{path.with_suffix('.csv').name} in the same folder contains the numbers.",
-    )
-    return write_all({path: page, path.with_suffix(".csv"): records_csv(comparison.records())})
-
-
-def lead(comparison: Comparison) -> str:
-    """Which models, on what."""
-    one, two = comparison.before[0], comparison.after[0]
-    models = f"Before: {one.model} ({one.weights}). After: {two.model} ({two.weights})."
-    return f"{models} {one.image_count} images of {one.data}."
-
-
-def classes_part(comparison: Comparison) -> Part:
-    """The classes gained and lost."""
-    text = f"Accuracy by class ({comparison.setting}); intervals by Newcombe."
-    rows = class_rows(comparison)
-    empty = "" if rows else "No class has a newly correct or newly wrong image."
-    title = "Classes gained and lost"
-    return Part(title, "classes", text=text, heads=CLASS_HEADS, texts=1, rows=rows, empty=empty)
-
-
-def turned_parts(comparison: Comparison, shown: int, listed: int) -> list[Part]:
-    """The images that are newly wrong and newly correct: how many, their names, and maps of those the runs
-    stored."""
-    shots, text = shots_of(comparison, comparison.turned, shown) if shown else ({}, "")
-    parts = []
-    for way, names in comparison.turned.items():
-        more = f" and {len(names) - listed} more" if len(names) > listed else ""
-        parts.append(
-            Part(
-                TURNED[way],
-                f"turned-{way}",
-                text=f"{plural(len(names), 'image')} ({comparison.setting}). {text if names else ''}".strip(),
-                shots=shots.get(way, []),
-                after=", ".join(names[:listed]) + more,
-            )
-        )
-    return parts
-
-
-TILES = (
-    ("clean", "top1"),
-    ("corruptions", "mean_error"),
-    ("corruptions", "mce"),
-    ("corruptions", "attention_stability"),
-    ("clean", "attention_entropy"),
-)
-ATTENTION_TEXT = (
-    "Entropy: how spread out attention is. Stability: how similar attention under corruption is to that on "
-    "the clean image. Overfocus, Gini and peak: how much attention the most attended tokens receive. "
-    "Distance: how far away tokens attend, in patches. Diversity: how similar heads are (lower: more "
-    "diverse)."
-)
-FAITHFULNESS_TEXT = (
-    "How faithful the maps of each model are, measured by removing patches in the order of the map. ↑: "
-    "higher is better; ↓: lower is better. random is the chance level. A difference may come from the model "
-    "rather than the maps: a model that is more confident, or depends on fewer patches, loses more when they "
-    "are removed."
-)
-ROBUSTNESS_NOTE = (
-    "After minus before. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % interval "
-    "excludes zero. p: McNemar's exact test of correct and wrong predictions; – where a row has none."
-)
-
-
-def write_card(
-    comparison: Comparison,
-    faithfulness: Sequence[FaithfulnessChange],
-    path: Path,
-    runs: Sequence[dict[str, Any]],
-    *,
-    show: int = 6,
-    images: bool = True,
-    masked: Sequence[bool] = (False, False),
-) -> list[Path]:
-    """Write the page and, beside it, both tables as .csv; returns the files. masked: whether patches were
-    hidden from attention rather than removed; before, and after."""
-    with damaged_files(*folders_of(comparison)):
-        return _write_card(comparison, faithfulness, path, runs, show if images else 0, show, masked)
-
-
-def _write_card(
-    comparison: Comparison,
-    faithfulness: Sequence[FaithfulnessChange],
-    path: Path,
-    runs: Sequence[dict[str, Any]],
-    shown: int,
-    listed: int,
-    masked: Sequence[bool],
-) -> list[Path]:
-    """shown: images with maps; listed: names of changed images."""
-    first = short_list(comparison.changes)
-    attention = [row(c) for c in first if _is_attention(c.quantity.name)]
-    rest = [row(c) for c in first if not _is_attention(c.quantity.name)]
-    parts = [
-        Part(
-            "At a glance",
-            "glance",
-            tiles=_card_tiles(comparison, faithfulness),
-            text=f"Before → after, on {comparison.images_text}. ↑: higher is better; ↓: lower is better.",
-        ),
-        Part(
-            "Accuracy and robustness",
-            "robustness",
-            heads=HEADS,
-            figures=change_figures(comparison),
-            rows=rest,
-            after=ROBUSTNESS_NOTE,
-        ),
-        Part(
-            "Attention",
-            "attention",
-            heads=HEADS,
-            rows=attention,
-            text=ATTENTION_TEXT,
-            empty="" if attention else "Not measured: the runs do not include the suite attention.",
-        ),
-        Part(
-            "Faithfulness",
-            "faithfulness",
-            heads=["method", "metric", "before", "after", "difference", "images"],
-            rows=[_faithfulness_row(change) for change in faithfulness],
-            text=FAITHFULNESS_TEXT + _masking_text(*masked),
-        ),
-    ]
-    if shown:
-        shots, text = shots_of(comparison, {"samples": _spread(comparison, shown)}, shown)
-        parts.append(Part("Maps side by side", "maps", shots=shots.get("samples", []), text=text))
-    parts.append(classes_part(comparison))
-    parts += turned_parts(comparison, shown, listed)
-    folded = f"{len(comparison.changes)} numbers before and after"
-    everything = [row(c) for c in comparison.changes]
-    parts.append(Part("All differences", "all", heads=HEADS, rows=everything, folded=folded))
-    one, two = comparison.before[0], comparison.after[0]
-    beside = path.with_name(f"{path.stem}-faithfulness.csv")
-    page = rendered(
-        "card.html",
-        runs,
-        title="Before and after",
-        about=f"{one.model} {two.model}",
-        parts=parts,
-        leads=[sentence(comparison), lead(comparison), *comparison.notes],
-        beside=f"{path.with_suffix('.csv').name} and {beside.name} in the same folder contain the numbers.",
-    )
-    return write_all(
-        {
-            path: page,
-            path.with_suffix(".csv"): records_csv(comparison.records()),
-            beside: _csv(faithfulness),
-        }
-    )
-
-
-def _is_attention(metric: str) -> bool:
-    from steadygaze.runs.suites.attention import Attention
-
-    return metric in {known.name for known in Attention.quantities}
-
-
-def _masking_text(before: bool, after: bool) -> str:
-    """About models whose patches were hidden, not removed."""
-    if before and after:
-        return " Patches of both models cannot be removed: they were hidden from attention instead."
-    if not (before or after):
-        return ""
-    one, other = ("before", "after") if before else ("after", "before")
-    hidden = f" Patches of the model {one} cannot be removed: they were hidden from attention."
-    return (
-        f"{hidden} Those of the model {other} were removed: the two are not measured with the same settings."
-    )
-
-
-def _spread(comparison: Comparison, show: int) -> list[str]:
-    """Images of the run, spread over its classes: in folders of classes, names are sorted by class."""
-    card = comparison.before[0]
-    names = card.names_of(card.population(comparison.setting))
-    if len(names) <= show:
-        return names
-    chosen = [names[i * len(names) // show] for i in range(show)]
-    return [
-        *chosen,
-        *(name for name in names if name not in chosen),
-    ]  # the runs may not have stored all of them
-
-
-def _card_tiles(
-    comparison: Comparison, faithfulness: Sequence[FaithfulnessChange]
-) -> list[tuple[str, str, str]]:
-    """(title, numbers, difference)."""
-    changes = {change.key: change for change in comparison.changes}
-    tiles = []
-    for label, metric in TILES:
-        if change := changes.get((label, metric)):
-            title = f"{label}: {change.quantity.title}{change.quantity.arrow}"
-            text = change.quantity.text
-            sides = f"{text(change.before.mean)} → {text(change.after.mean)}"
-            tiles.append((title, sides, _difference(change.scale * change.difference, change.verdict)))
-    for one in [change for change in faithfulness if change.method.partition("/")[0] != CHANCE][:1]:
-        title = f"{one.method}: {one.quantity.title}{one.quantity.arrow}"
-        sides = f"{one.before:.1f} → {one.after:.1f}"
-        tiles.append((title, sides, _difference(one.difference, one.verdict)))
-    return tiles
-
-
-def _difference(value: float, verdict: str) -> str:
-    return f"{value:+.3g}, {verdict or 'no significant change'}"
-
-
-def _faithfulness_row(change: FaithfulnessChange) -> list[TableCell]:
-    span = f"{change.low:+.3g} to {change.high:+.3g}"
-    style = STYLES.get(change.verdict, "")
-    return [
-        TableCell(change.method, change.method),
-        TableCell(f"{change.quantity.title}{change.quantity.arrow}", change.metric),
-        *(TableCell(change.quantity.text(value), value) for value in (change.before, change.after)),
-        TableCell(f"{change.difference:+.3g}", change.difference, style, span),
-        TableCell(str(change.images), change.images),
-    ]
-
-
-def _csv(changes: Sequence[FaithfulnessChange]) -> str:
-    names = [one.name for one in fields(FaithfulnessChange)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, "verdict"])
-    writer.writerows([*(getattr(change, name) for name in names), change.verdict] for change in changes)
-    return text.getvalue()
 
 
 WIDTH, ROW, TITLE, AXIS = 520, 20, 26, 30  # pixels: of a panel, from one dot to the next, above, below

@@ -74,13 +74,14 @@ class BarChart:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart. limits: (low, high) at each point."""
+    """One line, or one point, of a chart. limits, x_limits: (low, high) at each point, drawn as whiskers."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     group: int = 0
     limits: Sequence[tuple[float, float]] | None = None
+    x_limits: Sequence[tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)

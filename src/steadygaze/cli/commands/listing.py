@@ -1,4 +1,4 @@
-"""Commands that list what can be named: methods, metrics, models."""
+"""Commands that list what can be named: methods, metrics, suites, losses, models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from steadygaze.cli import options
 
 
-def methods(*, json: options.Json = False) -> None:
+def methods(*, as_json: options.Json = False) -> None:
     """List the attribution methods.
 
     Example: steadygaze methods
@@ -17,10 +17,10 @@ def methods(*, json: options.Json = False) -> None:
     """
     from steadygaze.cli.lists import print_methods
 
-    print_methods(json)
+    print_methods(as_json)
 
 
-def metrics(*, json: options.Json = False) -> None:
+def metrics(*, as_json: options.Json = False) -> None:
     """List the metrics of `steadygaze verify`.
 
     Example: steadygaze metrics
@@ -28,10 +28,10 @@ def metrics(*, json: options.Json = False) -> None:
     """
     from steadygaze.cli.lists import print_metrics
 
-    print_metrics(json)
+    print_metrics(as_json)
 
 
-def suites(*, json: options.Json = False) -> None:
+def suites(*, as_json: options.Json = False) -> None:
     """List the suites of `steadygaze stress`.
 
     Example: steadygaze suites
@@ -39,10 +39,10 @@ def suites(*, json: options.Json = False) -> None:
     """
     from steadygaze.cli.lists import print_suites
 
-    print_suites(json)
+    print_suites(as_json)
 
 
-def losses(*, json: options.Json = False) -> None:
+def losses(*, as_json: options.Json = False) -> None:
     """List the losses that training recipes can name.
 
     Example: steadygaze losses
@@ -50,13 +50,13 @@ def losses(*, json: options.Json = False) -> None:
     """
     from steadygaze.cli.lists import print_losses
 
-    print_losses(json)
+    print_losses(as_json)
 
 
 def models(
     *,
     pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
-    json: options.Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the models that can be loaded by name.
 
@@ -65,4 +65,4 @@ def models(
     """
     from steadygaze.cli.lists import print_models
 
-    print_models(pattern, json)
+    print_models(pattern, as_json)

@@ -1,30 +1,20 @@
-"""HTML and messages of the page.
+"""The page: one image, three tabs. `Events` computes what a click shows, and `build_page` arranges it.
 
-Names come from model files, uploads and visitors: every one is escaped here, before it becomes HTML. gradio
-shows messages as HTML too.
+Names come from model files, uploads and visitors, and gradio shows messages as HTML: every name is escaped
+here. Components hand over their values as the browser sent them (`preprocess=False`), because gradio would
+open and convert an uploaded file, and fail without a message on one that is not an image.
 
-The pixel that the page of a segmenter asks about: a click on the image sets it.
-
-Every event of the page gets the pixel, and is answered by the classifier of that pixel's class.
-
-The box of prompts on the page of a model that compares images with text (CLIP, SigLIP, open_clip).
-
-Each line is a class. Every event of the page gets the lines, and is answered by the classifier made of them.
-
-What happens when something on the page is clicked: from the values of its components to those it shows.
-
-Components hand over their values as the browser sent them (`preprocess=False`): gradio would open and convert
-an uploaded image, and fail without a message on a file that is none.
-
-The page: one image, three tabs. `Events` computes what it shows.
+The page of a segmenter has a pixel to ask about, and that of a model which compares images with text (CLIP,
+SigLIP, open_clip) has a box of prompts: each event gets the value, and a classifier made from it answers.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from html import escape
 from importlib.resources import files
 from inspect import Parameter, signature
@@ -35,10 +25,13 @@ import gradio as gr
 import pandas as pd
 from gradio.context import LocalContext
 from PIL import Image, ImageDraw
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadygaze.app.board import NOTHING, panes, patch_board, removed_patches
-from steadygaze.app.limits import Calls, CallStoppedError
-from steadygaze.app.server import CLEAN_EVERY, KEEP_FILES, guard
+from steadygaze.app.limits import CallStoppedError, Limits, StopWatch
 from steadygaze.app.viewer import RANDOM, Viewer
 from steadygaze.errors import InputError, SteadygazeError
 from steadygaze.methods.registry import DEFAULT
@@ -52,6 +45,10 @@ from steadygaze.target import NOUNS, SCORES_OF
 from steadygaze.vit.adapt import unwrapped
 from steadygaze.vit.outputs import compares_text
 
+CSS = (files(__package__) / "page.css").read_text(encoding="utf-8")
+CLEAN_EVERY, KEEP_FILES = 60, 3600  # seconds: uploads and results older than the second are deleted
+LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+REQUEST_BYTES = 1_000_000  # of a request, besides an uploaded file
 LEGEND_STOPS = 33  # colors of the gradient
 
 
@@ -347,18 +344,23 @@ def uploaded_file(value: Any) -> Path | None:
     return Path(path)
 
 
-def answered(calls: Calls, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler`, run within the page's limits; its first input is the image, and our errors are messages."""
+def answered(limits: Limits, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `handler`, whose first input is the image: stop it at the limit, and show our errors."""
 
     @wraps(handler)
-    async def answer(value: Any, *inputs: Any) -> Any:
-        request = LocalContext.request.get(None)
-        client = request.client.host if request is not None and request.client is not None else ""
-        session = None if request is None else request.session_hash
+    def answer(value: Any, *inputs: Any) -> Any:
+        blocks, call = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
+        event = blocks._queue.event_ids_to_events.get(call) if blocks is not None and call else None
+
+        def is_connected() -> bool:
+            # gradio marks the event of a client that has left
+            return blocks is None or (blocks.is_running and (event is None or event.alive))
+
         image: Path | None = None
         try:
             image = uploaded_file(value)
-            return await calls.run(partial(handler, image, *inputs), client, session)
+            with StopWatch(limits.max_seconds, is_connected):
+                return handler(image, *inputs)
         except SteadygazeError as error:
             message = str(error)
             if image is not None:  # visitors need not know where their file is stored
@@ -366,6 +368,74 @@ def answered(calls: Calls, handler: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error(text(message), MESSAGE_SECONDS, print_exception=False) from error
 
     return answer
+
+
+class LocalHosts(TrustedHostMiddleware):
+    """Serves this machine's own names only, against DNS rebinding, unless gradio shares the page."""
+
+    def __init__(self, app: ASGIApp, blocks: gr.Blocks) -> None:
+        super().__init__(app, LOCAL_HOSTS)
+        self.blocks = blocks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.allow_any = bool(self.blocks.share)
+        await super().__call__(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a request whose body is too large, while it arrives."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app, self.max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_bytes:
+                raise HTTPException(413, f"expected at most {self.max_bytes / 1e6:.1f} MB, got more")
+            return message
+
+        await self.app(scope, limited, send)
+
+
+def guard(blocks: gr.Blocks, limits: Limits) -> None:
+    """Let `blocks.launch()` serve the page within its limits, and refuse to download images."""
+    launch, preprocess_data = blocks.launch, blocks.preprocess_data
+
+    def guarded_launch(**options: Any) -> Any:
+        middleware = [Middleware(BodyLimit, max_bytes=limits.max_upload_bytes + REQUEST_BYTES)]
+        if not (options.get("server_name") or os.environ.get("GRADIO_SERVER_NAME")):
+            middleware.append(Middleware(LocalHosts, blocks=blocks))
+        app_options = dict(options.pop("app_kwargs", None) or {})
+        app_options["middleware"] = [*app_options.get("middleware", ()), *middleware]
+        options.setdefault("max_file_size", limits.max_upload_bytes)
+        options["css"] = "\n".join(part for part in (CSS, options.get("css")) if part)
+        return launch(**options, app_kwargs=app_options)
+
+    async def without_links(block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
+        if any(path.startswith(("http:", "https:")) for path in file_paths(inputs)):
+            raise gr.Error("expected an uploaded image file, got a link: download it and upload the file")
+        return await preprocess_data(block_fn, inputs, *more, **options)
+
+    blocks.launch = guarded_launch
+    blocks.preprocess_data = without_links
+    # api_open=False: a call that does not go through the queue is refused
+    blocks.queue(api_open=False, max_size=limits.max_calls)
+
+
+def file_paths(value: Any) -> Iterator[str]:
+    """Yield the paths of all files in a value of a component."""
+    if isinstance(value, dict):
+        if isinstance(value.get("path"), str):
+            yield value["path"].strip().lower()
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from file_paths(entry)
 
 
 FIRST_METHODS = (DEFAULT, "gae", "rollout", "gradcam")  # selected at the start, if the model supports them
@@ -380,7 +450,7 @@ TEXTS = {
 
 def build_page(viewer: Viewer) -> gr.Blocks:
     """The page of this viewer."""
-    calls, asks, points = Calls(viewer.limits), needs_prompts(viewer), needs_point(viewer)
+    asks, points = needs_prompts(viewer), needs_point(viewer)
     model = viewer
     if asks or points:
         viewer = with_prompts(model, FIRST_PROMPTS) if asks else with_point(model, FIRST_POINT)
@@ -481,10 +551,11 @@ def build_page(viewer: Viewer) -> gr.Blocks:
                 signed = gr.Checkbox(label=f"Also show evidence against the {noun}")
         request, board_parts = [image, methods, target, score], [board, changed, summary]
         everything = [predictions, gallery, *board_parts, *plots, table]
-        # `Calls` has the queue; "always_last": what is clicked while a call runs is answered after it
+        # one call at a time: there is one model; what is clicked while a call runs is answered after it
         settings: dict[str, Any] = {
             "preprocess": False,
-            "concurrency_limit": None,
+            "concurrency_limit": 1,
+            "concurrency_id": "model",
             "trigger_mode": "always_last",
         }
 
@@ -492,12 +563,12 @@ def build_page(viewer: Viewer) -> gr.Blocks:
             if asks or points:
                 change, box = (with_prompts, prompts) if asks else (with_point, pixel)
                 handler, inputs = with_box(model, handler.__name__, change), [inputs[0], box, *inputs[1:]]
-            return gr.on(trigger, answered(calls, handler), inputs, outputs, **names, **settings)
+            return gr.on(trigger, answered(viewer.limits, handler), inputs, outputs, **names, **settings)
 
         if asks:
             prompts.change(_targets, prompts, target, api_name=False)
         if points:
-            _listen_for_points(model, calls, image, pixel, seen, settings)
+            _listen_for_points(model, image, pixel, seen, settings)
         loads = [image.change, pixel.change] if points else image.change
         loading = on(loads, events.load, [image], everything, api_name="load")
         loading.failure(cleared, None, everything, api_name=False)
@@ -532,13 +603,11 @@ def build_page(viewer: Viewer) -> gr.Blocks:
         signed.change(
             lambda shown: [legend(bool(shown), noun)] * len(legends), signed, legends, api_name=False
         )
-    guard(blocks, calls)
+    guard(blocks, viewer.limits)
     return blocks
 
 
-def _listen_for_points(
-    model: Viewer, calls: Calls, image: Any, pixel: Any, seen: Any, settings: dict[str, Any]
-) -> None:
+def _listen_for_points(model: Viewer, image: Any, pixel: Any, seen: Any, settings: dict[str, Any]) -> None:
     """Mark the pixel on the image that the model sees, and let a click there choose another."""
 
     def mark(file: Any, text: Any) -> Any:
@@ -548,9 +617,14 @@ def _listen_for_points(
         return clicked(model, file, event.index)
 
     gr.on(
-        [image.change, pixel.change], answered(calls, mark), [image, pixel], seen, api_name=False, **settings
+        [image.change, pixel.change],
+        answered(model.limits, mark),
+        [image, pixel],
+        seen,
+        api_name=False,
+        **settings,
     )
-    gr.on(seen.select, answered(calls, choose), [image], pixel, api_name=False, **settings)
+    gr.on(seen.select, answered(model.limits, choose), [image], pixel, api_name=False, **settings)
 
 
 def _targets(prompts: str) -> Any:
