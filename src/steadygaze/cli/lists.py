@@ -239,6 +239,6 @@ def _losses() -> Sequence[Any]:
 
 
 def _models() -> Sequence[Any]:
-    from steadygaze.loading.load import model_infos
+    from steadygaze.loading.load import list_models
 
-    return model_infos()
+    return list_models()
