@@ -131,7 +131,7 @@ def test_the_norm_is_held_however_unit_length_is_written(unit: str) -> None:
 
 @pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel"])
 def test_a_text_is_one_target_and_a_list_is_several_of_each_image(kind: str) -> None:
-    loaded = sg.load_model(model_of(kind))
+    loaded = sg.load_model(model_of(kind), image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     loaded, images = replace(loaded, tokenizer=TOKENIZER), images_of()
     several = sg.explain(loaded, images, target=PROMPTS)
     assert several.scores.shape == (2, 3, 4, 4)

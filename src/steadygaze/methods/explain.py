@@ -4,6 +4,7 @@ Methods share passes: one forward pass for each setting of rules, one backward p
 class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload
 from warnings import warn
@@ -30,6 +31,8 @@ from steadygaze.methods.registry import (
 )
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.questions.ask import display_names, each_region, pose
+from steadygaze.questions.detections import Detection
+from steadygaze.questions.regions import Region
 from steadygaze.questions.vqa import VisualQuestion
 from steadygaze.results.attribution import SHOWN_IN_NOTEBOOK, Attribution, concatenate
 from steadygaze.results.comparison import Attributions
@@ -61,13 +64,14 @@ class HoldsModel(Protocol):
 Model = nn.Module | ViT | HoldsModel
 MethodName = str | Method
 Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
+Targets = Target | str | Region | Detection | Sequence[str] | Sequence[Region] | Sequence[Detection]
 
 
 @overload
 def explain(
     model: Model,
     images: Tensor,
-    target: Target = None,
+    target: Targets = None,
     method: MethodName = DEFAULT,
     *,
     score: str | None = None,
@@ -77,7 +81,7 @@ def explain(
 def explain(
     model: Model,
     images: Tensor,
-    target: Target = None,
+    target: Targets = None,
     *,
     method: Methods,
     score: str | None = None,
@@ -130,8 +134,8 @@ def explain(
     """
     regions = each_region(target, images)
     if regions is not None:
-        parts = [
-            explain(model, images[i : i + 1], region, method, score=score, on_progress=on_progress)
+        parts: list[Any] = [
+            explain(model, images[i : i + 1], region, method=method, score=score, on_progress=on_progress)
             for i, region in enumerate(regions)
         ]
         if isinstance(parts[0], Attribution):

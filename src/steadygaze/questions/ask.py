@@ -263,7 +263,7 @@ def pose(model: Any, images: Any, target: Any) -> tuple[Any, Any]:
     elif texts is None:
         return model, target
     else:
-        named = module if hasattr(module, "class_index") else model
+        named: Any = module if hasattr(module, "class_index") else model
         if not hasattr(named, "class_index"):
             raise InputError(
                 f"target: expected a class index, got the text {texts[0]!r}: {type(module).__name__} has no "
