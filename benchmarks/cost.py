@@ -85,7 +85,7 @@ def count_methods(net: VisionTransformer, count: Counter, searches: bool) -> flo
     for (passes, declared), names in sorted(same.items()):
         line(f"{passes:g}", f"{declared:g}", ", ".join(f"`{name}`" for name in names))
     quick = [method for method in known if method.base.family != SEARCHES]
-    together = count(lambda: sg.explain(net, images, 0, methods=quick))
+    together = count(lambda: sg.explain(net, images, 0, method=quick))
     line(f"{together:.1f}", "", f"these {len(quick)} without searches in one call (`--methods quick`)")
     return together / len(quick) * METHODS
 

@@ -174,7 +174,7 @@ GENERATIVE: dict[str, Callable[[], tuple[Any, Any]]] = {
 def answered(kind: str) -> tuple[Answer, str]:
     """A generative model with a prompt and an answer, and how it was reduced."""
     model, processor = GENERATIVE[kind]()
-    return answer_model(model, processor, photograph(), PROMPT, ANSWER)[0], "3 blocks, width 32, float32"
+    return answer_model(model, processor, photograph(), PROMPT, ANSWER), "3 blocks, width 32, float32"
 
 
 def asked() -> tuple[VisualQuestion, str]:

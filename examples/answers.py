@@ -18,19 +18,20 @@ def main() -> None:
     model, tokenizer = vilt()  # replace by sg.load_model(...)
     images = torch.randn(1, 3, 64, 64)
     question = "what is on the table ?"
-    attribution = sg.explain(model, images, question=question, target="cup", tokenizer=tokenizer)
+    asked = sg.ask(model, question=question, tokenizer=tokenizer)
+    attribution = sg.explain(asked, images, target="cup")
     print("patches", attribution.scores[0])
     for word, score in zip(attribution.words, attribution.word_scores[0].tolist(), strict=True):
         print(f"{word:8} {score:+.3f}")
-    asked = sg.ask(model, question=question, tokenizer=tokenizer)
     rows = sg.verify(asked, [(images, torch.tensor([6]))], methods=["gae", "random"])
     print(rows.to_pandas().groupby(["method", "metric"])["value"].mean())
 
     model, processor = llava()  # replace by sg.load_model(...)
     image, prompt, answer = photograph(), "what is on the table ?", "a red cup"
-    whole = sg.explain(model, image, prompt=prompt, answer=answer, processor=processor)
+    asked = sg.ask(model, prompt=prompt, answer=answer, image=image, processor=processor)
+    whole = sg.explain(asked, asked.prepared)
     print("log-probability of the answer", float(whole.logits[0, 0]), whole.scores[0])
-    each = sg.explain(model, image, prompt=prompt, answer=answer, processor=processor, target=["red", "cup"])
+    each = sg.explain(asked, asked.prepared, target=["red", "cup"])
     print("maps of two tokens", each.scores.shape)
 
 

@@ -36,7 +36,7 @@ def main() -> None:
     detector = region_zoo.yolos()  # replace by sg.load_model(...)
     image = torch.randn(1, 3, 32, 40, dtype=torch.float64, generator=noise)
     dog = sg.Detection(DOG, box=(4, 8, 20, 28))
-    attribution = sg.explain(detector, image, dog, methods=["gaze", "gae"])["gaze"]
+    attribution = sg.explain(detector, image, dog, method=["gaze", "gae"])["gaze"]
     print("evidence for the dog", attribution.scores[0])
     query = sg.ask(detector, region=dog, image=image)
     print("query", query.query, "says", query(image).softmax(-1)[0].tolist())

@@ -18,13 +18,13 @@ def main() -> None:
     model, tokenizer = text_zoo.clip(), text_zoo.tokenizer()  # replace by sg.load_model(...)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    one = sg.explain(model, images, target="a photo of a dog", tokenizer=tokenizer)
+    asked = sg.ask(model, text=["a photo of a dog", "a photo of a cat"], tokenizer=tokenizer)
+    one = sg.explain(asked, images, target="a photo of a dog")
     print("similarity", one.logits[:, 0].tolist(), "map", one.scores.shape)
-    several = sg.explain(model, images, target=["a dog", "a cat"], method="legrad", tokenizer=tokenizer)
+    several = sg.explain(asked, images, target=[*asked.class_names], method="legrad")
     print("two prompts for each image", several.scores.shape)
-    against = sg.explain(
-        model, images, target="a dog", prompts=["a cat", "a bird"], score="log_odds", tokenizer=tokenizer
-    )
+    prompts = sg.zero_shot(model, ["a dog", "a cat", "a bird"], templates="none", tokenizer=tokenizer)
+    against = sg.explain(prompts, images, target="a dog", score="log_odds")
     print("evidence for the dog against the others", against.scores[0])
 
     classifier = sg.zero_shot(model, ["dog", "cat", "bird"], templates="seven", tokenizer=tokenizer)

@@ -7,6 +7,7 @@ from timm.data import ImageNetInfo
 from steadygaze.errors import UnknownNameError, suggestions
 from steadygaze.loading.build import build_model
 from steadygaze.loading.load import list_models
+from steadygaze.loading.loaded import ModelOptions
 
 
 def imagenet_names() -> list[str]:
@@ -48,9 +49,9 @@ def test_an_error_lists_several():
 
 def test_errors_about_models_use_the_same_suggestions():
     with pytest.raises(UnknownNameError, match="Did you mean 'deit_tiny_patch16_224' or"):
-        build_model("deit-tiny")
+        build_model("deit-tiny", ModelOptions())
     with pytest.raises(ValueError, match="did you mean 'deit_tiny_patch16_224' or"):
-        build_model("deit-tiny", new_head=True)
+        build_model("deit-tiny", ModelOptions(new_head=True))
 
 
 def test_the_list_of_models_reads_hyphens_as_underscores():

@@ -59,8 +59,8 @@ def test_other_outputs_do_not_change_what_is_explained(model: nn.Module, task: s
     images = random_images(model)
     vit = sg.adapt(model, task=task)
     methods = ["gaze", "gae", "decompx+skipplus", "ixg+plus"]
-    found = sg.explain(vit, images, target=1, methods=methods)
-    itself = sg.explain(model, images, target=lambda y: y[:, 1], methods=methods)
+    found = sg.explain(vit, images, target=1, method=methods)
+    itself = sg.explain(model, images, target=lambda y: y[:, 1], method=methods)
     for name in methods:
         torch.testing.assert_close(found[name].scores, itself[name].scores)
     assert not torch.allclose(found["gaze"].scores, sg.explain(model, images, 1, "gaze").scores)
@@ -72,7 +72,7 @@ def test_every_method_explains_labels_and_values(model: nn.Module, task: str) ->
     names = [name for name in served(model) if not (task == "regression" and name == "sufficient")]
     budget = {"rise": 20, "hsic": 20, "kernelshap": 60}
     methods = [sg.method(name, budget=budget[name]) if name in budget else name for name in names]
-    for attribution in sg.explain(vit, images, target=2, methods=methods).values():
+    for attribution in sg.explain(vit, images, target=2, method=methods).values():
         assert torch.isfinite(attribution.scores).all()
         assert attribution.score == ("value" if task == "regression" else attribution.score)
 

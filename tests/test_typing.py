@@ -27,7 +27,7 @@ def use(model: nn.Module, images: Tensor) -> None:
     assert_type(attribution, sg.Attribution)
     assert_type(attribution.scores, Tensor)
     assert_type(sg.explain(model, images, method=["gae", "cat"]), sg.Attributions)
-    by_name: dict[str, sg.Attribution] = sg.explain(model, images, methods=["gae", "cat"])
+    by_name: dict[str, sg.Attribution] = sg.explain(model, images, method=["gae", "cat"])
     paths: list[Path] = attribution.save("folder")
     names: list[str] = [info.name for info in sg.list_methods()]
     rows: sg.Rows = sg.verify(model, [(images, torch.zeros(1, dtype=torch.long))], methods=["gaze"])

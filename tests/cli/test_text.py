@@ -74,7 +74,7 @@ def test_explain_compares_with_texts(clip: Path, tmp_path: Path) -> None:
     )
     loaded = sg.load_model(str(clip))
     tensor = loaded.preprocess(Image.open(image).convert("RGB"))[None]
-    predicted = sg.explain(loaded, tensor, prompts=["a cat", "a dog"], method="ixg")
+    predicted = sg.explain(sg.zero_shot(loaded, ["a cat", "a dog"], "none"), tensor, method="ixg")
     (entry,) = manifest(out)["images"]
     assert {found["name"] for found in entry["predictions"]} == {"a cat", "a dog"}
     assert predicted.target is not None and entry["targets"][0]["class"] == predicted.target.item()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import steadygaze as sg
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.loading.checkpoint import match_names, read_weights
+from steadygaze.loading.loaded import ModelOptions
 from steadygaze.loading.run_folder import check_arguments, parse_description, rebuild
 from steadygaze.modules import TAP, insert
 
@@ -157,10 +158,10 @@ def test_unusual_tensors_are_refused_in_words(good, tmp_path, case):
     name, change, words = TENSORS[case]
     torch.save(good | {name: change(good[name])}, tmp_path / "w.pth")
     if not words:
-        rebuild(DESCRIPTION, read_weights(tmp_path / "w.pth"), "w.pth")
+        rebuild(DESCRIPTION, ModelOptions(read_weights(tmp_path / "w.pth"), "w.pth"))
         return
     with pytest.raises(SteadygazeError, match=words):
-        rebuild(DESCRIPTION, read_weights(tmp_path / "w.pth"), "w.pth")
+        rebuild(DESCRIPTION, ModelOptions(read_weights(tmp_path / "w.pth"), "w.pth"))
 
 
 @pytest.mark.parametrize(

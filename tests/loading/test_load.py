@@ -387,7 +387,11 @@ def test_a_module_without_preprocessing_needs_one():
 
 
 def test_list_models():
-    names = list_models("deit_tiny")
+    infos = list_models("deit_tiny")
+    names = [info.name for info in infos]
     assert "deit_tiny_patch16_224" in names and all("deit_tiny" in name for name in names)
-    assert {"embedded", "torchvision:vit_b_16", "fan_tiny_12_p16_224"} < set(list_models())
-    assert list_models("vit_b_1?") == [] and list_models("*vit_b_1?") == ["torchvision:vit_b_16"]
+    assert {info.library for info in infos} == {"timm"} and "name" in repr(infos)
+    everything = {info.name for info in list_models()}
+    assert {"embedded", "torchvision:vit_b_16", "fan_tiny_12_p16_224"} < everything
+    assert list_models("vit_b_1?") == []
+    assert [info.name for info in list_models("*vit_b_1?")] == ["torchvision:vit_b_16"]

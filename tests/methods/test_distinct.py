@@ -36,7 +36,7 @@ def test_names_give_maps_of_their_own(name: str) -> None:
     asked = [tiny_models.SEARCHES.get(n, n) for n in names]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = sg.explain(model, images, target=TARGET, methods=asked)
+        found = sg.explain(model, images, target=TARGET, method=asked)
     maps = {n: direction(found[text].scores) for n, text in zip(names, asked, strict=True)}
     equal = [
         {a, b}

@@ -30,7 +30,7 @@ def test_every_name_is_its_oracle(kind: str, gated: bool) -> None:
     changes |= GATED if gated else {}
     model = tiny(kind, **changes)
     images = random_images(model)
-    found = sg.explain(model, images, target=TARGET, methods=FAMILY)
+    found = sg.explain(model, images, target=TARGET, method=FAMILY)
     expected = libra.maps(model, images, TARGET)
     assert set(expected) == set(FAMILY)
     for name, wanted in expected.items():

@@ -85,7 +85,9 @@ def test_a_taken_name_is_an_error(name):
         ({"name": "a+b"}, sg.InputError, "without any of"),
         ({"kind": "vector"}, sg.UnknownNameError, "kind of method 'new'"),
         ({"aggregator": "rollout"}, sg.InputError, "kind='matrix'"),
-        ({"kind": "model", "aggregator": "plus"}, sg.InputError, "no layers"),
+        ({"kind": "model", "aggregator": "plus"}, sg.InputError, "aggregator"),
+        ({"kind": "map", "rollout_step": None}, sg.InputError, "rollout_step"),
+        ({"kind": "matrix", "reads_hidden": True}, sg.InputError, "reads_hidden"),
         ({"aggregator": "sum"}, sg.UnknownNameError, "unknown aggregator 'sum'"),
     ],
 )

@@ -23,7 +23,7 @@ RULES = {
 def test_parts_are_those_of_the_embedding_by_hand(kind: str) -> None:
     model = tiny(kind)
     images = random_images(model)
-    found = sg.explain(model, images, target=TARGET, methods=METHODS, score="logit")
+    found = sg.explain(model, images, target=TARGET, method=METHODS, score="logit")
     position = vit.weight(model.pos_embed)
     position = position if model.no_embed_class else position[:, model.num_prefix_tokens :]
     for name in METHODS:

@@ -13,7 +13,7 @@ from benchmarks import checks, zoo
 from helpers.losses import SMALL, small
 from helpers.tiers import tiered
 from steadygaze import models
-from steadygaze.loading.load import model_infos
+from steadygaze.loading.load import list_models
 from steadygaze.models.fan import ConvNeXtBlock, ConvNeXtStem
 from steadygaze.modules import CB, TAP, insert, remove
 from steadygaze.vit.masking import masked_logits
@@ -66,7 +66,7 @@ def test_rvt_base_as_tap_was_measured_on_it() -> None:
 
 def test_names_are_known() -> None:
     assert set(models.names()) == set(COUNTED) and all(timm.is_model(name) for name in COUNTED)
-    assert set(COUNTED) <= {info.name for info in model_infos() if info.library == "steadygaze"}
+    assert set(COUNTED) <= {info.name for info in list_models() if info.library == "steadygaze"}
     with pytest.raises(sg.CheckpointError, match="rvt_tiny"):
         sg.load_model("rvt_tiny")  # there are no weights to fetch
 

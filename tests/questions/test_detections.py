@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_model_itself(middle: bool) -> None:
             torch.testing.assert_close(got[:, 1:7], own[:, -6:])
             torch.testing.assert_close(got[:, 7:], own[:, 1:-6])
     product = (inputs[0].detach() * gradients[0]).sum(-1)[:, 1:-6].unflatten(1, (4, 5))
-    torch.testing.assert_close(sg.explain(question, images, 2, "ixg", "logit").scores, product)
+    torch.testing.assert_close(sg.explain(question, images, 2, "ixg", score="logit").scores, product)
 
 
 @pytest.mark.parametrize("method", ["gaze", "ixg", "rise:budget=8"])
@@ -121,7 +121,7 @@ def test_the_query_stays_when_patches_are_removed_and_verify_removes() -> None:
     question = asked(model, 1)
     rows = sg.verify(question, [(image, torch.tensor([1]))], methods=["ixg", "random"]).to_pandas()
     assert rows["value"].notna().all() and set(rows["note"]) == {"removal"}
-    scores = sg.explain(question, image, 1, "occlusion", "logit").scores.flatten()
+    scores = sg.explain(question, image, 1, "occlusion", score="logit").scores.flatten()
     vit = sg.adapt(question)
     with torch.no_grad():
         tokens = vit.embed(image)
@@ -154,7 +154,7 @@ def test_nothing_is_left_on_the_model() -> None:
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
     attributes = [sorted(vars(m)) for m in model.modules()]
     model.train()
-    sg.explain(model, images, sg.Detection(1, BOX), methods=["gaze", "ixg"])
+    sg.explain(model, images, sg.Detection(1, BOX), method=["gaze", "ixg"])
     assert all(module.training for module in model.modules())
     model.eval()
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks

@@ -18,7 +18,8 @@ from steadygaze.trace.seam import Seam
 @cache
 def posed(kind: str) -> tuple[Answer, Tensor]:
     model, processor = GENERATIVE[kind]()
-    return answer_model(model, processor, photograph(), PROMPT, ANSWER)
+    answer = answer_model(model, processor, photograph(), PROMPT, ANSWER)
+    return answer, answer.prepared
 
 
 @pytest.mark.parametrize("kind", GENERATIVE)
@@ -46,7 +47,8 @@ def test_removed_image_tokens_are_as_if_hidden_from_all_others(kind: str) -> Non
 @pytest.mark.parametrize("kind", GENERATIVE)
 def test_the_model_s_own_answer_is_what_it_generates(kind: str) -> None:
     model, processor = GENERATIVE[kind]()
-    answer, images = answer_model(model, processor, photograph(), PROMPT)
+    answer = answer_model(model, processor, photograph(), PROMPT)
+    images = answer.prepared
     prompt = answer.input_ids[:, : -answer.answer_length]
     generated = model.generate(
         input_ids=prompt,
@@ -64,7 +66,8 @@ def test_the_model_s_own_answer_is_what_it_generates(kind: str) -> None:
 @pytest.mark.parametrize("kind", GENERATIVE)
 def test_pixels_are_those_of_the_processor(kind: str) -> None:
     model, processor = GENERATIVE[kind]()
-    answer, images = answer_model(model, processor, photograph(), PROMPT, ANSWER)
+    answer = answer_model(model, processor, photograph(), PROMPT, ANSWER)
+    images = answer.prepared
     mark = getattr(processor, "image_token", "<image>")
     options = (
         {"do_image_splitting": False} if hasattr(processor.image_processor, "do_image_splitting") else {}
@@ -104,11 +107,13 @@ def test_a_batch_gives_what_single_images_give(kind: str) -> None:
 @pytest.mark.parametrize("kind", GENERATIVE)
 def test_nothing_is_left_on_the_model(kind: str) -> None:
     model, processor = GENERATIVE[kind]()
-    answer, images = answer_model(model, processor, photograph(), PROMPT)
+    answer = answer_model(model, processor, photograph(), PROMPT)
+    images = answer.prepared
     answer(images)  # transformers installs hooks of its own in the first forward pass
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     hooks = {name: (dict(m._forward_pre_hooks), dict(m._forward_hooks)) for name, m in model.named_modules()}
-    answer, images = answer_model(model, processor, photograph(), PROMPT)
+    answer = answer_model(model, processor, photograph(), PROMPT)
+    images = answer.prepared
     sg.explain(answer, images, target=0, method=["gae", "occlusion"])
     for name, module in model.named_modules():
         assert vars(module).keys() == before[name].keys(), name

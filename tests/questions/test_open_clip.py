@@ -25,7 +25,7 @@ def test_the_view_and_the_similarity_are_the_models_own(kind: str) -> None:
         expected = model.get_logits(images, text_zoo.open_clip_tokenizer(PROMPTS))[0]
         question = sg.ask(model, text=PROMPTS, tokenizer=text_zoo.open_clip_tokenizer)
         torch.testing.assert_close(question(images), expected, rtol=0, atol=1e-12)
-    maps = sg.explain(model, images, target=PROMPTS, tokenizer=text_zoo.open_clip_tokenizer)
+    maps = sg.explain(question, images, target=PROMPTS)
     assert maps.scores.shape == (2, 2, 4, 4)
 
 
@@ -34,15 +34,9 @@ def test_an_image_tower_of_open_clip_takes_text_embeddings() -> None:
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     question = sg.ask(model, text=PROMPTS, tokenizer=text_zoo.open_clip_tokenizer)
     whole = sg.explain(question, images, target=1, method="decompx")
-    alone = sg.explain(
-        model.visual,
-        images,
-        target=1,
-        method="decompx",
-        text_embeddings=question.weight,
-        logit_scale=float(model.logit_scale.detach().exp()),
-        score="logit",
-    )
+    scale = float(model.logit_scale.detach().exp())
+    tower = sg.ask(model.visual, text_embeddings=question.weight, logit_scale=scale)
+    alone = sg.explain(tower, images, target=1, method="decompx", score="logit")
     torch.testing.assert_close(alone.scores, whole.scores)
 
 

@@ -104,7 +104,7 @@ def test_gradients_at_every_layer_are_those_of_the_model_itself(kind: str) -> No
         value, gradient = trace.tokens(layer)
         torch.testing.assert_close(value, x.detach().reshape(value.shape))
         torch.testing.assert_close(gradient, expected.reshape(value.shape), rtol=1e-8, atol=1e-12)
-    ixg = sg.explain(model_of(kind), images, sg.Region(3, box=BOX), "ixg", "logit").scores
+    ixg = sg.explain(model_of(kind), images, sg.Region(3, box=BOX), "ixg", score="logit").scores
     product = (inputs[0].detach() * gradients[0]).reshape(trace.tokens(0)[0].shape)
     expected = vit.blocks[0].patches(product, run.layout).sum(-1)
     if expected.shape != ixg.shape:  # maps of a finer grid are resized; their sum stays
@@ -121,7 +121,7 @@ def test_batch_equals_singles_and_every_image_may_have_its_own_region(kind: str,
     model, images = model_of(kind), images_of(kind)
     regions = [sg.Region(1, box=BOX), sg.Region(2, point=(3, 4))]
     same = sg.explain(model, images, regions[0], method)
-    each = sg.explain(model, images, regions, methods=[method])[method]
+    each = sg.explain(model, images, regions, method=[method])[method]
     for index in range(2):
         alone = sg.explain(model, images[index : index + 1], regions[index], method)
         torch.testing.assert_close(each[index].scores, alone.scores)
@@ -205,7 +205,7 @@ def test_nothing_is_left_on_the_model(kind: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     attributes = [sorted(vars(m)) for m in model.modules()]
     model.train()
-    sg.explain(model, images, sg.Region(1, box=BOX), methods=["gaze", "ixg"])
+    sg.explain(model, images, sg.Region(1, box=BOX), method=["gaze", "ixg"])
     with pytest.raises(InputError):
         sg.explain(model, images, sg.Region(99, box=BOX))
     assert all(module.training for module in model.modules())
@@ -315,7 +315,7 @@ def test_a_segmenter_of_one_s_own_around_a_vit() -> None:
     assert not vit.plan.removable
     keep = torch.ones(2, 4, 4, dtype=torch.bool)
     torch.testing.assert_close(masked_logits(vit, vit.embed(images), keep), expected)
-    found = sg.explain(model, images, sg.Region(2, box=BOX), methods=["ixg", "gae"])
+    found = sg.explain(model, images, sg.Region(2, box=BOX), method=["ixg", "gae"])
     assert found["gae"].scores.shape == (2, 4, 4)
     rows = sg.verify(question, [(images, torch.tensor([1, 2]))], methods=["ixg"]).to_pandas()
     assert rows["value"].notna().all() and set(rows["note"]) == {"attention masking"}
@@ -355,7 +355,7 @@ def test_the_gradient_of_sufficient_subsets_weighs_the_region() -> None:
 def test_legrad_reads_the_mean_token_of_the_region() -> None:
     model, images = model_of("Segmenter of a ViT"), images_of("Segmenter of a ViT")
     left, right = (
-        sg.explain(model, images, sg.Region(2, box=box), "legrad", "logit").scores
+        sg.explain(model, images, sg.Region(2, box=box), "legrad", score="logit").scores
         for box in ((0, 0, 16, 32), (16, 0, 32, 32))
     )
     assert not torch.allclose(left, right, rtol=0.01)

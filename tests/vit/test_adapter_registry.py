@@ -70,7 +70,7 @@ def test_a_class_from_outside_is_viewed_and_explained(toy: ToyViT) -> None:
     names = [
         info.name for info in list_methods() if info.family in ("gradient", "attention", "cam", "baseline")
     ]
-    maps = sg.explain(toy, IMAGES, methods=names)
+    maps = sg.explain(toy, IMAGES, method=names)
     assert list(maps) == names
     for name, attribution in maps.items():
         assert attribution.scores.shape == (2, 2, 2) and attribution.scores.isfinite().all(), name

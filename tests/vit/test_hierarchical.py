@@ -45,7 +45,7 @@ def test_a_batch_is_explained_as_its_images_and_the_model_stays_as_it_was(kind: 
     vit = sg.adapt(model)
     images = zoo.image_of(model, vit.plan.input_size, batch=2)
     before = copy.deepcopy(model.state_dict())
-    together = sg.explain(model, images, 1, methods=METHODS)
+    together = sg.explain(model, images, 1, method=METHODS)
     for name, found in together.items():
         assert found.scores.shape == (2, *vit.grid) and found.scores.any(), name
         alone = sg.explain(model, images[1:], 1, method=name).scores
@@ -182,7 +182,7 @@ def test_one_swin_has_one_map_in_three_libraries(convert: Any) -> None:
     with torch.no_grad():
         torch.testing.assert_close(sg.adapt(second)(images), first(images))
     methods = [*METHODS, "ixg+plus", "attnlrp", "hirescam"]
-    expected, found = (sg.explain(model, images, 2, methods=methods) for model in (first, second))
+    expected, found = (sg.explain(model, images, 2, method=methods) for model in (first, second))
     for name in methods:
         assert expected[name].scores.any(), name
         torch.testing.assert_close(found[name].scores, expected[name].scores, rtol=1e-7, atol=1e-10, msg=name)

@@ -42,7 +42,7 @@ def state_of(model: nn.Module) -> list[Any]:
 def maps_of(model: Any, images: Tensor, methods: list[str], **options: Any) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sg.errors.DegenerateMapWarning)
-        maps = sg.explain(model, images, methods=methods, **options)
+        maps = sg.explain(model, images, method=methods, **options)
     return {name: attribution.scores for name, attribution in maps.items()}
 
 

@@ -154,7 +154,7 @@ class Viewer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateMapWarning)  # an empty map is visible
                 return explain(
-                    self.vit, tensor, class_index, methods=some, score=score, on_progress=on_progress
+                    self.vit, tensor, class_index, method=some, score=score, on_progress=on_progress
                 )
 
         found = _each_that_works(maps_of, list(requested.values()), problems)

@@ -37,7 +37,7 @@ from steadygaze.progress import OnProgress, Progress
 from steadygaze.questions.ask import ask
 from steadygaze.questions.regions import Region
 from steadygaze.questions.text import TextClasses, as_classifier
-from steadygaze.results.attribution import Attribution, overlay_name, store_maps
+from steadygaze.results.attribution import Attribution, concatenate, overlay_name, store_maps
 from steadygaze.results.comparison import comparison_grid
 from steadygaze.results.manifest import image_entry, listed_overlays, remove_overlays, write_manifest
 from steadygaze.runs.shards import WHOLE, Shard
@@ -262,19 +262,6 @@ def first_targets(attribution: Attribution, count: int) -> Attribution:
     if attribution.target is None or attribution.target.dim() == 1:
         return attribution
     return replace(attribution, scores=attribution.scores[:, :count], target=attribution.target[:, :count])
-
-
-def concatenate(parts: list[Attribution]) -> Attribution:
-    """Attributions of several batches as one."""
-    targets = [part.target for part in parts if part.target is not None]
-    return Attribution(
-        scores=torch.cat([part.scores for part in parts]),
-        target=torch.cat(targets) if targets else None,
-        logits=torch.cat([part.logits for part in parts]),
-        method=parts[0].method,
-        score=parts[0].score,
-        outputs=parts[0].outputs,
-    )
 
 
 def short_names(class_names: tuple[str, ...] | None) -> list[str] | None:
@@ -548,7 +535,7 @@ def explain_batch(
                 vit,
                 images,
                 target=target,
-                methods=list(methods),
+                method=list(methods),
                 score=request.score,
                 on_progress=on_progress,
             )

@@ -89,11 +89,11 @@ def print_losses(as_json: bool) -> None:
 
 def print_models(pattern: str, as_json: bool) -> None:
     """Print the models whose name matches the pattern."""
-    from steadygaze.loading.load import model_infos
+    from steadygaze.loading.load import list_models
 
-    models = model_infos(pattern)
+    models = list_models(pattern)
     if not models:
-        raise UnknownNameError("model", pattern, [model.name for model in model_infos()])
+        raise UnknownNameError("model", pattern, [model.name for model in list_models()])
     rows = [([model.name, model.library, model.view], "") for model in models]
     columns = [Column(heading, "name") for heading in ("name", "library", "view")]
     _print("models", models, columns, rows, as_json, MODEL_NOTES)

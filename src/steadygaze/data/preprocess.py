@@ -32,6 +32,17 @@ QWEN_SIDE = 448  # pixels of a side, where images may have any size
 Geometry = Callable[[Image.Image], Image.Image]
 
 
+def undo_normalization(
+    images: Float[Tensor, "*b c h w"], mean: Sequence[float], std: Sequence[float]
+) -> Float[Tensor, "*b c h w"]:
+    """images * std + mean in float32, channel by channel: pixels in 0..1, neither rounded nor clipped."""
+    means, stds = (
+        torch.tensor(list(values), dtype=torch.float32, device=images.device).view(-1, 1, 1)
+        for values in (mean, std)
+    )
+    return images.detach().to(torch.float32) * stds + means
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Resize, center crop and normalization of one model.
@@ -230,8 +241,8 @@ class Preprocess:
 
     def undo(self, images: Float[Tensor, "*b 3 h w"]) -> UInt8[Tensor, "*b 3 h w"]:
         """The inverse of `normalize`, rounded to uint8 and clipped to [0, 255]."""
-        mean, std = self._statistics(images)
-        unit = (images.detach().to(torch.float32) * std + mean).clamp(0, 1)
+        self._statistics(images)  # checks the number of channels
+        unit = undo_normalization(images, self.mean, self.std).clamp(0, 1)
         return (unit * 255).round().to(torch.uint8)
 
     def to_image(self, image: Float[Tensor, "3 h w"]) -> Image.Image:

@@ -8,16 +8,16 @@
 
 OPTIONS are `name=value`, separated by commas: `wds:val-{0000..0015}.tar?image=png,label_names=synsets.txt`.
 
-What readers of streams give, before labels are looked up.
+`Sample` is what the readers of both kinds give, before labels are looked up.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from steadygaze.data.images import EncodedImage
 from steadygaze.errors import ImageError, InputError, UnknownNameError
@@ -54,7 +54,15 @@ class StreamSpec:
             location, options = rest, ""
         if not location:
             raise InputError(f"data: expected {kind}: and a location after it, got {text!r}")
-        return cls(kind, location, _options(kind, options))
+        parsed: dict[str, str] = {}
+        for part in filter(None, options.split(",")):
+            name, equals, value = part.partition("=")
+            if name not in OPTIONS[kind]:
+                raise UnknownNameError(f"option of {kind}: data", name, OPTIONS[kind])
+            if not equals or not value:
+                raise InputError(f"data: expected {name}=VALUE after the question mark, got {part!r}")
+            parsed[name] = value
+        return cls(kind, location, parsed)
 
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.options.items())
@@ -72,18 +80,6 @@ class StreamSpec:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise InputError(f"label_names: {file} cannot be read: {reason}") from error
         return tuple(line.strip() for line in lines if line.strip())
-
-
-def _options(kind: str, text: str) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.partition("=")
-        if name not in OPTIONS[kind]:
-            raise UnknownNameError(f"option of {kind}: data", name, OPTIONS[kind])
-        if not equals or not value:
-            raise InputError(f"data: expected {name}=VALUE after the question mark, got {part!r}")
-        options[name] = value
-    return options
 
 
 def is_stream(data: Any) -> bool:
@@ -111,7 +107,7 @@ class ImageBytes:
     data: bytes = field(repr=False)
 
     def read(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes of the image file."""
         return self.data
 
     def __str__(self) -> str:
@@ -128,7 +124,7 @@ class FilePart:
     size: int
 
     def read(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes of the image file."""
         try:
             with self.file.open("rb") as opened:
                 opened.seek(self.offset)
@@ -153,7 +149,7 @@ class Unusable:
     reason: str
 
     def read(self) -> bytes:
-        """Raises `ImageError`."""
+        """Raise `ImageError` with the reason."""
         raise ImageError(self.reason)
 
     def __str__(self) -> str:
@@ -181,39 +177,3 @@ class Sample:
     def place(self) -> str:
         """Where it is, for errors."""
         return f"{self.holder}: {self.key}"
-
-
-class SampleReader(Protocol):
-    """Reads the samples of some data, from the start for every call of `samples`.
-
-    damaged: what could not be read whole, by shard or data set; filled while samples are read
-    label_names: names of integer labels that the data itself declares
-    """
-
-    damaged: dict[str, str]
-    label_names: tuple[str, ...] | None
-
-    @property
-    def name(self) -> str:
-        """Of the data, for people."""
-        ...
-
-    @property
-    def layout(self) -> str:
-        """The kind of data, for people."""
-        ...
-
-    @property
-    def local(self) -> bool:
-        """Whether reading it again costs little."""
-        ...
-
-    def samples(self) -> Iterator[Sample]: ...
-
-    def count(self, limit: int | None) -> int | None:
-        """The number of samples, at most `limit`; None if it is not known without reading everything."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What identifies the data, for the settings of a run."""
-        ...

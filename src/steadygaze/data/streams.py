@@ -1,30 +1,9 @@
-"""How streamed data is named: `wds:SHARDS?OPTIONS` and `hf:DATASET?OPTIONS`.
+"""Labeled images that are streamed from WebDataset shards, datasets of Hugging Face or Parquet files.
 
-| data | what it is |
-| --- | --- |
-| `wds:val-{0000..0015}.tar` | WebDataset shards: local files, `pipe:COMMAND`, or URLs of fsspec |
-| `hf:owner/name` | a dataset of the Hugging Face hub |
-| `hf:./folder` | a folder of Parquet, Arrow or image files |
-
-OPTIONS are `name=value`, separated by commas: `wds:val-{0000..0015}.tar?image=png,label_names=synsets.txt`.
-
-What readers of streams give, before labels are looked up.
-
-A stream of labeled images: read in its order, never listed whole in memory.
-
-Every image has a key that does not depend on how the data is divided into shards. An image that cannot be
-used (no label, a label that the model does not know, a key that came before) is part of the stream like one
-that cannot be decoded: its `Item` states the reason when it is read, and the other images are served.
-
-Data that is streamed: WebDataset shards, datasets of Hugging Face, Parquet files.
-
-| file | subject |
-| --- | --- |
-| `spec.py` | `wds:...` and `hf:...`, as users write them |
-| `tar_shards.py` | reads WebDataset shards |
-| `tables.py` | reads datasets of Hugging Face and folders of Parquet files |
-| `stream.py` | keys, labels and order of the images, whatever they are read from |
-| `sample.py` | what readers give |
+A stream is read in its order and never listed whole in memory. Every image has a key that does not depend on
+how the data is divided into shards. An image that cannot be used (no label, a label that the model does not
+know, a key that came before) is part of the stream like one that cannot be decoded: its `Item` states the
+reason when it is read, and the other images are served.
 """
 
 from __future__ import annotations
@@ -40,7 +19,9 @@ from typing import Any, TypeVar
 from steadygaze.data.folders import ClassLookup, Item, Unlabeled
 from steadygaze.data.images import find_images, names_hash
 from steadygaze.data.masks import Decode, decode_object_mask
-from steadygaze.data.stream_spec import Sample, SampleReader, StreamSpec, Unusable, is_stream
+from steadygaze.data.stream_spec import Sample, StreamSpec, Unusable, is_stream
+from steadygaze.data.tables import TableRows
+from steadygaze.data.tar_shards import TarShards
 from steadygaze.errors import InputError, SteadygazeError
 
 T = TypeVar("T")
@@ -96,7 +77,7 @@ class ImageStream:
     """
 
     spec: StreamSpec
-    reader: SampleReader
+    reader: TarShards | TableRows
     labels: LabelLookup | None
     labels_needed: bool = True
     limit: int | None = None
@@ -104,11 +85,12 @@ class ImageStream:
 
     @property
     def name(self) -> str:
-        """Of the data, for people."""
+        """The name of the data, for display."""
         return self.reader.name
 
     @property
     def layout(self) -> str:
+        """The kind of data, for display."""
         return self.reader.layout
 
     @property
@@ -195,13 +177,13 @@ class ImageStream:
         """These images again; nothing if the data is not on this machine."""
         if not self.reader.local:
             return
-        wanted, found = set(names), {}
+        wanted, items = set(names), {}
         for item in self:
             if item.name in wanted:
-                found[item.name] = item
-                if len(found) == len(wanted):
+                items[item.name] = item
+                if len(items) == len(wanted):
                     break
-        yield from (found[name] for name in names if name in found)
+        yield from (items[name] for name in names if name in items)
 
 
 def _unusable(sample: Sample, reason: str, name: str = "") -> Item:
@@ -247,22 +229,11 @@ def open_stream(
     spec: StreamSpec, classes: ClassLookup, *, labels_needed: bool = True, limit: int | None = None
 ) -> ImageStream:
     """The images that a specification names."""
-    reader = open_reader(spec)
+    reader = TarShards.open(spec) if spec.kind == "wds" else TableRows.open(spec)
     labels = None
     if not isinstance(classes, Unlabeled):
         labels = LabelLookup(classes, spec.label_names, reader.label_names)
     return ImageStream(spec, reader, labels, labels_needed and labels is not None, limit)
-
-
-def open_reader(spec: StreamSpec) -> SampleReader:
-    """The reader for this kind of data."""
-    if spec.kind == "wds":
-        from steadygaze.data.tar_shards import TarShards
-
-        return TarShards.open(spec)
-    from steadygaze.data.tables import TableRows
-
-    return TableRows.open(spec)
 
 
 def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[list[Path | Item], list[str]]:
@@ -271,14 +242,14 @@ def list_images(given: Iterable[str | Path], limit: int | None = None) -> tuple[
 
     limit: at most this many images
     """
-    found: dict[Path | Item, None] = {}
+    images: dict[Path | Item, None] = {}
     damaged: list[str] = []
-    for one in given:
-        if is_stream(one):
-            stream = open_stream(StreamSpec.parse(str(one)), Unlabeled(), limit=limit)
+    for source in given:
+        if is_stream(source):
+            stream = open_stream(StreamSpec.parse(str(source)), Unlabeled(), limit=limit)
             stream.first()  # wrong options are an error
-            found.update(dict.fromkeys(stream))
+            images.update(dict.fromkeys(stream))
             damaged += stream.damaged
         else:
-            found.update(dict.fromkeys(find_images([one])))
-    return list(islice(found, limit)), damaged
+            images.update(dict.fromkeys(find_images([source])))
+    return list(islice(images, limit)), damaged

@@ -26,7 +26,12 @@ NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*\.parquet)")  # how files of a
 
 @dataclass
 class TableRows:
-    """The rows of one split."""
+    """The rows of one split.
+
+    columns: the column of each of image, label, mask and key
+    label_names: names of integer labels that the data itself declares
+    damaged: what could not be read whole; filled while samples are read
+    """
 
     spec: StreamSpec
     dataset: Any
@@ -58,25 +63,28 @@ class TableRows:
                 dataset = _undecoded(spec, dataset, columns[role], features[columns[role]])
         return cls(spec, dataset, split, folder, columns, rows, names)
 
-    @property
-    def layout(self) -> str:
-        return "Hugging Face dataset"
+    layout = "Hugging Face dataset"  # for display
 
     @property
     def name(self) -> str:
+        """The name of the data, for display."""
         return self.spec.location if self.folder is None else self.folder.resolve().name
 
     @property
     def local(self) -> bool:
+        """Whether reading the data again costs little."""
         return self.folder is not None
 
     def facts(self) -> dict[str, Any]:
+        """What identifies the data, for the settings of a run."""
         return {"split": self.split, "columns": dict(self.columns)}
 
     def count(self, limit: int | None) -> int | None:
+        """The number of rows, at most `limit`; None if it is not known without reading everything."""
         return self.rows if self.rows is None or limit is None else min(self.rows, limit)
 
     def samples(self) -> Iterator[Sample]:
+        """Every sample, from the start."""
         row = -1
         try:
             for row, values in enumerate(self.dataset):

@@ -29,6 +29,7 @@ from steadygaze.errors import InputError
 LABEL = "cls"  # the usual extension of class indices
 IMAGES = tuple(suffix.removeprefix(".") for suffix in sorted(SUFFIXES))
 COUNTED_BYTES = 16 * 2**30  # archives of more bytes in total are not counted before a run
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 DRAINED = 2**20  # bytes that are read at a time after the end of an archive
 
 
@@ -72,7 +73,11 @@ class Shard:
 
 @dataclass
 class TarShards:
-    """The samples of WebDataset shards."""
+    """The samples of WebDataset shards.
+
+    damaged: what could not be read whole, by shard; filled while samples are read
+    label_names: None, since shards declare no names of integer labels
+    """
 
     spec: StreamSpec
     shards: tuple[Shard, ...]
@@ -93,9 +98,7 @@ class TarShards:
             raise InputError(f"data: expected tar archives, found none that match {spec.location}")
         return cls(spec, shards)
 
-    @property
-    def layout(self) -> str:
-        return "WebDataset"
+    layout = "WebDataset"  # for display
 
     @property
     def name(self) -> str:
@@ -104,12 +107,15 @@ class TarShards:
 
     @property
     def local(self) -> bool:
+        """Whether reading the data again costs little."""
         return all(shard.path is not None for shard in self.shards)
 
     def facts(self) -> dict[str, Any]:
+        """What identifies the data, for the settings of a run."""
         return {"shards": len(self.shards), "shards_hash": names_hash(shard.name for shard in self.shards)}
 
     def count(self, limit: int | None) -> int | None:
+        """The number of samples, at most `limit`; None if it is not known without reading everything."""
         sizes = [shard.path.stat().st_size for shard in self.shards if shard.path is not None]
         if len(sizes) < len(self.shards) or (limit is None and sum(sizes) > COUNTED_BYTES):
             return None
@@ -117,6 +123,7 @@ class TarShards:
         return sum(1 for _ in islice(groups, limit))
 
     def samples(self) -> Iterator[Sample]:
+        """Every sample, from the start."""
         for shard in self.shards:
             for group in self._groups(shard):
                 yield self._sample(shard, group)
@@ -136,7 +143,9 @@ class TarShards:
                     yield group
                     group = []
                 group.append(member)
-            if group and (shard.url not in self.damaged or self._complete(group)):
+            extensions = {member.extension for member in group}
+            complete = self._label in extensions and not extensions.isdisjoint(self._images)
+            if group and (shard.url not in self.damaged or complete):
                 yield group
 
     def _members(self, shard: Shard, archive: Archive) -> Iterator[Member]:
@@ -150,7 +159,9 @@ class TarShards:
                 if key is None or key.startswith("__"):
                     continue
                 member.key, member.extension = key, extension.lower()
-                member.keep(self._wanted(member.extension))
+                wanted = (*self._images, self._label, self.spec.options.get("mask"))
+                if member.extension in wanted and not archive.seekable and member.info.size <= MAX_BYTES:
+                    member.data = archive.read(member.info)  # it cannot be read later
                 yield member
                 last = key
             archive.finish()
@@ -164,20 +175,14 @@ class TarShards:
             "Its other images are left out: repair it and repeat the command to add them."
         )
 
-    def _complete(self, group: list[Member]) -> bool:
-        """Whether the members before a damaged place are an image and its label."""
-        extensions = {member.extension for member in group}
-        return self.spec.options.get("label", LABEL) in extensions and not extensions.isdisjoint(self._images)
-
-    def _wanted(self, extension: str) -> bool:
-        options = self.spec.options
-        named = (options.get("label", LABEL), options.get("mask"))
-        return extension in named or extension in self._images
+    @property
+    def _label(self) -> str:
+        return self.spec.options.get("label", LABEL)
 
     @property
     def _images(self) -> tuple[str, ...]:
-        given = self.spec.options.get("image")
-        return IMAGES if given is None else tuple(given.split("|"))
+        named = self.spec.options.get("image")
+        return IMAGES if named is None else tuple(named.split("|"))
 
     def _sample(self, shard: Shard, group: list[Member]) -> Sample:
         members: dict[str, Member] = {}
@@ -193,7 +198,7 @@ class TarShards:
             expected = f".{options['image']}" if "image" in options else "an image such as .jpg"
             found = abbreviated(f".{extension}" for extension in members)
             return Sample(key, shard.url, problem=f"expected {expected}, found {found}")
-        label = members.get(options.get("label", LABEL))
+        label = members.get(self._label)
         mask = members.get(mask_extension) if mask_extension else None
         large = next((m for m in (image, mask) if m is not None and m.info.size > MAX_BYTES), None)
         if large is not None or (label is not None and label.info.size > MAX_LABEL):
@@ -242,11 +247,6 @@ class Member:
     data: bytes | None = None
     key: str = ""
     extension: str = ""
-
-    def keep(self, wanted: bool) -> None:
-        """Read it now if it cannot be read later."""
-        if wanted and not self.archive.seekable and self.info.size <= MAX_BYTES:
-            self.data = self.archive.read(self.info)
 
     def text(self) -> str:
         data = self.archive.read(self.info) if self.data is None else self.data
@@ -318,15 +318,12 @@ class Archive:
 def _open(shard: Shard) -> Archive:
     file = shard.open()
     try:
-        compressed = shard.path is None or not _plain(file)
-        return Archive(file, None if compressed or shard.path is None else shard.path.stat().st_size)
+        size = None  # of an archive that is read by seeking: a local file that is not compressed
+        if shard.path is not None:
+            start = file.read(6)
+            file.seek(0)
+            size = None if start.startswith(COMPRESSED) else shard.path.stat().st_size
+        return Archive(file, size)
     except BaseException:
         file.close()
         raise
-
-
-def _plain(file: IO[bytes]) -> bool:
-    """Whether a file is not compressed."""
-    start = file.read(6)
-    file.seek(0)
-    return not start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"))

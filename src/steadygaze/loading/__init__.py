@@ -2,12 +2,11 @@
 
 | file | subject |
 | --- | --- |
-| `load.py` | `load_model`, the entry point |
-| `loaded.py` | `LoadedModel`, its result |
+| `load.py` | `load_model`, the entry point, and `list_models` |
+| `loaded.py` | `LoadedModel`, its result; `ModelOptions`, how a model is built |
 | `build.py` | `build_model`, the one factory: for `load_model`, recipes and run folders |
-| `timm_models.py`, `torchvision_models.py`, `transformers_models.py`, `embedded.py` | one library each |
+| `timm.py`, `torchvision.py`, `transformers.py`, `open_clip.py` | one library each |
 | `run_folder.py` | models that `steadygaze train` wrote |
 | `checkpoint.py` | weights from files and from the hub |
-| `model_options.py` | class names, image size, normalization and arguments that users state |
-| `model_names.py` | `list_models` |
+| `options.py` | class names, image size, normalization and arguments that users state |
 """

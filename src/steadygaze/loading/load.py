@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError, SteadygazeError
 from steadygaze.loading.build import EMBEDDED, build_model
 from steadygaze.loading.checkpoint import fit, read_weights, weights_hash
-from steadygaze.loading.loaded import BuiltModel, LoadedModel
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.options import (
     ClassNames,
     ImageSize,
@@ -42,6 +41,7 @@ from steadygaze.loading.run_folder import read_description, rebuild, run_weights
 from steadygaze.loading.timm import imagenet_class_names
 from steadygaze.loading.torchvision import PREFIX, vit_names
 from steadygaze.loading.transformers import config_class_names, read_preprocess
+from steadygaze.notebook import Listing
 from steadygaze.registry import matches
 from steadygaze.target import check_class_names, outputs_of_task, own_task, task_of_outputs
 from steadygaze.vit.contexts import evaluation_mode
@@ -86,42 +86,38 @@ class ModelInfo:
     view: str
 
 
-def list_models(pattern: str = "") -> list[str]:
-    """Names for `load_model`: vision transformers of timm, torchvision and this package.
+def list_models(pattern: str = "") -> Listing[ModelInfo]:
+    """Describe the models that `load_model` takes by name: vision transformers of timm, torchvision and ours.
 
-    pattern: part of the name, where a hyphen stands for an underscore; or with *, ? and [] a pattern for the
-        whole name
+    Args:
+        pattern: Part of the name, where a hyphen stands for an underscore; or with *, ? and [] a pattern for
+            the whole name.
 
-    >>> list_models("embed")
-    ['embedded']
+    Returns:
+        A list of `ModelInfo` that shows itself as a table.
+
+    Example:
+        >>> [info.name for info in list_models("embed")]
+        ['embedded']
     """
-    return [info.name for info in model_infos(pattern)]
-
-
-def model_infos(pattern: str = "") -> list[ModelInfo]:
-    """The same with library and view."""
-    return [info for info in _all_models() if matches(info.name, pattern)]
-
-
-def _all_models() -> list[ModelInfo]:
     infos = [ModelInfo(EMBEDDED, "steadygaze", "plain")]
-    for library, plain, staged in (
-        ("steadygaze", own_models.PLAIN, own_models.STAGED),
-        ("timm", TIMM_PLAIN, TIMM_STAGED),
-    ):
-        infos += [ModelInfo(name, library, "plain") for name in _timm_names(plain, library)]
-        infos += [ModelInfo(name, library, "staged") for name in _timm_names(staged, library)]
-    for name in vit_names():
-        infos.append(ModelInfo(PREFIX + name, "torchvision", "staged" if "swin" in name else "plain"))
-    return infos
+    infos += [ModelInfo(name, "steadygaze", "plain") for name in _timm_names(own_models.PLAIN)]
+    infos += [ModelInfo(name, "steadygaze", "staged") for name in _timm_names(own_models.STAGED)]
+    infos += [ModelInfo(name, "timm", "plain") for name in sorted(set(_timm_names(TIMM_PLAIN)))]
+    infos += [ModelInfo(name, "timm", "staged") for name in sorted(set(_timm_names(TIMM_STAGED)))]
+    infos += [
+        ModelInfo(PREFIX + name, "torchvision", "staged" if "swin" in name else "plain")
+        for name in vit_names()
+    ]
+    chosen = [info for info in infos if matches(info.name, pattern)]
+    return Listing(chosen, "models", ("name", "library", "view"))
 
 
-def _timm_names(modules: tuple[str, ...], library: str) -> list[str]:
+def _timm_names(modules: Sequence[str]) -> list[str]:
     """The names that these modules register with timm."""
     import timm
 
-    names = [name for module in modules for name in timm.list_models(module=module)]
-    return sorted(set(names)) if library == "timm" else names
+    return [name for module in modules for name in timm.list_models(module=module)]
 
 
 def load_model(
@@ -140,28 +136,41 @@ def load_model(
     task: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """A model in evaluation mode, with its preprocessing and class names.
+    """Load a model in evaluation mode, with its preprocessing and class names.
 
-    model: a name or folder (see the table above), or a module of timm, transformers or any other library.
-        A module is not copied and keeps its mode.
-    checkpoint: weights to be loaded, a .safetensors, .pth, .pt or .bin file
-    num_classes: width of the classifier; by default that of the checkpoint, or the model's own
-    device: by default the CPU, and for a module the device it is on
-    preprocess: by default the one that the model's library describes; needed for a module of no known library
-    class_names: names, or a file with one name a line or a JSON list or dict; by default those of the model's
-        library or checkpoint, where there are any
-    image_size, mean, std: of the preprocessing, in place of the values that the model's library describes. A
-        timm model is also built for this image size, if it takes one
-    model_kwargs: arguments of timm's constructor, such as {"img_size": 320}
-    forward: for a module that is not called by model(images); see `adapt`
-    task: "classification", "multilabel" (independent labels) or "regression" (values): what the outputs mean.
-        By default what the configuration of a transformers model states, or classification
-    trust_remote_code: execute Python code that a transformers folder or repository contains. Without it,
-        such a model is a `CheckpointError`
+    Args:
+        model: A name or folder (see the table of this module), or a module of timm, transformers or any other
+            library. A module is not copied and keeps its mode.
+        checkpoint: Weights to be loaded, a .safetensors, .pth, .pt or .bin file.
+        num_classes: Width of the classifier; by default that of the checkpoint, or the model's own.
+        device: By default the CPU, and for a module the device it is on.
+        preprocess: By default the one that the model's library describes; needed for a module of no known
+            library.
+        class_names: Names, or a file with one name a line or a JSON list or dict; by default those of the
+            model's library or checkpoint, where there are any.
+        image_size: Side or (height, width) of the preprocessed images, in place of the library's value. A
+            timm model is also built for this image size, if it takes one.
+        mean: Mean of the normalization for each channel, in place of the library's value.
+        std: Standard deviation of the normalization for each channel, in place of the library's value.
+        model_kwargs: Arguments of timm's constructor, such as {"img_size": 320}.
+        forward: For a module that is not called by model(images); see `adapt`.
+        task: What the outputs mean: "classification", "multilabel" (independent labels) or "regression"
+            (values). By default what the configuration of a transformers model states, or classification.
+        trust_remote_code: Execute Python code that a transformers folder or repository contains. Without it,
+            such a model is a `CheckpointError`.
 
-    >>> loaded = load_model("embedded")
-    >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
-    ((32, 32), ('airplane', 'automobile'), 3)
+    Returns:
+        A `LoadedModel`, accepted wherever a model is.
+
+    Raises:
+        UnknownNameError: If no library has a model of this name.
+        CheckpointError: If the weights cannot be read, or do not fit the model.
+        InputError: If another argument is wrong.
+
+    Example:
+        >>> loaded = load_model("embedded")
+        >>> loaded.size, loaded.class_names[:2], loaded.class_index("cat")
+        ((32, 32), ('airplane', 'automobile'), 3)
     """
     if isinstance(model, LoadedModel):
         loaded = model if checkpoint is None else _from_module(model.model, checkpoint, model)
@@ -172,16 +181,14 @@ def load_model(
             )
         loaded = _from_module(model, checkpoint, preprocess, lambda: stated_preprocess(image_size, mean, std))
     else:
-        arguments = constructor_options(model, model_kwargs, image_size)
         complete = None not in (image_size, mean, std)
-        loaded = _from_name(
-            model,
-            checkpoint,
-            num_classes,
-            arguments,
+        options = ModelOptions(
+            num_classes=num_classes,
+            arguments=constructor_options(model, model_kwargs, image_size),
             trust_remote_code=trust_remote_code,
             fallback=preprocess or (stated_preprocess(image_size, mean, std) if complete else None),
         )
+        loaded = _from_name(model, checkpoint, options)
     if device is not None:
         loaded = replace(loaded, model=_moved(loaded.model, device))
     stated = overridden(preprocess or loaded.preprocess, image_size, mean, std)
@@ -201,96 +208,37 @@ def load_model(
     return loaded if task == loaded.task else replace(loaded, task=task)
 
 
-def _from_name(
-    name: str,
-    checkpoint: str | Path | None,
-    num_classes: int | None,
-    arguments: Mapping[str, Any],
-    *,
-    trust_remote_code: bool,
-    fallback: Preprocess | None,
-) -> LoadedModel:
+def _from_name(name: str, checkpoint: str | Path | None, options: ModelOptions) -> LoadedModel:
     run = run_weights(name) if checkpoint is None else None
     checkpoint = run or checkpoint
     with torch.random.fork_rng(devices=[]):  # a new model draws its initial weights, which are then replaced
-        built = _build(
-            name,
-            checkpoint,
-            num_classes,
-            arguments,
-            from_run=run is not None,
-            trust_remote_code=trust_remote_code,
-            fallback=fallback,
-        )
+        if checkpoint is None:
+            built = build_model(name, options)
+        else:
+            try:
+                built = _with_weights(name, checkpoint, options, from_run=run is not None)
+            except SteadygazeError:
+                raise
+            except Exception as error:  # whatever the libraries raise about an unchecked file
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                raise CheckpointError(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
     module = built.model.eval()
     origin = None if checkpoint is None else str(checkpoint)
-    return LoadedModel(
-        module,
-        name,
-        built.preprocess,
-        built.class_names,
-        weights_hash(module),
-        built.source,
-        origin,
-        tokenizer=built.tokenizer,
-    )
+    return replace(built, name=name, weights_hash=weights_hash(module), checkpoint=origin)
 
 
-def _build(
-    name: str,
-    checkpoint: str | Path | None,
-    num_classes: int | None,
-    arguments: Mapping[str, Any],
-    *,
-    from_run: bool,
-    trust_remote_code: bool,
-    fallback: Preprocess | None,
-) -> BuiltModel:
-    if checkpoint is None:
-        return build_model(
-            name,
-            num_classes=num_classes,
-            arguments=arguments,
-            trust_remote_code=trust_remote_code,
-            fallback=fallback,
+def _with_weights(name: str, checkpoint: str | Path, options: ModelOptions, from_run: bool) -> LoadedModel:
+    """The model with the weights of a file, which may describe how it was built."""
+    description = read_description(checkpoint)
+    options = replace(options, weights=read_weights(checkpoint), origin=str(checkpoint))
+    if description is None or not (from_run or description["model"] == name):
+        return build_model(name, options)
+    if options.arguments:
+        raise InputError(
+            f"{name}: the file describes how its model was built, got {dict(options.arguments)}",
+            option="model_kwargs",
         )
-    try:
-        return _build_with_weights(
-            name, checkpoint, num_classes, arguments, from_run, trust_remote_code, fallback
-        )
-    except SteadygazeError:
-        raise
-    except Exception as error:  # whatever the libraries raise about an unchecked file
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"{checkpoint} cannot be loaded as {name} ({reason})") from error
-
-
-def _build_with_weights(
-    name: str,
-    checkpoint: str | Path,
-    num_classes: int | None,
-    arguments: Mapping[str, Any],
-    from_run: bool,
-    trust_remote_code: bool,
-    fallback: Preprocess | None,
-) -> BuiltModel:
-    description, weights, origin = read_description(checkpoint), read_weights(checkpoint), str(checkpoint)
-    if description is not None and (from_run or description["model"] == name):
-        if arguments:
-            raise InputError(
-                f"{name}: the file describes how its model was built, got {dict(arguments)}",
-                option="model_kwargs",
-            )
-        return rebuild(description, weights, origin, num_classes, trust_remote_code=trust_remote_code)
-    return build_model(
-        name,
-        weights,
-        origin=origin,
-        num_classes=num_classes,
-        arguments=arguments,
-        trust_remote_code=trust_remote_code,
-        fallback=fallback,
-    )
+    return rebuild(description, options)
 
 
 def _check_number_of_names(loaded: LoadedModel) -> None:
@@ -359,10 +307,3 @@ def _moved(model: nn.Module, device: torch.device | str) -> nn.Module:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {str(device)!r} cannot be used here ({error}); 'cpu' always can") from error
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Loaded":
-        warnings.warn("Loaded is deprecated, use LoadedModel", DeprecationWarning, stacklevel=2)
-        return LoadedModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

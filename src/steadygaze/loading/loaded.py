@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,46 @@ from steadygaze.target import Task
 SHOWN_CLASSES = 3  # names in a summary
 
 
-@dataclass(frozen=True, eq=False)
-class BuiltModel:
-    """What `build_model` gives: a module, its preprocessing and the names of its classes.
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is built from its name; declared once, for every library.
 
-    class_names: None where they are not known
-    source: the library that the module comes from ("timm", "torchvision", "transformers", "embedded")
-    tokenizer: of a model that compares images with text
+    Attributes:
+        weights: Tensors to be loaded, with the modules (TAP, CB) that they name; None: the published ones.
+        origin: The file of the weights, for errors.
+        num_classes: Width of the classifier; by default that of the weights, or the model's own.
+        pretrained: Without `weights`, load the published ones; False keeps the random initialization.
+        arguments: Arguments of timm's constructor, such as depth=6.
+        new_head: Keep the classifier at its random initialization and load all other weights.
+        trust_remote_code: Execute code that a transformers folder or repository contains.
+        fallback: Preprocessing of a transformers folder that has no image processor.
     """
 
-    model: nn.Module
-    preprocess: Preprocess
-    class_names: tuple[str, ...] | None
-    source: str
-    tokenizer: Any = None
+    weights: dict[str, Tensor] | None = None
+    origin: str = ""
+    num_classes: int | None = None
+    pretrained: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    new_head: bool = False
+    trust_remote_code: bool = False
+    fallback: Preprocess | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """The result of `load_model`, accepted wherever a model is.
 
-    preprocess: RGB image -> (3, H, W), normalized; see `data.preprocess.Preprocess`
-    class_names: None where they are not known
-    weights_hash: see `checkpoint.weights_hash`
-    source: the library that the module comes from
-    checkpoint: the file that the weights were read from, if one was given
-    tokenizer: of a model that compares images with text (CLIP) or answers questions (ViLT); of one that
-        generates text, its processor of images and text
-    task: "classification", "multilabel" or "regression"; None: as in the model's view, see `adapt`
+    Attributes:
+        model: The module.
+        name: Name that it was loaded with, or the name of its class.
+        preprocess: RGB image -> (3, H, W), normalized.
+        class_names: Names of the classes; None where they are not known.
+        weights_hash: First 16 hex digits of the SHA-256 of all weights.
+        source: Library of the module: "timm", "torchvision", "transformers", "open_clip", "embedded", ...
+        checkpoint: File that the weights were read from, if one was given.
+        task: "classification", "multilabel" or "regression"; None: as in the model's view, see `adapt`.
+        tokenizer: Tokenizer of a model that compares images with text (CLIP) or answers questions (ViLT); for
+            one that generates text, its processor of images and text.
     """
 
     model: nn.Module
@@ -135,29 +146,6 @@ class LoadedModel:
         known = {part.strip() for class_name in self.class_names for part in class_name.split(",")}
         raise UnknownNameError("class", name, known)
 
-    # -- names of the first version --------------------------------------------------------------------
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Deprecated: use `class_names`."""
-        _deprecated("LoadedModel.classes", "LoadedModel.class_names")
-        return self.class_names
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """Deprecated: use `preprocess.config`."""
-        _deprecated("LoadedModel.recipe", "LoadedModel.preprocess.config")
-        return dict(self.preprocess.config)
-
-    def picture(self, image: Tensor) -> Image.Image:
-        """Deprecated: use `to_image`."""
-        _deprecated("LoadedModel.picture", "LoadedModel.to_image")
-        return self.to_image(image)
-
 
 def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.3g}" for value in values)
-
-
-def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)

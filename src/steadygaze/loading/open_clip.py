@@ -11,15 +11,16 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError, UnknownNameError
-from steadygaze.loading.checkpoint import Weights, fit, hub
-from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.checkpoint import fit, hub
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
 
 PREFIX = "open_clip:"
 LOCAL = "local-dir:"
 
 
-def build_open_clip_model(name: str, weights: Weights | None = None, origin: str = "") -> BuiltModel:
-    """See `build_model`; name: without the prefix."""
+def build_open_clip_model(name: str, options: ModelOptions) -> LoadedModel:
+    """Build a model of open_clip, see `build_model`; name: without the prefix."""
+    weights = options.weights
     try:
         import open_clip
     except ImportError as error:
@@ -42,12 +43,12 @@ def build_open_clip_model(name: str, weights: Weights | None = None, origin: str
         )
         tokenizer = open_clip.get_tokenizer(architecture)
     if weights is not None:
-        fit(model, weights, origin)
-    return BuiltModel(model, preprocess_of(model), None, "open_clip", tokenizer)
+        fit(model, weights, options.origin)
+    return LoadedModel(model, PREFIX + name, _preprocess_of(model), source="open_clip", tokenizer=tokenizer)
 
 
-def preprocess_of(model: nn.Module) -> Preprocess:
-    """From what open_clip notes on the image tower."""
+def _preprocess_of(model: nn.Module) -> Preprocess:
+    """The preprocessing that open_clip notes on the image tower."""
     visual: Any = model.visual
     config = dict(visual.preprocess_cfg)
     size = config["size"]

@@ -1,7 +1,7 @@
-"""Arguments of a model that is built anew, from a recipe that somebody else may have written: known names,
-bounded numbers, and a size that fits into memory, all checked before memory is allocated.
+"""What users state about a model: class names, image size, normalization, arguments of its constructor.
 
-What users state about a model of their own: names of its classes, image size, normalization, arguments.
+Arguments may come from a recipe or a file that somebody else has written: names are known, numbers bounded,
+and the model fits into memory, all checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
     for key in arguments:
         if key not in known:
             raise UnknownNameError(f"argument of {name} in model.arguments", key, known)
-    for key, value in _numbers(arguments):
-        limit = _limit(key, value)
+    for key, value in numbers_in(arguments):
+        limit = number_limit(key, value, repeats=MAX_REPEATS, width=MAX_WIDTH)
         if abs(value) > limit:
             raise InputError(f"arguments: {key}: expected a number of at most {limit:,}, got {value:,}")
     classes = {} if num_classes is None else {"num_classes": num_classes}
@@ -56,15 +56,16 @@ def check_new_model(name: str, num_classes: int | None, arguments: Mapping[str, 
         )
 
 
-def _limit(key: str, value: float) -> float:
+def number_limit(key: str, value: float, *, repeats: int, width: int) -> float:
+    """The largest magnitude of an argument of this name; repeats: of blocks, width: of layers."""
     if isinstance(value, float):
         return MAX_FLOAT
     if "size" in key:
         return MAX_SIDE
-    return MAX_REPEATS if any(word in key for word in REPEATS) else MAX_WIDTH
+    return repeats if any(word in key for word in REPEATS) else width
 
 
-def _numbers(arguments: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def numbers_in(arguments: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Every number of the arguments, also inside of lists, with the name of its argument."""
     for key, value in arguments.items():
         rest = [value]

@@ -1,16 +1,15 @@
-"""How a weights file of `steadygaze train` describes its model, read from its metadata and checked.
+"""Models that `steadygaze train` wrote.
 
-The file may be untrusted: every value has a type and a range, and the arguments of the model's
-constructor are plain values whose sizes fit the tensors of the file.
-
-Models that `steadygaze train` wrote. The weights file describes how to build the model again: its name,
-arguments, modules, classes and preprocessing.
+The metadata of the weights file describes how to build the model again: its name, arguments, modules, classes
+and preprocessing. The file may be untrusted: every value has a type and a range, and the arguments of the
+model's constructor are plain values whose sizes fit the tensors of the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,14 +20,12 @@ from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import MAX_CLASSES, Weights, fit
-from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
+from steadygaze.loading.options import MAX_SIDE, number_limit, numbers_in
 from steadygaze.loading.timm import build_timm_model, check_model_size, constructor_arguments, is_timm_name
 from steadygaze.modules import segmenter
 
 METADATA_KEY = "steadygaze"
-MAX_SIDE = 4096  # of a model's images, and of arguments such as patch_size
-MAX_FLOAT = 1024.0
-REPEATS = ("depth", "layer", "block", "stage")  # in names of arguments that repeat parts of a model
 
 Description = dict[str, Any]
 Text = Annotated[str, Field(max_length=1000)]
@@ -105,36 +102,14 @@ def check_arguments(description: Description, weights: Weights, origin: str) -> 
     unknown = sorted(set(arguments) - constructor_arguments(name))
     if unknown:
         raise CheckpointError(f"{origin}: {name} takes no argument {', '.join(unknown[:5])}")
-    for key, value in _numbers(arguments):
-        limit = _limit(key, value, weights)
+    shapes = [tensor.shape for tensor in weights.values() if tensor.dim() and tensor.numel()]
+    widest = max(map(max, shapes), default=1)
+    for key, value in numbers_in(arguments):
+        limit = number_limit(key, value, repeats=len(weights), width=widest)
         if abs(value) > limit:
             raise CheckpointError(
                 f"{origin}: expected {key} of at most {limit:g} for the tensors of this file, got {value}"
             )
-
-
-def _limit(key: str, value: float, weights: Weights) -> float:
-    if isinstance(value, float):
-        return MAX_FLOAT
-    if "size" in key:
-        return MAX_SIDE
-    if any(word in key for word in REPEATS):
-        return len(weights)
-    return max(
-        (max(tensor.shape) for tensor in weights.values() if tensor.dim() and tensor.numel()), default=1
-    )
-
-
-def _numbers(arguments: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every number of the arguments, also inside of lists, with the name of its argument."""
-    for key, value in arguments.items():
-        rest = [value]
-        while rest:
-            item = rest.pop()
-            if isinstance(item, list):
-                rest.extend(item)
-            elif isinstance(item, int | float) and not isinstance(item, bool):
-                yield key, item
 
 
 WEIGHTS = "model.safetensors"
@@ -153,18 +128,13 @@ def run_weights(name: str) -> Path | None:
     return folder / WEIGHTS
 
 
-def rebuild(
-    description: Description,
-    weights: Weights,
-    origin: str,
-    num_classes: int | None = None,
-    *,
-    trust_remote_code: bool = False,
-) -> BuiltModel:
-    """The trained model. segments: number of classes of a segmenter, built around its vision transformer."""
-    count, segments = description["num_classes"], description.get("segments")
-    if num_classes not in (None, count):
-        raise InputError(f"num_classes: {origin} was trained with {count} classes, got {num_classes}")
+def rebuild(description: Description, options: ModelOptions) -> LoadedModel:
+    """The trained model with `options.weights`; a segmenter is built around its vision transformer."""
+    name, count, segments = description["model"], description["num_classes"], description.get("segments")
+    weights, origin = options.weights, options.origin
+    assert weights is not None
+    if options.num_classes not in (None, count):
+        raise InputError(f"num_classes: {origin} was trained with {count} classes, got {options.num_classes}")
     library = description.get("library", "timm")
     inner = weights
     if segments is not None:
@@ -173,20 +143,13 @@ def rebuild(
             for key, value in weights.items()
             if key.startswith(BACKBONE_PREFIX)
         }
+    options = replace(options, weights=inner, num_classes=count)
     if library == "timm":
         check_arguments(description, inner, origin)
-        check_model_size(description["model"], count, description["arguments"], inner, origin)
-        built = build_timm_model(
-            description["model"], inner, origin, count, arguments=description["arguments"]
-        )
+        check_model_size(name, count, description["arguments"], inner, origin)
+        built = build_timm_model(name, replace(options, arguments=description["arguments"]))
     else:
-        built = build_model(
-            description["model"],
-            inner,
-            origin=origin,
-            num_classes=count,
-            trust_remote_code=trust_remote_code,
-        )
+        built = build_model(name, replace(options, fallback=None))
     model = built.model
     _check_image_size(model, description["size"], origin)
     class_names = description["classes"]
@@ -195,9 +158,8 @@ def rebuild(
     if segments is not None:
         model = segmenter(model, segments, description.get("decoder", "linear"))
         fit(model, weights, origin)
-    return BuiltModel(
-        model, described_preprocess(description), None if class_names is None else tuple(class_names), library
-    )
+    class_names = None if class_names is None else tuple(class_names)
+    return LoadedModel(model, name, described_preprocess(description), class_names, source=library)
 
 
 def _check_image_size(model: nn.Module, size: Sequence[int], origin: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -16,7 +17,7 @@ import steadygaze.models  # noqa: F401 - registers RVT, FAN, PVT and LocalViT wi
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, match_names
-from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.modules import restore
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")
@@ -31,63 +32,45 @@ def is_timm_name(name: str) -> bool:
     return name.startswith(HUB_PREFIXES) or timm.is_model(name.split(".")[0])
 
 
-def build_timm_model(
-    name: str,
-    weights: Weights | None = None,
-    origin: str = "",
-    num_classes: int | None = None,
-    *,
-    pretrained: bool = True,
-    arguments: Mapping[str, Any] | None = None,
-    new_head: bool = False,
-) -> BuiltModel:
-    """See `build_model`."""
+def build_timm_model(name: str, options: ModelOptions) -> LoadedModel:
+    """Build a model of timm, see `build_model`; name: without the prefix."""
+    weights, num_classes, arguments = options.weights, options.num_classes, options.arguments
     if weights is None:
-        model = create_timm_model(name, num_classes, pretrained=pretrained, arguments=arguments)
+        model = create_timm_model(name, num_classes, pretrained=options.pretrained, arguments=arguments)
     else:
-        if num_classes is None and not new_head:
+        if num_classes is None and not options.new_head:
             num_classes = head_width(weights, classifier_names(name))
         model = create_timm_model(name, num_classes, pretrained=False, arguments=arguments)
         weights = with_timm_names(weights, model)
-        if "img_size" in (arguments or {}):
+        if "img_size" in arguments:
             weights = _resized_positions(weights, model)
         model = restore(model, weights)
-        fit(model, with_own_head(model, weights) if new_head else weights, origin)
+        fit(model, with_own_head(model, weights) if options.new_head else weights, options.origin)
     preprocess = Preprocess.from_timm_model(model)
     image_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if arguments and image_size:  # the arguments may have changed it
         preprocess = Preprocess({**preprocess.config, "input_size": (3, *image_size)})
-    trained = weights is not None or pretrained
-    return BuiltModel(model, preprocess, imagenet_class_names(model) if trained else None, "timm")
+    trained = weights is not None or options.pretrained
+    class_names = imagenet_class_names(model) if trained else None
+    return LoadedModel(model, name, preprocess, class_names, source="timm")
 
 
 def create_timm_model(
-    name: str,
-    num_classes: int | None = None,
-    *,
-    pretrained: bool = False,
-    arguments: Mapping[str, Any] | None = None,
+    name: str, num_classes: int | None, *, pretrained: bool, arguments: Mapping[str, Any]
 ) -> nn.Module:
     """`timm.create_model`. Hub errors become `CheckpointError`, those of arguments `InputError`."""
     import timm
 
-    options = {} if num_classes is None else {"num_classes": num_classes}
-    options |= arguments or {}
-
-    def create() -> nn.Module:
+    classes = {} if num_classes is None else {"num_classes": num_classes}
+    with hub(name) if pretrained else nullcontext():
         try:
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **classes, **arguments)
         except (TypeError, AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
             if not arguments:
                 raise
             reason = f"{name} cannot be built with {dict(arguments)} ({error})"
             raise InputError(f"arguments: {reason}") from error
         return model
-
-    if not pretrained:
-        return create()
-    with hub(name):
-        return create()
 
 
 @cache
@@ -156,14 +139,16 @@ def classifier_names(name: str) -> list[str]:
     """Names of the layers that give the logits, as timm's configuration of the model lists them."""
     import timm
 
-    listed: str | Sequence[str] | None = timm.get_pretrained_cfg_value(name, "classifier")
+    return _head_names(timm.get_pretrained_cfg_value(name, "classifier"))
+
+
+def _head_names(listed: str | Sequence[str] | None) -> list[str]:
     return [listed or "head"] if isinstance(listed, str | None) else list(listed)
 
 
 def with_own_head(model: Any, weights: Weights) -> Weights:
     """The weights with the model's own classifier in place of theirs."""
-    listed = model.default_cfg.get("classifier")
-    heads = [listed or "head"] if isinstance(listed, str | None) else list(listed)
+    heads = _head_names(model.default_cfg.get("classifier"))
     own = {
         key: value
         for key, value in model.state_dict().items()

@@ -10,8 +10,8 @@ from torch import nn
 
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import UnknownNameError
-from steadygaze.loading.checkpoint import Weights, fit, head_width, hub
-from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.checkpoint import fit, head_width, hub
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.modules import restore
 
 PREFIX = "torchvision:"
@@ -39,52 +39,40 @@ def segmenter_names() -> list[str]:
     return names
 
 
-def build_torchvision_model(
-    name: str, weights: Weights | None = None, origin: str = "", num_classes: int | None = None
-) -> BuiltModel:
-    """See `build_model`; name: without the prefix."""
-    if name in segmenter_names():
-        return _build_segmenter(name, weights, origin, num_classes)
-    if name in classifier_names():
-        return _build_classifier(name, weights, origin, num_classes)
-    raise UnknownNameError("torchvision model", name, [*classifier_names(), *segmenter_names()])
-
-
-def _build_classifier(name: str, weights: Weights | None, origin: str, num_classes: int | None) -> BuiltModel:
+def build_torchvision_model(name: str, options: ModelOptions) -> LoadedModel:
+    """Build a model of torchvision, see `build_model`; name: without the prefix."""
     from torchvision.models import get_model, get_model_weights
 
-    published = get_model_weights(name).DEFAULT
+    segments = name in segmenter_names()
+    if not segments and name not in classifier_names():
+        raise UnknownNameError("torchvision model", name, [*classifier_names(), *segmenter_names()])
+    published, weights = get_model_weights(name).DEFAULT, options.weights
     if weights is None:
         with hub(name):
             model = get_model(name, weights=published)
     else:
-        num_classes = num_classes or head_width(weights, [_head_name(name)])
-        options = {} if num_classes is None else {"num_classes": num_classes}
-        model = restore(get_model(name, weights=None, **options), weights)
-        fit(model, {module_name(key): value for key, value in weights.items()}, origin)
-    categories = published.meta["categories"]
-    class_names = tuple(categories) if _last_layer(model)[1] == len(categories) else None
-    return BuiltModel(model, Preprocess.from_torchvision(published.transforms()), class_names, "torchvision")
-
-
-def _build_segmenter(name: str, weights: Weights | None, origin: str, num_classes: int | None) -> BuiltModel:
-    from torchvision.models import get_model, get_model_weights
-
-    published = get_model_weights(name).DEFAULT
-    if weights is None:
-        with hub(name):
-            model = get_model(name, weights=published)
+        heads = SEGMENTATION_HEADS if segments else [_head_name(name)]
+        num_classes = options.num_classes or head_width(weights, heads)
+        arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+        if segments:
+            arguments["weights_backbone"] = None
+            if any("aux_classifier." in key for key in weights):
+                arguments["aux_loss"] = True
+        model = get_model(name, weights=None, **arguments)
+        if not segments:
+            model = restore(model, weights)
+            weights = {module_name(key): value for key, value in weights.items()}
+        fit(model, weights, options.origin)
+    if segments:
+        width = next(
+            module for key, module in model.named_modules() if key in SEGMENTATION_HEADS
+        ).out_channels
     else:
-        num_classes = num_classes or head_width(weights, SEGMENTATION_HEADS)
-        options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
-        if any("aux_classifier." in key for key in weights):
-            options["aux_loss"] = True
-        model = get_model(name, weights=None, weights_backbone=None, **options)
-        fit(model, weights, origin)
+        width = _last_layer(model)[1]
     categories = published.meta["categories"]
-    head = next(module for key, module in model.named_modules() if key in SEGMENTATION_HEADS)
-    class_names = tuple(categories) if head.out_channels == len(categories) else None
-    return BuiltModel(model, Preprocess.from_torchvision(published.transforms()), class_names, "torchvision")
+    class_names = tuple(categories) if width == len(categories) else None
+    preprocess = Preprocess.from_torchvision(published.transforms())
+    return LoadedModel(model, PREFIX + name, preprocess, class_names, source="torchvision")
 
 
 def _head_name(name: str) -> str:

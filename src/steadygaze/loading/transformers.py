@@ -18,7 +18,7 @@ from torch import nn
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import CheckpointError, InputError
 from steadygaze.loading.checkpoint import Weights, fit, head_width, hub, read_weights
-from steadygaze.loading.loaded import BuiltModel
+from steadygaze.loading.loaded import LoadedModel, ModelOptions
 from steadygaze.loading.timm import SPARE_ELEMENTS
 from steadygaze.modules import restore
 from steadygaze.questions.text import is_empty
@@ -35,47 +35,37 @@ TEXT_IMAGE, ANSWERS, GENERATES = (
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
-def build_transformers_model(
-    name: str,
-    weights: Weights | None = None,
-    origin: str = "",
-    num_classes: int | None = None,
-    *,
-    trust_remote_code: bool = False,
-    fallback: Preprocess | None = None,
-) -> BuiltModel:
-    """See `build_model`."""
+def build_transformers_model(name: str, options: ModelOptions) -> LoadedModel:
+    """Build a model of transformers, see `build_model`."""
     try:
         from transformers import AutoConfig
     except ImportError as error:
         raise InputError("models of transformers need it installed: pip install 'steadygaze[hf]'") from error
-    trust = {"trust_remote_code": trust_remote_code}
+    weights, trust = options.weights, {"trust_remote_code": options.trust_remote_code}
     with hub(name, local=Path(name).is_dir()), _custom_code(name), without_progress_bar():
-        preprocess = read_preprocess(name, trust_remote_code=trust_remote_code, fallback=fallback)
+        preprocess = read_preprocess(name, fallback=options.fallback, **trust)
         config = AutoConfig.from_pretrained(name, **trust)
-        _check_kernel(config, name, trust_remote_code)
+        # an implementation of attention on the hub ("owner/kernel") is compiled code
+        kernel = getattr(config, "_attn_implementation", None)
+        if not options.trust_remote_code and isinstance(kernel, str) and "/" in kernel:
+            raise _needs_code(name, f"its config requires the compiled code of {kernel}")
         auto, kind = _auto_class(config)
         _check_sizes(config, auto, name, trust)
         if weights is None:
             model, missing = _pretrained(auto, name, trust)
         else:
-            num_classes = num_classes or head_width(weights, ["classifier"])
-            options = {} if num_classes is None else {"num_labels": num_classes}
-            config = AutoConfig.from_pretrained(name, **options, **trust)
+            num_classes = options.num_classes or head_width(weights, ["classifier"])
+            labels = {} if num_classes is None else {"num_labels": num_classes}
+            config = AutoConfig.from_pretrained(name, **labels, **trust)
             model = auto.from_config(config, **trust)
-            model, missing = _fit(restore(model, weights), weights, origin), []
+            model, missing = _fit(restore(model, weights), weights, options.origin), []
     if missing:
         raise CheckpointError(
             f"the weights of {name} lack {', '.join(missing[:SHOWN])}: it is not a complete {kind}"
         )
-    if kind == TEXT_IMAGE:
-        return BuiltModel(model, preprocess, None, "transformers", _read_tokenizer(name, trust))
-    if kind == ANSWERS:
-        names = config_class_names(model)
-        return BuiltModel(model, preprocess, names, "transformers", _read_tokenizer(name, trust))
-    if kind == GENERATES:
-        return BuiltModel(model, preprocess, None, "transformers", _read_processor(name, trust))
-    return BuiltModel(model, preprocess, config_class_names(model), "transformers")
+    class_names = None if kind in (TEXT_IMAGE, GENERATES) else config_class_names(model)
+    tokenizer = _read_tokenizer(name, kind, trust) if kind in (TEXT_IMAGE, ANSWERS, GENERATES) else None
+    return LoadedModel(model, name, preprocess, class_names, source="transformers", tokenizer=tokenizer)
 
 
 def _auto_class(config: Any) -> tuple[Any, str]:
@@ -103,26 +93,21 @@ def _auto_class(config: Any) -> tuple[Any, str]:
     return AutoModelForImageClassification, "image classifier"
 
 
-def _read_tokenizer(name: str, options: dict[str, Any]) -> Any:
-    """The tokenizer of a folder or repository; None if there is none, which matters once a text is given."""
-    from transformers import AutoTokenizer
+def _read_tokenizer(name: str, kind: str, trust: dict[str, bool]) -> Any:
+    """The tokenizer, or the processor of a model that generates text, of a folder or repository.
+
+    None if there is none, which matters once a text is given.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        if kind == GENERATES:
+            processor = AutoProcessor.from_pretrained(name, **trust)
+            return processor if hasattr(processor, "image_processor") else None
+        tokenizer = AutoTokenizer.from_pretrained(name, **trust)
     except (OSError, ValueError, ImportError, KeyError):
         return None
     return None if is_empty(tokenizer) else tokenizer
-
-
-def _read_processor(name: str, options: dict[str, Any]) -> Any:
-    """The processor of images and text of a folder or repository; None if there is none."""
-    from transformers import AutoProcessor
-
-    try:
-        processor = AutoProcessor.from_pretrained(name, **options)
-    except (OSError, ValueError, ImportError, KeyError):
-        return None
-    return processor if hasattr(processor, "image_processor") else None
 
 
 @contextmanager
@@ -160,13 +145,6 @@ def _custom_code(name: str) -> Iterator[None]:
         if isinstance(error, CheckpointError) or "trust_remote_code" not in str(error):
             raise
         raise _needs_code(name, "it brings its own Python code") from error
-
-
-def _check_kernel(config: Any, name: str, trust_remote_code: bool) -> None:
-    """A config may name an implementation of attention on the hub ("owner/kernel"): compiled code."""
-    implementation = getattr(config, "_attn_implementation", None)
-    if not trust_remote_code and isinstance(implementation, str) and "/" in implementation:
-        raise _needs_code(name, f"its config requires the compiled code of {implementation}")
 
 
 def _check_sizes(config: Any, auto: Any, name: str, options: dict[str, Any]) -> None:

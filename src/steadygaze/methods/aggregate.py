@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from steadygaze.errors import InputError
-from steadygaze.methods.registry import Method
+from steadygaze.methods.registry import MapMethod, MatrixMethod, Method
 from steadygaze.trace.capture import Trace
 from steadygaze.trace.completeness import Shares, accounted, content_and_position, resize_map
 
@@ -62,8 +62,8 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
     base = method.base
     own = method.function_options
     span = layers(method, trace.depth)
-    if base.kind == "matrix":
-        row = _matrix_rows(trace, method, span, own)
+    if isinstance(base, MatrixMethod):
+        row = _matrix_rows(trace, base, method.aggregator, span, own)
         return row[:, trace.vit.prefix :].unflatten(1, trace.run.layout.grid)
     maps = [base.function(trace, l, **own) for l in span]
     maps = [m for m in maps if m is not None]
@@ -73,7 +73,7 @@ def aggregate(trace: Trace, method: Method) -> Float[Tensor, "b h w"]:
             "Start at a lower layer."
         )
     total = _resized_sum(maps, trace.run.layout.grid)
-    if base.added_once is not None:
+    if isinstance(base, MapMethod) and base.added_once is not None:
         total = total + _resized_sum(base.added_once(trace, span[0], **own), trace.run.layout.grid)
     return total
 
@@ -83,12 +83,12 @@ def shares(trace: Trace, method: Method, position: Float[Tensor, "1 n d"] | None
 
     position: position embeddings of the tokens; None if they are not known
     """
-    scores, options = aggregate(trace, method), dict(method.options)
-    if method.base.kind != "map" or not method.base.input_x_gradient(options):
+    scores, base = aggregate(trace, method), method.base
+    if not isinstance(base, MapMethod) or not method.input_x_gradient:
         return Shares(scores)
-    span, biases = layers(method, trace.depth), bool(method.base.needs(options).get("bias"))
-    total = accounted(trace, span, biases=biases, implicit=bool(options.get("implicit")))
-    at_input = span == range(1) and method.base.added_once is None
+    span, biases = layers(method, trace.depth), bool(method.needs.get("bias"))
+    total = accounted(trace, span, biases=biases, implicit=bool(method.option("implicit")))
+    at_input = span == range(1) and base.added_once is None
     parts = content_and_position(trace, position, scores) if at_input and position is not None else None
     return Shares(scores, total - scores.sum((1, 2)), parts)
 
@@ -97,20 +97,22 @@ def _resized_sum(maps: Sequence[Float[Tensor, "b _h _w"]], grid: tuple[int, int]
     return reduce(torch.add, (resize_map(m, grid) for m in maps))
 
 
-def _matrix_rows(trace: Trace, method: Method, span: range, own: dict[str, Any]) -> Float[Tensor, "b n"]:
+def _matrix_rows(
+    trace: Trace, base: MatrixMethod, aggregator: str | None, span: range, own: dict[str, Any]
+) -> Float[Tensor, "b n"]:
     """The aggregated row that feeds the head, one value per token."""
-    function = method.base.function
+    function = base.function
     pooled = trace.vit.readout == "pool" and len(trace.pooling) > 0
-    if method.aggregator == "rollout":
-        step = method.base.rollout_step or _unchanged
-        row = _pool_rollout_row(trace, method) if pooled else trace.readout_row()
+    if aggregator == "rollout":
+        step = base.rollout_step or _unchanged
+        row = _pool_rollout_row(trace, base, own) if pooled else trace.readout_row()
         for l in reversed(span):  # a row times each matrix: N times fewer operations than their product
             row = torch.einsum("bi,bij->bj", row, step(function(trace, l, **own), **own))
         return row
-    row = _pool_row(trace, method) if pooled else trace.readout_row().expand(trace.logits.shape[0], -1)
-    total = row if pooled and method.aggregator != "first" else torch.zeros_like(row)
-    if not (pooled and method.aggregator == "last"):
-        read = method.base.read_row or _unchanged
+    row = _pool_row(trace, base, own) if pooled else trace.readout_row().expand(trace.logits.shape[0], -1)
+    total = row if pooled and aggregator != "first" else torch.zeros_like(row)
+    if not (pooled and aggregator == "last"):
+        read = base.read_row or _unchanged
         for l in span:
             total = total + read(torch.einsum("bi,bij->bj", row, function(trace, l, **own)), **own)
     return total
@@ -124,14 +126,14 @@ def _mean_attention(a: Tensor, g: Tensor, **own: Any) -> Tensor:
     return a.mean(1)
 
 
-def _pool_attentions(trace: Trace, method: Method) -> list[tuple[Tensor, Tensor]]:
+def _pool_attentions(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     """(weight of the query itself, row over the tokens) of each attention of the head, fused over heads."""
     n, prefix = trace.run.hidden[-1].shape[1], trace.vit.prefix
-    fuse = method.base.fuse_heads or _mean_attention
+    fuse = base.fuse_heads or _mean_attention
     pieces = []
     for attention in trace.pooling:
         weights, gradient = trace.seen(attention), trace.grad(attention.a)
-        row = fuse(weights, gradient, **method.function_options).mean(1)  # mean over the queries
+        row = fuse(weights, gradient, **own).mean(1)  # mean over the queries
         own_weight = row.new_zeros(row.shape[0], 1)
         if row.shape[1] == n + 1:  # class attention: the query's own token comes first
             own_weight, row = row[:, :1], row[:, 1:]
@@ -141,15 +143,15 @@ def _pool_attentions(trace: Trace, method: Method) -> list[tuple[Tensor, Tensor]
     return pieces
 
 
-def _pool_row(trace: Trace, method: Method) -> Float[Tensor, "b n"]:
+def _pool_row(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> Float[Tensor, "b n"]:
     """How much the pooling reads of each token, summed over its attentions."""
-    return torch.stack([row for _, row in _pool_attentions(trace, method)]).sum(0)
+    return torch.stack([row for _, row in _pool_attentions(trace, base, own)]).sum(0)
 
 
-def _pool_rollout_row(trace: Trace, method: Method) -> Float[Tensor, "b n"]:
+def _pool_rollout_row(trace: Trace, base: MatrixMethod, own: dict[str, Any]) -> Float[Tensor, "b n"]:
     """The pooling as one more layer of the rollout; its query starts at zero."""
-    keep, add = method.base.pool_residual
-    attentions = _pool_attentions(trace, method)
+    keep, add = base.pool_residual
+    attentions = _pool_attentions(trace, base, own)
     query = torch.zeros_like(attentions[0][1])
     for self_weight, row in attentions:
         query = keep * query + add * (self_weight * query + row)

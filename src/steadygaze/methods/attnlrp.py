@@ -69,7 +69,6 @@ def attnlrp(trace: Trace, layer: int, *, gamma: float = 0.0) -> Float[Tensor, "b
     family="propagation",
     rules=ATTNLRP,
     check_options=_check_gamma,
-    differentiable=False,
     cost=4.0,
 )
 def attnlrp_gamma(

@@ -140,7 +140,7 @@ for _function in (
     _register(_function)
 
 
-@register_method("shapley_cam", "model", family="cam", differentiable=False, cost=2.0)
+@register_method("shapley_cam", "model", family="cam", cost=2.0)
 def shapley_cam(query: Query, *, at: str = "auto", weights: str = "tokens") -> Float[Tensor, "b h w"]:
     """ShapleyCAM: activation x (gradient − half a Hessian-vector product) at the last block.
 

@@ -35,7 +35,7 @@ def _one_layer_read(vit: ViT) -> str:
     return why
 
 
-@register_method("legrad", "model", family="attention", unsupported=_one_layer_read, differentiable=False)
+@register_method("legrad", "model", family="attention", unsupported=_one_layer_read)
 def legrad(query: Query, *, layers: int = 0) -> Float[Tensor, "b h w"]:
     """LeGrad: positive gradients of each layer's own score at its attention.
 

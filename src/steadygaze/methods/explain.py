@@ -4,9 +4,9 @@ Methods share passes: one forward pass for each setting of rules, one backward p
 class; a method that only reads attention uses a forward pass that runs anyway.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, Unpack, overload
+from typing import Any, Protocol, overload
 from warnings import warn
 
 import torch
@@ -23,16 +23,18 @@ from steadygaze.methods.aggregate import layers, shares
 from steadygaze.methods.registry import (
     DEFAULT,
     Method,
-    given_methods,
+    ModelMethod,
     parse_method,
     parse_methods,
     rules_of,
     unavailable,
 )
 from steadygaze.progress import OnProgress, ignore_progress
-from steadygaze.questions.ask import QuestionOptions, display_names, explain_each, needs_each, pose
+from steadygaze.questions.ask import display_names, each_region, pose
+from steadygaze.questions.detections import Detection
+from steadygaze.questions.regions import Region
 from steadygaze.questions.vqa import VisualQuestion
-from steadygaze.results.attribution import SHOWN_IN_NOTEBOOK, Attribution
+from steadygaze.results.attribution import SHOWN_IN_NOTEBOOK, Attribution, concatenate
 from steadygaze.results.comparison import Attributions
 from steadygaze.target import (
     CallableTarget,
@@ -62,122 +64,99 @@ class HoldsModel(Protocol):
 Model = nn.Module | ViT | HoldsModel
 MethodName = str | Method
 Methods = list[str] | list[Method] | list[MethodName] | tuple[MethodName, ...]
+Targets = Target | str | Region | Detection | Sequence[str] | Sequence[Region] | Sequence[Detection]
 
 
 @overload
 def explain(
     model: Model,
     images: Tensor,
-    target: Target = None,
+    target: Targets = None,
     method: MethodName = DEFAULT,
-    score: str | None = None,
     *,
+    score: str | None = None,
     on_progress: OnProgress = ignore_progress,
-    allow_partial: bool = True,
-    **question: Unpack[QuestionOptions],
 ) -> Attribution: ...
 @overload
 def explain(
     model: Model,
     images: Tensor,
-    target: Target = None,
+    target: Targets = None,
     *,
     method: Methods,
     score: str | None = None,
     on_progress: OnProgress = ignore_progress,
-    allow_partial: bool = True,
-    **question: Unpack[QuestionOptions],
-) -> Attributions: ...
-@overload
-def explain(
-    model: Model,
-    images: Tensor,
-    target: Target = None,
-    *,
-    methods: Methods,
-    score: str | None = None,
-    on_progress: OnProgress = ignore_progress,
-    allow_partial: bool = True,
-    **question: Unpack[QuestionOptions],
 ) -> Attributions: ...
 def explain(
     model: Any,
     images: Any,
     target: Any = None,
     method: Any = DEFAULT,
-    score: str | None = None,
     *,
-    methods: Any = None,
+    score: str | None = None,
     on_progress: OnProgress = ignore_progress,
-    allow_partial: bool = True,
-    **question: Unpack[QuestionOptions],
 ) -> Attribution | Attributions:
-    """Attribution maps: how much evidence each patch of an image is for a class.
+    """Compute attribution maps: how much evidence each patch of an image is for a class.
 
-    model: a vision transformer of timm, transformers or torchvision, the result of `load_model`, or a `ViT`
-    images: (B, 3, H, W), floating point, preprocessed for the model
-    target: the class to explain: None (the predicted one), an index, one index per image, (B, K) for several
-        per image, or a callable logits -> (B,) that returns the quantity itself. For a multi-label model a
-        label (None: the most probable), for a regression model the index of a value, for a segmenter a
-        `steadygaze.Region`, for YOLOS a `steadygaze.Detection`: one for all images, or one for each
-    method: a name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them
-    methods: the same; give one of the two
-    score: the quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob"; None
-        is the method's own. A label has no contrast; of a value, the value itself is explained
-    on_progress: called with a `Progress` during long searches
-    allow_partial: whether an interrupted search returns a map of the runs that were done, with a warning
-    question: what is asked of a model that compares images with text (CLIP, SigLIP, open_clip). There, a text
-        as target is a prompt for all images, and a list of K texts are K targets of each image; explained is
-        the similarity of image and text, the model's own logit.
-        prompts: other texts; then the classes are all texts, which allows score="log_odds" and the like
-        text_embeddings: (K, D), instead of texts, for an image tower; target is the index of one
-        logit_scale: factor of the cosine with text_embeddings; by default the model's own, or 1
-        tokenizer: by default the model's own
-        question: of ViLT, about the images; target is an answer, by its text or index. The result has scores
-            of the question's words too (`words`, `word_scores`)
-        prompt, answer: of a model that generates text, about one image (a PIL image, or a tensor as its
-            processor prepares it): explained is the log-probability of the answer, by default what the model
-            says. target k is the answer's token k, from 1
-        processor: of a model that generates text; by default the model's own
+    Args:
+        model: A vision transformer of timm, transformers or torchvision, the result of `load_model`, of `ask`
+            or of `zero_shot`, or a `ViT`.
+        images: Images preprocessed for the model, (B, 3, H, W), floating point.
+        target: The class to explain: None (the predicted one), an index or a name, one index per image, (B,
+            K) for several per image, or a callable logits -> (B,) that returns the quantity itself. For a
+            multi-label model a label (None: the most probable); for a regression model the index of a value;
+            for a model that compares images with text (CLIP, SigLIP, open_clip) a prompt; for a segmenter a
+            `Region`; for YOLOS a `Detection`. A list of K names or prompts are K targets of each image; a
+            list of regions or detections is one for each image.
+        method: A name such as "gaze" or "ixg+plus", a `steadygaze.method(...)`, or a list of them.
+        score: The quantity of the class to explain: "logit", "log_prob", "log_odds", "contrast" or "prob";
+            None is the method's own. A label has no contrast; of a value, the value itself is explained.
+        on_progress: Called with a `Progress` during long searches. An interrupted search returns the map of
+            the runs that were done, with a `PartialMapWarning`.
 
-    Returns an `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the
-    class. For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook;
-    for that, they keep the first 12 images in 8 bits.
+    Returns:
+        An `Attribution`, whose `scores` (B, rows, columns) are signed: higher is more evidence for the class.
+        For a list of methods, `Attributions`, a dict of them by name. Both show themselves in a notebook; for
+        that, they keep the first 12 images in 8 bits.
 
-    >>> import torch
-    >>> from steadygaze import load_model
-    >>> loaded = load_model("embedded")
-    >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
-    torch.Size([1, 8, 8])
+    Raises:
+        InputError: If images, target or score do not fit the model.
+        UnknownNameError: If a method, class or score is not known.
+        MethodUnavailableError: If a method cannot explain this model.
+        UnsupportedModelError: If the model is not a vision transformer that `adapt` can view.
+
+    Example:
+        >>> import torch
+        >>> from steadygaze import load_model
+        >>> loaded = load_model("embedded")
+        >>> explain(loaded, torch.zeros(1, 3, 32, 32), target="cat").scores.shape
+        torch.Size([1, 8, 8])
     """
-    if needs_each(target, images):
-        options = {"score": score, "methods": methods, "on_progress": on_progress, **question}
-        one = partial(explain, model, method=method, allow_partial=allow_partial, **options)
-        return explain_each(one, images, target)
-    given_model = model
-    model, images, target = pose(model, images, target, **question)
-    vit = adapt(model)
+    regions = each_region(target, images)
+    if regions is not None:
+        parts: list[Any] = [
+            explain(model, images[i : i + 1], region, method=method, score=score, on_progress=on_progress)
+            for i, region in enumerate(regions)
+        ]
+        if isinstance(parts[0], Attribution):
+            return concatenate(parts)
+        return Attributions({name: concatenate([part[name] for part in parts]) for name in parts[0]})
+    classifier, target = pose(model, images, target)
+    vit = adapt(classifier)
     target = vit.plan.main_value if target is None else target
-    given = given_methods(method, methods)
-    requested = parse_methods(given)
+    requested = parse_methods(method)
     chosen = list({m.name: m for m in requested.values()}.values())
     clean = CleanForward.of(vit, images)
-    if note := range_note(model, clean.images):
+    if note := range_note(classifier, clean.images):
         warn(note, ImagesOutOfRangeWarning, stacklevel=2)
-    results = explain_batch(clean, target, chosen, score, on_progress, allow_partial, details=True)
-    results = _with_display(results, given_model, model, clean.images)
-    if isinstance(given, (str, Method)):
+    results = explain_batch(clean, target, chosen, score, on_progress, details=True)
+    # for notebooks: the class names, and the first images as the given model saw them
+    classes = display_names(classifier, results[chosen[0].name].logits.shape[1])
+    pixels = display_pixels(model, clean.images[:SHOWN_IN_NOTEBOOK])
+    results = {name: replace(result, classes=classes, pixels=pixels) for name, result in results.items()}
+    if isinstance(method, (str, Method)):
         return results[chosen[0].name]
     return Attributions({name: results[m.name] for name, m in requested.items()})
-
-
-def _with_display(
-    results: dict[str, Attribution], given: Any, model: Any, images: Tensor
-) -> dict[str, Attribution]:
-    """With what a notebook shows: the first images as the given model saw them, and the classes' names."""
-    classes = display_names(model, next(iter(results.values())).logits.shape[1])
-    pixels = display_pixels(given, images[:SHOWN_IN_NOTEBOOK])
-    return {name: replace(result, classes=classes, pixels=pixels) for name, result in results.items()}
 
 
 def explain_batch(
@@ -235,7 +214,7 @@ class _Batch:
         tokens = self.clean.tokens
         logits: Tensor | None = None
         hidden: tuple[Tensor, ...] = ()
-        reads_hidden = any(m.base.reads_hidden for m in methods)
+        reads_hidden = any(isinstance(m.base, ModelMethod) and m.base.reads_hidden for m in methods)
         maps: dict[str, list[Shares]] = {}
         position = self.position(methods)
         for rules, one_pass in plan_passes(methods, len(self.vit.blocks)).items():
@@ -290,9 +269,7 @@ class _Batch:
 
     def position(self, methods: list[Method]) -> Tensor | None:
         """Position embeddings, if a map is input x gradient at the input of block 0 and has to be split."""
-        split = self.details and any(
-            m.base.input_x_gradient(dict(m.options)) and m.aggregator == "first" for m in methods
-        )
+        split = self.details and any(m.input_x_gradient and m.aggregator == "first" for m in methods)
         return position_tokens(self.vit, self.clean.images) if split else None
 
     def attribution(self, m: Method, maps: list[Shares], logits: Tensor) -> Attribution:
@@ -364,14 +341,13 @@ class Pass:
     def including(self, m: Method, depth: int) -> "Pass":
         """This pass, extended to what `m` needs."""
         first = min(layers(m, depth))
-        needs = m.base.needs(dict(m.options))
-        want = self.want | Want(hidden=m.base.kind == "map", **needs)
+        want = self.want | Want(hidden=m.base.kind == "map", **m.needs)
         start = _minimum(self.start, first) if m.base.gradient else self.start
-        watch = _minimum(self.watch, first) if any(needs.values()) else self.watch
+        watch = _minimum(self.watch, first) if any(m.needs.values()) else self.watch
         return Pass((*self.methods, m), want, start, watch)
 
     def run(self, vit: ViT, tokens: Tensor, rules: Rules) -> Forward:
-        """Run it."""
+        """Run the model, recording what the methods need."""
         depth = len(vit.blocks)
         start = depth if self.start is None else self.start
         watch = depth if self.watch is None else self.watch

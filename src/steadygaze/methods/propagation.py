@@ -353,7 +353,6 @@ def pixel_relevance(query: Query) -> Float[Tensor, "b c h w"]:
     gradient=False,
     class_specific=True,
     unsupported=_plain_patches,
-    differentiable=False,
     cost=5.0,
 )
 def full_lrp(query: Query) -> Float[Tensor, "b h w"]:

@@ -308,7 +308,6 @@ def _text(widths: tuple[int, ...]) -> str:
     score="prob",
     unsupported=trained,
     reads_hidden=True,
-    differentiable=False,
 )
 def vit_shapley(query: Query, *, file: Any = None) -> Float[Tensor, "b h w"]:
     """Shapley values of the patches, predicted by a learned network (ViT-Shapley; file: its weights)."""

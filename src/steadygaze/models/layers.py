@@ -13,8 +13,9 @@ from jaxtyping import Float
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from steadygaze.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+
 Grid = tuple[int, int]
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def cfg(first_conv: str, **changes: Any) -> dict[str, Any]:
@@ -25,8 +26,8 @@ def cfg(first_conv: str, **changes: Any) -> dict[str, Any]:
         "pool_size": None,
         "crop_pct": 0.9,
         "interpolation": "bicubic",
-        "mean": MEAN,
-        "std": STD,
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
         "first_conv": first_conv,
         "classifier": "head",
         **changes,

@@ -1,7 +1,7 @@
 """Generative vision-language models: what in the image made the model say this?
 
-    answer, images = answer_model(model, processor, image, "What is on the table?")    # in `prompting`
-    answer(images)    # (B, 1 + T): log-probability of the whole answer, then of each of its T tokens
+    answer = answer_model(model, processor, image, "What is on the table?")
+    answer(answer.prepared)    # (B, 1 + T): log-probability of the whole answer, then of each of its T tokens
 
 The model is run once on [prompt with image, answer]. Its view starts where the language model does: the
 tokens at the input of its first block are the text and the image's tokens (output of the vision tower and
@@ -12,8 +12,6 @@ So image tokens are removed for real, and every token keeps its position.
 
 Recognized by structure: a language model with `layers` and `norm`, an `lm_head`, and image tokens in
 `input_ids`. Tested with LLaVA, Qwen2.5-VL, Idefics 3 and SmolVLM.
-
-From a processor of transformers, an image and a prompt to an `Answer` (see `generation`).
 """
 
 from __future__ import annotations
@@ -55,8 +53,11 @@ class Answer(nn.Module):
     """A model that generates text, with a fixed prompt and answer: images (B, 3, H, W) -> (B, 1 + T) values.
 
     The values are log-probabilities: of the answer, and of each of its tokens given those before it.
-    `class_names` are the answer and its tokens. Made by `answer_model`.
+    `class_names` are the answer and its tokens, `prepared` the images that it was made with. Made by
+    `answer_model`.
     """
+
+    prepared: Float[Tensor, "b 3 h w"]
 
     def __init__(
         self,
@@ -66,8 +67,10 @@ class Answer(nn.Module):
         names: Sequence[str],
         images: ImageTokens,
         image_token: int,
+        prepared: Float[Tensor, "b 3 h w"],
     ) -> None:
         super().__init__()
+        self.register_buffer("prepared", prepared, persistent=False)
         self.model, self.images = model, images
         self.class_names = tuple(names)
         device = next(model.parameters()).device
@@ -227,7 +230,7 @@ def generates(model: Any) -> bool:
 
 def answer_model(
     model: nn.Module, processor: Any, image: Any, prompt: str, answer: str | None = None
-) -> tuple[Answer, Float[Tensor, "b 3 h w"]]:
+) -> Answer:
     """The model with a prompt and an answer, and the image as its processor prepares it.
 
     image: a PIL image, or images (B, 3, H, W) that are prepared already; they share prompt and answer
@@ -265,8 +268,7 @@ def answer_model(
         if not answer_ids:
             raise InputError(f"answer: expected a text, got {answer!r}")
     names = [tokenizer.decode(answer_ids), *(tokenizer.decode([token]) for token in answer_ids)]
-    built = Answer(model, prompt_ids, answer_ids, names, tokens, _image_token(model, processor))
-    return built, ready
+    return Answer(model, prompt_ids, answer_ids, names, tokens, _image_token(model, processor), ready)
 
 
 def _prepare(processor: Any, image: Any, prompt: str) -> Any:

@@ -119,8 +119,8 @@ def _open_clip_tokenizer(model: Any) -> Any:
 
 def _no_tokenizer(model: Any, why: str) -> InputError:
     return InputError(
-        f"target: a text needs the tokenizer of {type(model).__name__}, and {why}. Give tokenizer=, a "
-        "tokenizer or the folder of one, or load the model with steadygaze.load_model, which keeps its own",
+        f"a text needs the tokenizer of {type(model).__name__}, and {why}. Give tokenizer=, a tokenizer or "
+        "the folder of one, to steadygaze.ask, or load the model with steadygaze.load_model, which keeps it",
         option="tokenizer",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -140,11 +139,6 @@ class Attribution:
         if classes is not None and len(classes) != self.logits.shape[1]:
             raise InputError(f"expected {self.logits.shape[1]} class names, got {len(classes)}")
         return replace(self, images=originals, classes=self.classes if classes is None else tuple(classes))
-
-    def with_pictures(self, images: Any, classes: Sequence[str] | None = None) -> Attribution:
-        """Deprecated name of `with_images`."""
-        warnings.warn("with_pictures is now with_images", DeprecationWarning, stacklevel=2)
-        return self.with_images(images, classes)
 
     def upsample(self, size: int | tuple[int, int], mode: str = "bilinear") -> Tensor:
         """Scores per pixel, (B, H, W) or (B, K, H, W), signed and unnormalized; size: (H, W) or one side."""
@@ -354,6 +348,28 @@ def resized(
         {"mode": "nearest-exact"} if mode == "nearest" else {"mode": mode, "align_corners": False}
     )
     return F.interpolate(flat, size=size, **how).reshape(*scores.shape[:-2], *size).to(scores.dtype)
+
+
+def concatenate(parts: Sequence[Attribution]) -> Attribution:
+    """Join attributions of different images by one method into one."""
+    first = parts[0]
+
+    def joined(name: str) -> Tensor | None:
+        tensors = [tensor for part in parts if (tensor := getattr(part, name)) is not None]
+        return torch.cat(tensors) if tensors else None
+
+    pixels = joined("pixels")
+    shares = [part.parts for part in parts if part.parts is not None]
+    return replace(
+        first,
+        scores=torch.cat([part.scores for part in parts]),
+        target=joined("target"),
+        logits=torch.cat([part.logits for part in parts]),
+        unattributed=joined("unattributed"),
+        word_scores=joined("word_scores"),
+        pixels=None if pixels is None else pixels[:SHOWN_IN_NOTEBOOK],
+        parts={name: torch.cat([share[name] for share in shares]) for name in shares[0]} if shares else None,
+    )
 
 
 def store_maps(folder: str | Path, names: Sequence[str], attributions: Mapping[str, Attribution]) -> Path:

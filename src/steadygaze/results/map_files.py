@@ -1,29 +1,25 @@
-"""Names of the tensors in a map file, and how maps are rounded to float16.
+"""Attribution maps as files: written by `Attribution.save_maps` and `verify`, measured by `verify(maps=...)`.
 
-Reading a folder of maps, which may come from a stranger: nothing in it is executed, and every size is
-checked before memory is used.
-
-Writing maps: one file for each batch, written at once under a name that depends on its images only.
-
-So a killed run leaves whole files, a resumed one writes the same file again instead of a second one, and
-processes never write the same file.
-
-Where `verify` gets maps that it does not compute: a folder of map files, or arrays in memory.
+A file holds the maps of one batch, and its name depends on its images only: a killed run leaves whole files,
+a resumed one writes the same file again, and processes never write the same file. A folder of maps may come
+from a stranger: nothing in it is executed, and every size is checked before memory is used. docs/maps.md
+describes the format.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from steadygaze.errors import InputError, RowsNotWrittenError
@@ -85,6 +81,9 @@ MAX_OPEN = 16  # files that stay open
 MAX_HEADER = 64 * MIB  # names, shapes and keys of one file
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 HELP = "docs/maps.md describes the format."
+KEYS = TypeAdapter(Annotated[list[str], Field(min_length=1)])
+INDICES = TypeAdapter(list[int])
+POSITIONS = TypeAdapter(dict[str, list[int]])
 
 
 @dataclass(frozen=True)
@@ -106,27 +105,44 @@ class MapFile:
     @classmethod
     def read(cls, path: Path) -> MapFile:
         """Check a file and read its header."""
-        _check_header_size(path)
+        if not path.is_file():
+            raise InputError(f"{path}: expected a file, got a folder or a special file")
+        with path.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+        if size > MAX_HEADER:
+            raise InputError(
+                f"{path}: expected a {SUFFIX} file with a header of at most {MAX_HEADER // MIB} MiB, got "
+                f"{size} bytes. If it is a map file, split it. {HELP}"
+            )
         file = _open(path)
         metadata: dict[str, str] = file.metadata() or {}
-        images = _images(path, metadata)
-        names: set[MapName] = set()
-        scaled: set[MapName] = set()
-        tensors = list(file.keys())
+        if "images" not in metadata:
+            raise InputError(
+                f"{path}: expected metadata 'images', a list of image keys as JSON, got none. Write it with "
+                f"save_file(tensors, path, metadata={{'images': json.dumps(keys)}}). {HELP}"
+            )
+        images = _metadata(path, metadata, "images", KEYS, "a list of image keys, all texts")
+        count = len(images)
+        tensors = set(file.keys())
         for text in tensors:
-            part = file.get_slice(text)
-            shape, dtype = tuple(part.get_shape()), part.get_dtype()
-            if text.endswith(SCALE):
-                _check_scale(path, text, shape, dtype, tensors, len(images))
-                scaled.add(MapName.parse(text.removesuffix(SCALE)))
-            else:
-                _check_tensor(path, text, shape, dtype, len(images))
-                names.add(MapName.parse(text))
+            _check_tensor(path, text, file.get_slice(text), tensors, count)
+        names = {MapName.parse(text) for text in tensors if not text.endswith(SCALE)}
+        scaled = {MapName.parse(text.removesuffix(SCALE)) for text in tensors if text.endswith(SCALE)}
         if not names:
             raise InputError(f"{path}: expected at least one tensor of maps, got none. {HELP}")
-        targets = _optional_list(path, metadata, "targets", len(images))
-        broken = _broken(path, metadata, names, len(images))
-        return cls(path, images, frozenset(names), frozenset(scaled), targets, broken)
+        targets, broken = None, {}
+        if "targets" in metadata:
+            expected = f"{count} class indices, one for each image"
+            targets = tuple(_metadata(path, metadata, "targets", INDICES, expected, count))
+        if "broken" in metadata:
+            expected = f"positions below {count} by tensor"
+            positions = _metadata(path, metadata, "broken", POSITIONS, expected)
+            broken = {MapName.parse(text): frozenset(where) for text, where in positions.items()}
+            if not broken.keys() <= names or not all(
+                0 <= i < count for which in broken.values() for i in which
+            ):
+                raise InputError(f"{path}: metadata 'broken': expected {expected}, got {str(positions)[:80]}")
+        return cls(path, tuple(images), frozenset(names), frozenset(scaled), targets, broken)
 
     def digest(self) -> str:
         """The SHA-256 of what the file holds; the order of its header is not fixed."""
@@ -138,6 +154,60 @@ class MapFile:
             hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             hashed.update(tensor.flatten().view(torch.uint8).numpy().data)
         return hashed.hexdigest()
+
+
+def _open(path: Path) -> Any:
+    """`safe_open`, with its errors as `InputError`."""
+    from safetensors import safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:  # safetensors raises its own kinds
+        raise InputError(
+            f"{path}: expected a {SUFFIX} file, got one that cannot be read ({str(error)[:200]}). It is "
+            "damaged or incomplete: write it again."
+        ) from error
+
+
+def _metadata(
+    path: Path,
+    metadata: dict[str, str],
+    key: str,
+    kind: TypeAdapter[Any],
+    expected: str,
+    count: int | None = None,
+) -> Any:
+    """A value of the metadata; InputError unless it is JSON of this kind, with `count` entries."""
+    try:
+        value = kind.validate_json(metadata[key], strict=True)
+        if count is None or len(value) == count:
+            return value
+    except ValidationError:
+        pass
+    raise InputError(
+        f"{path}: metadata {key!r}: expected {expected}, as JSON, got {metadata[key][:80]!r}. {HELP}"
+    )
+
+
+def _check_tensor(path: Path, name: str, part: Any, tensors: set[str], count: int) -> None:
+    """InputError unless a tensor has the shape and type of maps, or of their factors."""
+    shape, dtype = tuple(part.get_shape()), part.get_dtype()
+    if name.endswith(SCALE):
+        maps = name.removesuffix(SCALE)
+        if maps not in tensors or shape != (count,) or dtype not in ("F32", "F64"):
+            raise InputError(
+                f"{path}: {name}: expected {count} factors in float32, of a tensor {maps!r} in the same "
+                f"file, got {dtype} {shape}"
+            )
+        return
+    if len(shape) != 3 or shape[0] != count or 0 in shape:
+        hint = " Sum over the channels first." if len(shape) == 4 else ""
+        raise InputError(
+            f"{path}: {name}: expected shape ({count}, rows, columns), one map for each of {count} keys in "
+            f"metadata 'images', got {shape}.{hint} {HELP}"
+        )
+    if dtype not in FLOATS:
+        raise InputError(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
 
 
 class MapFolder:
@@ -177,11 +247,7 @@ class MapFolder:
         """Whether there is a map of this method for the image."""
         return any(name in self.files[number].names for number, _ in self._places.get(image, ()))
 
-    def check(self, name: MapName, image: str, target: int) -> None:
-        """An error if there is no map of this class, or if there are different ones."""
-        self.find(name, image, target)
-
-    def find(self, name: MapName, image: str, target: int) -> tuple[MapFile, int]:
+    def check(self, name: MapName, image: str, target: int) -> tuple[MapFile, int]:
         """The file and position of a map; an error if there is none, or if there are different ones."""
         places = [
             (self.files[number], position)
@@ -199,23 +265,18 @@ class MapFolder:
                 "make the maps for the label.",
                 option="target",
             )
-        self._check_equal(name, image, fitting)
-        return fitting[0]
-
-    def _check_equal(self, name: MapName, image: str, places: list[tuple[MapFile, int]]) -> None:
-        """A map that is stored twice must have the same values."""
-        (first, at), *others = places
-        for file, position in others:
-            one, other = self._map_at(first, name, at), self._map_at(file, name, position)
-            if one.shape != other.shape or not torch.equal(one, other):
+        (first, at), *copies = fitting
+        for file, position in copies:  # a map that is stored twice must have the same values
+            if not torch.equal(self._map_at(first, name, at), self._map_at(file, name, position)):
                 raise InputError(
                     f"maps: expected one map {name} of {image!r}, got two that differ, in {first.path} and "
                     f"{file.path}. Delete one of the files."
                 )
+        return first, at
 
     def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
         """A map, whether it is broken, and where it is stored (for errors)."""
-        file, position = self.find(name, image, target)
+        file, position = self.check(name, image, target)
         return self._map_at(file, name, position), position in file.broken.get(name, ()), str(file.path)
 
     def _map_at(self, file: MapFile, name: MapName, position: int) -> Float[Tensor, "h w"]:
@@ -232,123 +293,93 @@ class MapFolder:
 
 
 def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
-    """What to do if images have no map; unknown: keys of maps that are no image of the data."""
-    strange = f" {len(unknown)} keys are no image of the data: {_shown(sorted(unknown))}." if unknown else ""
+    """What to do if images have no map; unknown: keys of maps that are not those of an image."""
+
+    def shown(keys: list[str]) -> str:
+        return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
+
+    strange = f" {len(unknown)} keys are no image of the data: {shown(sorted(unknown))}." if unknown else ""
     return (
         f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
-        f"{_shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
+        f"{shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
         "its key in streamed data, or 0, 1, ... for images in memory. Add the missing maps, or use "
         "fewer images."
     )
 
 
-def _shown(keys: list[str]) -> str:
-    return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
+class MapArrays:
+    """Arrays in memory. An array (N, rows, columns) is for the images "0", "1", ... in order."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in given.items()}
+
+    @property
+    def names(self) -> tuple[MapName, ...]:
+        """The methods."""
+        return tuple(self._maps)
+
+    @property
+    def images(self) -> set[str]:
+        """Every key."""
+        return {image for maps in self._maps.values() for image in maps}
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal arrays."""
+        hashed = hashlib.sha256()
+        for name, maps in self._maps.items():
+            for image, scores in maps.items():
+                hashed.update(f"{name}\n{image}\n{scores.dtype} {tuple(scores.shape)}\n".encode())
+                hashed.update(scores.contiguous().view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()[:16]
+
+    def has(self, name: MapName, image: str) -> bool:
+        """Whether there is a map of this method for the image."""
+        return image in self._maps[name]
+
+    def check(self, name: MapName, image: str, target: int) -> None:
+        """Accept every class: arrays do not state one."""
+
+    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
+        """A map, that it is not broken, and where it comes from."""
+        if not self.has(name, image):
+            raise InputError(missing_message(name, [image], 1, set()))
+        scores = self._maps[name][image]
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
 
 
-def _check_header_size(path: Path) -> None:
-    if not path.is_file():
-        raise InputError(f"{path}: expected a file, got a folder or a special file")
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-    if size > MAX_HEADER:
-        raise InputError(
-            f"{path}: expected a {SUFFIX} file with a header of at most {MAX_HEADER // MIB} MiB, got {size} "
-            f"bytes. If it is a map file, split it. {HELP}"
-        )
+def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
+    if not isinstance(maps, Mapping):
+        stacked = _tensor(name, maps)
+        if stacked.dim() != 3:
+            raise InputError(
+                f"maps: {name}: expected (N, rows, columns), one map for each image in order, or a dict by "
+                f"image key; got {tuple(stacked.shape)}",
+                option="maps",
+            )
+        return {str(number): scores for number, scores in enumerate(stacked)}
+    by_image = {str(image): _tensor(f"{name} of {image!r}", scores) for image, scores in maps.items()}
+    for image, scores in by_image.items():
+        if scores.dim() != 2:
+            raise InputError(
+                f"maps: {name} of {image!r}: expected (rows, columns), got {tuple(scores.shape)}",
+                option="maps",
+            )
+    return by_image
 
 
-def _open(path: Path) -> Any:
-    """`safe_open`, with its errors as `InputError`."""
-    from safetensors import safe_open
-
+def _tensor(what: str, values: Any) -> Tensor:
     try:
-        return safe_open(path, framework="pt")
-    except Exception as error:  # safetensors raises its own kinds
-        raise InputError(
-            f"{path}: expected a {SUFFIX} file, got one that cannot be read ({str(error)[:200]}). It is "
-            "damaged or incomplete: write it again."
-        ) from error
+        tensor = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"maps: {what}: expected an array of floats, got {str(values)[:80]}") from error
+    if not tensor.is_floating_point():
+        raise InputError(f"maps: {what}: expected an array of floats, got {tensor.dtype}", option="maps")
+    return tensor
 
 
-def _metadata(path: Path, metadata: dict[str, str], key: str, expected: str) -> Any:
-    try:
-        return json.loads(metadata[key])
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: metadata {key!r}: expected {expected} as JSON, got {metadata[key][:80]!r}. {HELP}"
-        ) from error
-
-
-def _images(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
-    expected = "a list of image keys"
-    if "images" not in metadata:
-        raise InputError(
-            f"{path}: expected metadata 'images', {expected} as JSON, got none. Write it with "
-            f"save_file(tensors, path, metadata={{'images': json.dumps(keys)}}). {HELP}"
-        )
-    images = _metadata(path, metadata, "images", expected)
-    if not isinstance(images, list) or not images or not all(isinstance(key, str) for key in images):
-        raise InputError(f"{path}: metadata 'images': expected {expected}, all texts, got {str(images)[:80]}")
-    return tuple(images)
-
-
-def _optional_list(path: Path, metadata: dict[str, str], key: str, count: int) -> tuple[int, ...] | None:
-    if key not in metadata:
-        return None
-    values = _metadata(path, metadata, key, "a list of classes")
-    good = isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
-    if not good:
-        raise InputError(
-            f"{path}: metadata {key!r}: expected {count} class indices, one for each image, got "
-            f"{str(values)[:80]}"
-        )
-    return tuple(values)
-
-
-def _broken(
-    path: Path, metadata: dict[str, str], names: set[MapName], count: int
-) -> dict[MapName, frozenset[int]]:
-    if "broken" not in metadata:
-        return {}
-    values = _metadata(path, metadata, "broken", "lists of positions by tensor")
-
-    def positions(entries: Iterator[tuple[str, Any]]) -> Iterator[tuple[MapName, frozenset[int]]]:
-        for text, places in entries:
-            name = MapName.parse(text)
-            if name not in names or not isinstance(places, list):
-                raise ValueError
-            if not all(type(place) is int and 0 <= place < count for place in places):
-                raise ValueError
-            yield name, frozenset(places)
-
-    try:
-        return dict(positions(iter(values.items())))
-    except (ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: metadata 'broken': expected positions below {count} by tensor, got {str(values)[:80]}"
-        ) from error
-
-
-def _check_tensor(path: Path, name: str, shape: tuple[int, ...], dtype: str, count: int) -> None:
-    if len(shape) != 3 or shape[0] != count or 0 in shape:
-        hint = " Sum over the channels first." if len(shape) == 4 else ""
-        raise InputError(
-            f"{path}: {name}: expected shape ({count}, rows, columns), one map for each of {count} keys in "
-            f"metadata 'images', got {shape}.{hint} {HELP}"
-        )
-    if dtype not in FLOATS:
-        raise InputError(f"{path}: {name}: expected {', '.join(FLOATS.values())}, got {dtype}")
-
-
-def _check_scale(
-    path: Path, name: str, shape: tuple[int, ...], dtype: str, names: list[str], count: int
-) -> None:
-    if name.removesuffix(SCALE) not in names or shape != (count,) or dtype not in ("F32", "F64"):
-        raise InputError(
-            f"{path}: {name}: expected {count} factors in float32, of a tensor "
-            f"{name.removesuffix(SCALE)!r} in the same file, got {dtype} {shape}"
-        )
+Given = str | Path | Mapping[str, Any]  # a folder, or arrays by method: (N, h, w), or by image key
+MapSource = MapFolder | MapArrays
 
 
 class MapWriter:
@@ -383,7 +414,9 @@ class MapWriter:
             metadata["targets"] = [int(target) for target in targets]
         if broken:
             metadata["broken"] = {str(name): list(positions) for name, positions in broken.items()}
-        path = self.folder / f"maps-{self._digest(maps, images, targets)}{SUFFIX}"
+        identity = [[str(name) for name in maps], list(images), None if targets is None else list(targets)]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        path = self.folder / f"maps-{digest}{SUFFIX}"
         content = save(tensors, {**self.about, **{key: json.dumps(v) for key, v in metadata.items()}})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -396,43 +429,6 @@ class MapWriter:
                 "and run the same command again to resume."
             ) from error
         return path
-
-    @staticmethod
-    def _digest(maps: Mapping[MapName, Tensor], images: Sequence[str], targets: Sequence[int] | None) -> str:
-        identity = [[str(name) for name in maps], list(images), None if targets is None else list(targets)]
-        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
-Given = str | Path | Mapping[str, Any]  # a folder, or arrays by method: (N, h, w), or by image key
-
-
-class MapSource(Protocol):
-    """Maps by method and image key."""
-
-    @property
-    def names(self) -> tuple[MapName, ...]:
-        """The methods."""
-        ...
-
-    @property
-    def images(self) -> set[str]:
-        """Every key."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Identifies the maps in the settings of a run."""
-        ...
-
-    def has(self, name: MapName, image: str) -> bool: ...
-
-    def check(self, name: MapName, image: str, target: int) -> None:
-        """An error if there is no map of this class, or if there are different ones."""
-        ...
-
-    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
-        """A map in float32 or wider, whether it is broken, and where it comes from."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -497,69 +493,3 @@ def open_maps(given: Given) -> MapSource:
             option="maps",
         )
     return MapArrays(given)
-
-
-class MapArrays:
-    """Arrays in memory. An array (N, rows, columns) is for the images "0", "1", ... in order."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._maps = {MapName.parse(name): _by_image(name, maps) for name, maps in given.items()}
-
-    @property
-    def names(self) -> tuple[MapName, ...]:
-        return tuple(self._maps)
-
-    @property
-    def images(self) -> set[str]:
-        return {image for maps in self._maps.values() for image in maps}
-
-    @cached_property
-    def digest(self) -> str:
-        hashed = hashlib.sha256()
-        for name, maps in self._maps.items():
-            for image, scores in maps.items():
-                hashed.update(f"{name}\n{image}\n{scores.dtype} {tuple(scores.shape)}\n".encode())
-                hashed.update(scores.contiguous().view(torch.uint8).numpy().tobytes())
-        return hashed.hexdigest()[:16]
-
-    def has(self, name: MapName, image: str) -> bool:
-        return image in self._maps[name]
-
-    def check(self, name: MapName, image: str, target: int) -> None:
-        pass  # arrays do not state a class
-
-    def read(self, name: MapName, image: str, target: int) -> tuple[Float[Tensor, "h w"], bool, str]:
-        if not self.has(name, image):
-            raise InputError(missing_message(name, [image], 1, set()))
-        scores = self._maps[name][image]
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)), False, "maps"
-
-
-def _by_image(name: str, maps: Any) -> dict[str, Tensor]:
-    if not isinstance(maps, Mapping):
-        stacked = _tensor(name, maps)
-        if stacked.dim() != 3:
-            raise InputError(
-                f"maps: {name}: expected (N, rows, columns), one map for each image in order, or a dict by "
-                f"image key; got {tuple(stacked.shape)}",
-                option="maps",
-            )
-        return {str(number): scores for number, scores in enumerate(stacked)}
-    by_image = {str(image): _tensor(f"{name} of {image!r}", scores) for image, scores in maps.items()}
-    for image, scores in by_image.items():
-        if scores.dim() != 2:
-            raise InputError(
-                f"maps: {name} of {image!r}: expected (rows, columns), got {tuple(scores.shape)}",
-                option="maps",
-            )
-    return by_image
-
-
-def _tensor(what: str, values: Any) -> Tensor:
-    try:
-        tensor = torch.as_tensor(values).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"maps: {what}: expected an array of floats, got {str(values)[:80]}") from error
-    if not tensor.is_floating_point():
-        raise InputError(f"maps: {what}: expected an array of floats, got {tensor.dtype}", option="maps")
-    return tensor

@@ -20,10 +20,12 @@ from steadygaze.methods.registry import (
     Method,
     base_methods,
     list_methods,
-    make_method,
     parse_method,
     rules_of,
     unavailable,
+)
+from steadygaze.methods.registry import (
+    method as make_method,
 )
 from steadygaze.results.map_files import MapSource, StoredMethod
 from steadygaze.runs.ranking import CHANCE

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from steadygaze.data.folders import SYNSET
 from steadygaze.data.images import names_hash
 from steadygaze.data.memory import Data, is_folder
+from steadygaze.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from steadygaze.data.stream_spec import StreamSpec, parse_data
 from steadygaze.errors import InputError, UnsupportedModelError
 from steadygaze.loading.checkpoint import weights_hash
@@ -36,7 +37,7 @@ from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.outputs import logits_of, run_model
 from steadygaze.vit.view import ViT
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 USUAL = (
     IMAGENET,
     ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),

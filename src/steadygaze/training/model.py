@@ -23,6 +23,7 @@ from steadygaze.errors import InputError
 from steadygaze.loading.build import build_model
 from steadygaze.loading.checkpoint import read_weights
 from steadygaze.loading.load import load_model
+from steadygaze.loading.loaded import ModelOptions
 from steadygaze.loading.options import check_new_model
 from steadygaze.loading.run_folder import read_description
 from steadygaze.loading.timm import is_timm_name
@@ -173,15 +174,15 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     try:
         if o.arguments and is_timm_name(o.name):
             check_new_model(o.name, count, o.arguments)
-        built = build_model(
-            o.name,
-            weights,
+        options = ModelOptions(
+            weights=weights,
             origin=o.checkpoint or "",
             num_classes=count,
             pretrained=o.pretrained,
             arguments=o.arguments,
             new_head=o.new_head,
         )
+        built = build_model(o.name, options)
     except InputError as error:
         raise InputError(f"model.{error}") from error
     if o.arguments:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from steadygaze.data.preprocess import undo_normalization
 from steadygaze.vit.view import ViT
 
 PIXELS = -3.0, 4.0  # images with the normalization undone are within 0..1; noise may pass that by far
@@ -21,9 +22,7 @@ def range_note(model: Any, images: Float[Tensor, "b c h w"]) -> str:
             return ""
         expected = f"within about -{LARGEST:g} to {LARGEST:g}, as normalized images are"
     else:
-        mean, std = (images.new_tensor(list(v), dtype=torch.float32).view(1, -1, 1, 1) for v in statistics)
-        pixels = images.detach().float() * std + mean
-        least, most = (float(value) for value in pixels.aminmax())
+        least, most = (float(value) for value in undo_normalization(images, *statistics).aminmax())
         if PIXELS[0] <= least and most <= PIXELS[1]:
             return ""
         expected = f"normalized with mean {list(statistics[0])} and std {list(statistics[1])}"
@@ -53,12 +52,11 @@ def display_pixels(model: Any, images: Float[Tensor, "b c h w"]) -> UInt8[Tensor
     """
     if images.shape[1] not in (1, 3):
         return None
-    seen = images.detach().float()
     statistics = known_normalization(model)
     if statistics is not None and len(statistics[0]) == images.shape[1]:
-        mean, std = (seen.new_tensor(list(values)).view(1, -1, 1, 1) for values in statistics)
-        seen = seen * std + mean
+        seen = undo_normalization(images, *statistics)
     else:
+        seen = images.detach().float()
         low = seen.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
         high = seen.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1)
         seen = (seen - low) / (high - low)

@@ -126,13 +126,13 @@ def differentiable_map(
     change the backward pass (`gaze`, `decompx`) runs a second pass for them.
     """
     vit, m = adapt(model), parse_method(method) if isinstance(method, str) else method
-    no_graph = m.base.kind == "model" or not m.base.differentiable
+    no_graph = not m.base.differentiable
     reason = unavailable(m, vit) or ("it runs the model by itself, and leaves no graph" if no_graph else "")
     if reason:
         raise _not_trainable(m.name, reason)
     rules = rules_of(m) if m.base.gradient else PLAIN
     # attention also for double backward, which the fused kernel does not have
-    needs = {**m.base.needs(dict(m.options)), "attention": True}
+    needs = {**m.needs, "attention": True}
     want = Want(hidden=m.base.kind == "map", **needs)
     first = min(layers(m, len(vit.blocks)))
     outputs: list[Any] = []

@@ -294,8 +294,8 @@ def refuse_without_question(model: nn.Module) -> Plan:
     name = type(model).__name__
     option = "question" if name == "ViltForQuestionAnswering" else "prompt"
     raise UnsupportedModelError(
-        f"{name} answers a {option} about an image, and none was given. Use steadygaze.explain(model, image, "
-        f"{option}='What is on the table?'), or steadygaze.ask(model, {option}=...) for verify and the page."
+        f"{name} answers a {option} about an image, and none was given. Use "
+        f"steadygaze.ask(model, {option}='What is on the table?'), whose result is used like a model."
     )
 
 
