@@ -208,23 +208,3 @@ def test_checkpoints_keep_the_start(options: dict[str, Any], tmp_path: Path) -> 
         insert(timm.create_model("test_vit", num_classes=3), **other).load_state_dict(
             model.state_dict(), strict=False
         )
-
-
-def test_checkpoints_of_the_first_version_are_the_papers(tmp_path: Path) -> None:
-    """What 0.1 wrote into the state dict, byte for byte: it has no `start`."""
-    old = {
-        "tap": b'{"branches": 4, "kind": "dilated", "module": "TAP", "temperature": 1.0}',
-        "cb_mlp": b'{"module": "CB", "position": "end", "variant": "plain"}',
-    }
-    model = insert(timm.create_model("test_vit", num_classes=3), tap=TAP(), cb=CB()).eval()
-    state = model.state_dict()
-    for name in inserted(model):
-        text = old[name.rpartition(".")[2]]
-        assert bytes(state[f"{name}._extra_state"].tolist()) == text
-        state[f"{name}._extra_state"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    save_file(state, tmp_path / "model.safetensors")
-    loaded = sg.load_model("test_vit", tmp_path / "model.safetensors").model
-    assert all(m.gate is None for m in inserted(loaded).values())
-    images = torch.randn(1, 3, 160, 160)
-    with torch.no_grad():
-        assert torch.equal(loaded(images), model(images))

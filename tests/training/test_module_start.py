@@ -83,19 +83,3 @@ def test_modules_of_another_start_are_refused(data, tmp_path):
     asked = content(data, model={"name": str(before)}, modules={"tap": {"start": "identity"}})
     with pytest.raises(sg.InputError, match=r"modules.tap: the weights contain it already.*start='identity'"):
         build_recipe_model(make_recipe(asked))
-
-
-def test_a_run_of_the_first_version_is_resumed_with_the_papers_modules(data, plain, tmp_path):
-    """Such a run began with the papers' weights in a trained model, and its train.json does not say so."""
-    model = {"name": str(plain)}
-    set_by_recipe = {name: {**table, "start": "paper"} for name, table in BOTH.items()}
-    whole = sg.train(make_recipe(content(data, model=model, modules=set_by_recipe)), tmp_path / "whole")
-    sg.train(whole.recipe, tmp_path / "old", stop_after=3)
-    path = tmp_path / "old" / "train.json"
-    written = json.loads(path.read_text())
-    del written["module_start"]
-    for table in written["settings"]["modules"].values():
-        del table["start"]
-    path.write_text(json.dumps(written))
-    sg.train(make_recipe(content(data, model=model, modules=BOTH)), tmp_path / "old")
-    assert same(weights(tmp_path / "old"), weights(tmp_path / "whole"))
