@@ -271,7 +271,7 @@ def test_wrong_words(data, tmp_path) -> None:
     refused("unknown class 'dragon'", "--set", "target=dragon")
     refused("no such file", "--set", f"warm_start={tmp_path / 'none'}")
     refused("gate_rate: expected a number of at least 0, got -1", "--set", "gate_rate=-1")
-    refused("did you mean gate_rate", "--set", "gate_rat=1")
+    refused("Did you mean 'gate_rate'", "--set", "gate_rat=1")
     (tmp_path / "folder").mkdir()
     refused("folder, a folder", "--out", tmp_path / "folder")
     (tmp_path / "file").write_text("")
