@@ -27,7 +27,7 @@ from steadygaze.methods.registry import unavailable
 from steadygaze.models.layers import small_vit
 from steadygaze.results.attribution import Attribution
 from steadygaze.results.drawing import Row, tile, to_pil_image
-from steadygaze.training.diffmask import Settings, Trainer, hidden_widths
+from steadygaze.training.diffmask import Settings, Trainer
 
 SETTINGS = Settings(
     gate_rate=1e-3, baseline_rate=1e-2, warmup=50, batch=32, dual_start=5.0, dual_rate=0.1
@@ -50,7 +50,7 @@ def speed(rounds: int) -> None:
     for name, (model, batch, side) in cases.items():
         images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
         labels, vit = torch.zeros(batch, dtype=torch.long), sg.adapt(model)
-        trainer = Trainer(vit, Settings(), hidden_widths(vit, images))
+        trainer = Trainer(vit, Settings())
 
         def plain(
             model: nn.Module = model, images: torch.Tensor = images, labels: torch.Tensor = labels
@@ -139,7 +139,7 @@ def _model(task: Task, file: Path, seed: int) -> tuple[nn.Module, float]:
 def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> str:
     """Train the mask, or take it up where it stands."""
     vit, generator = sg.adapt(model), torch.Generator()
-    trainer = Trainer(vit, SETTINGS, hidden_widths(vit, task.draw(1, generator).images))
+    trainer = Trainer(vit, SETTINGS)
     if file.exists():
         trainer.restore(*read_file(file))
     began = time.process_time()
@@ -147,7 +147,7 @@ def _mask(task: Task, model: nn.Module, file: Path, steps: int, seed: int) -> st
         generator.manual_seed(seed * 1_000_003 + trainer.steps + 1)
         report = trainer.step(task.draw(SETTINGS.batch, generator).images)
         if trainer.steps % 50 == 0 or trainer.steps == steps:
-            write(file, trainer.mask, *trainer.state())
+            write(file, trainer.learned, *trainer.state())
             print(f"step {trainer.steps}: {report} {time.process_time() - began:.0f} s of CPU", flush=True)
     found = trainer.evaluate(task.draw(256, generator.manual_seed(seed + 7)).images)
     kept = f"{trainer.steps} steps, keeps {100 * found.l0:.1f} % of the patches"

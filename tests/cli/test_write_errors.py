@@ -58,10 +58,10 @@ def command(name: str, given: Path, out: Path) -> list[object]:
         "train": ["train", recipe, "--out", out],
         "curves": ["curves", given / "training", "--out", out / "curves.svg"],
         "diffmask train": [
-            *("diffmask", "train", *MODEL, *data, "--steps", 1, "--batch-size", 2, "--out", out / "m"),
+            *("diffmask", "train", *MODEL, *data, "--steps", 1, "--set", "batch=2", "--out", out / "m"),
         ],
         "shapley train": [
-            *("shapley", "train", *MODEL, *data, "--steps", 1, "--batch-size", 2, "--out", out / "m"),
+            *("shapley", "train", *MODEL, *data, "--steps", 1, "--set", "batch=2", "--out", out / "m"),
         ],
     }[name]
 

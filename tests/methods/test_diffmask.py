@@ -4,7 +4,6 @@ What a model is left as.
 """
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,23 +26,26 @@ from steadygaze.training.diffmask import (
     StepReport,
     Trainer,
     divergence,
-    hidden_widths,
 )
 
 CONCRETE = HardConcrete()
-QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=2)
 
 
-def trainer(model, settings=QUICK, images=None, **more):
+def quick(**changes) -> Settings:
+    return Settings(
+        **{"warmup": 1, "gate_rate": 1e-2, "baseline_rate": 1e-2, "shift": 1.0, "batch": 2, **changes}
+    )
+
+
+def trainer(model, settings=None, images=None):
     images = tiny_models.images_of(model) if images is None else images
-    vit = sg.adapt(model)
-    return Trainer(vit, settings, hidden_widths(vit, images), **more), images
+    return Trainer(sg.adapt(model), settings or quick()), images
 
 
 def saved(path, model, seed=0, **facts):
     """A file with random gates for this model, spread around one half."""
-    made, _ = trainer(model, replace(QUICK, seed=seed, stretch=6.0))
-    write(path, made.mask, facts)
+    made, _ = trainer(model, quick(seed=seed, stretch=6.0))
+    write(path, made.learned, facts)
     return str(path)
 
 
@@ -171,15 +173,15 @@ def test_any_vit(name: str, tmp_path) -> None:
         tokens, empty = vit.embed(images), blank(vit, images)
         prefix = vit.prefix if vit.plan.global_attention else 0
         ones = torch.ones(len(images), prefix + vit.grid[0] * vit.grid[1], dtype=tokens.dtype)
-        assert torch.equal(masked(vit, tokens, empty, ones, made.mask.baseline), tokens)
-        gone = vit.logits(masked(vit, tokens, empty, 0 * ones, made.mask.baseline))
+        assert torch.equal(masked(vit, tokens, empty, ones, made.learned.baseline), tokens)
+        gone = vit.logits(masked(vit, tokens, empty, 0 * ones, made.learned.baseline))
     assert torch.allclose(gone[0], gone[1], atol=1e-9) and not torch.allclose(gone, vit(images), atol=1e-4)
-    before = [p.detach().clone() for p in made.mask.parameters()]
+    before = [p.detach().clone() for p in made.learned.parameters()]
     for _ in range(3):
         report = made.step(images)
     assert all(np.isfinite([report.kl, report.l0])) and report.kl >= -1e-9 and 0 <= report.l0 <= 1
-    assert any(not torch.equal(a, b) for a, b in zip(before, made.mask.parameters(), strict=True))
-    write(tmp_path / "m.safetensors", made.mask, {})
+    assert any(not torch.equal(a, b) for a, b in zip(before, made.learned.parameters(), strict=True))
+    write(tmp_path / "m.safetensors", made.learned, {})
     scores = sg.explain(
         model, images, method=sg.method("diffmask", file=str(tmp_path / "m.safetensors"))
     ).scores
@@ -207,10 +209,10 @@ def test_divergence() -> None:
 def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
     """λ (KL − m) + L0 of one step, from the pieces."""
     model = tiny()
-    settings = replace(QUICK, l0=l0, tokens=tokens)
+    settings = quick(l0=l0, tokens=tokens)
     made, _ = trainer(model, settings, random_images(model))
     images = random_images(model)
-    again = copy.deepcopy(made.mask)
+    again = copy.deepcopy(made.learned)
     layer_of = torch.Generator().manual_seed(settings.seed)
     layer = int(torch.multinomial(torch.ones(5, dtype=torch.float64), 1, generator=layer_of))
     x, empty = oracle.embed(model, images), oracle.embed(model, torch.zeros_like(images[:1]))
@@ -231,7 +233,7 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
     loss.backward()
     report = made.step(images)
     assert report.layer == layer and abs(report.kl - kl.item()) < 1e-9
-    for (name, a), b in zip(again.named_parameters(), made.mask.parameters(), strict=True):
+    for (name, a), b in zip(again.named_parameters(), made.learned.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), name
         assert a.grad is None or torch.allclose(a.grad, b.grad, rtol=1e-6, atol=1e-10), name
 
@@ -242,9 +244,7 @@ def test_loss_and_gradient_by_hand(l0: str, tokens: str) -> None:
 def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
     """λ rises while the constraint is broken (here: always, or never); with the reference's sign it falls."""
     model = tiny()
-    made, images = trainer(
-        model, replace(QUICK, margin=margin, dual=dual, sync_every=10**9), random_images(model)
-    )
+    made, images = trainer(model, quick(margin=margin, dual=dual, sync_every=10**9), random_images(model))
     seen = {}
     for _ in range(12):
         report = made.step(images)
@@ -254,7 +254,7 @@ def test_dual_ascent(margin: float, dual: str, rises: bool) -> None:
         steps = np.diff(whole)
         assert (steps > 0).all() if rises else (steps < 0).all(), layer
         assert np.allclose(np.abs(steps), 0.3, atol=0.02), "one rate a step of Adam"
-    made, _ = trainer(model, replace(QUICK, margin=margin, dual=dual, dual_rate=500.0), random_images(model))
+    made, _ = trainer(model, quick(margin=margin, dual=dual, dual_rate=500.0), random_images(model))
     for _ in range(4):
         report = made.step(images)
         assert report.dual == (200.0 if rises else 0.0), "clamped"
@@ -270,12 +270,12 @@ def test_lookahead_and_warmup() -> None:
         "late": {"slow": "first_sync"},
         "cold": {"warmup": 10**9},
     }.items():
-        made, _ = trainer(model, replace(QUICK, **({"sync_every": 3} | change)), images)
-        start = [p.detach().clone() for p in made.mask.parameters()]
+        made, _ = trainer(model, quick(**{"sync_every": 3, **change}), images)
+        start = [p.detach().clone() for p in made.learned.parameters()]
         for _ in range(3):
             made.step(images)
-        ends[name] = [p.detach().clone() for p in made.mask.parameters()]
-        moved = [p.grad is not None for p in made.mask.parameters()]
+        ends[name] = [p.detach().clone() for p in made.learned.parameters()]
+        moved = [p.grad is not None for p in made.learned.parameters()]
     for a, synced, fast, slow, late, cold in zip(start, moved, *ends.values(), strict=True):
         wanted = a + 0.5 * (fast - a) if synced else fast
         assert torch.allclose(slow, wanted, atol=1e-12) and torch.equal(late, fast)
@@ -294,10 +294,10 @@ def test_gates_may_begin_open() -> None:
     for begin in ("open", "drawn"):
         made, _ = trainer(model, Settings(begin=begin, warmup=1, gate_rate=1e-2), images)
         ends[begin] = made.evaluate(images)
-        before = [p.detach().clone() for p in made.mask.parameters()]
+        before = [p.detach().clone() for p in made.learned.parameters()]
         for _ in range(25):
             made.step(images)
-        moved = [not torch.equal(a, b) for a, b in zip(before, made.mask.parameters(), strict=True)]
+        moved = [not torch.equal(a, b) for a, b in zip(before, made.learned.parameters(), strict=True)]
         assert all(moved), "no weight is out of reach of training"
     chance = (1 / (1 + np.exp(-8 - 0.2 * np.log(5)))) ** 5  # of five gates
     assert abs(ends["open"].l0 - chance) < 1e-6 and ends["open"].kl < 1e-3 and ends["open"].accuracy == 1
@@ -307,7 +307,7 @@ def test_gates_may_begin_open() -> None:
 def test_layers_are_drawn() -> None:
     model = tiny()
     for kind in ("uniform", "weighted"):
-        made, _ = trainer(model, replace(QUICK, layers=kind), random_images(model))
+        made, _ = trainer(model, quick(layers=kind), random_images(model))
         made.layer_steps[:] = 101
         made.layer_means[:3] = torch.tensor([0.9, 0.05])  # right and sparse
         drawn = np.bincount([made._draw_layer() for _ in range(3000)], minlength=5) / 3000
@@ -346,7 +346,7 @@ def test_it_learns_what_is_not_needed() -> None:
             with torch.no_grad():
                 for block in model.blocks:
                     block.attn.proj.weight.zero_()  # the class token never sees a patch
-        made, _ = trainer(model, replace(QUICK, stretch=4.0, shift=2.0), random_images(model))
+        made, _ = trainer(model, quick(stretch=4.0, shift=2.0), random_images(model))
         data = random_images(model, 8)
         began = made.evaluate(data)
         for _ in range(40):
@@ -361,12 +361,10 @@ def test_it_learns_what_is_not_needed() -> None:
 
 
 def test_settings() -> None:
-    assert (
-        Settings.of("imagenet").stretch == 20
-        and Settings.of("imagenet", stretch=17.0, batch=None).batch == 128
-    )
-    assert Settings.of("imagenet", "reference") == Settings.of(
-        "imagenet", dual="reference", l0="log", tokens="all", slow="first_sync"
+    assert Settings(preset="imagenet").stretch == 20
+    assert Settings(preset="imagenet", stretch=17.0).batch == 128
+    assert Settings(preset="imagenet, reference") == Settings(
+        preset="imagenet", dual="reference", l0="log", tokens="all", slow="first_sync"
     )
     paper = Settings()
     assert (paper.stretch, paper.shift, paper.margin, paper.dual_start, paper.dual_limit) == (
@@ -393,7 +391,8 @@ def test_settings() -> None:
     for wrong in (
         {"dual": "descent"},
         {"l0": "l1"},
-        {"target": 3},
+        {"target": 3, "kl": "all"},
+        {"restart_with": "luck"},
         {"left": 0.1},
         {"gate_rate": -1e-3},
         {"dual_rate": float("nan")},
@@ -401,10 +400,12 @@ def test_settings() -> None:
         with pytest.raises(sg.SteadygazeError):
             Settings(**wrong)
     with pytest.raises(sg.UnknownNameError, match="preset"):
-        Settings.of("mnist")
-    with pytest.raises(sg.UnknownNameError):
-        paper.restarted("luck")
-    assert paper.restarted("seed").seed == 1 and paper.restarted("stretch").stretch == 20
+        Settings(preset="mnist")
+    assert Settings(target=3).kl == "class"
+    assert trainer(tiny())[0].restarted(0) is None
+    for restart_with, stretch in (("seed", 15), ("stretch", 20)):
+        made, _ = trainer(tiny(), Settings(restarts=1, restart_with=restart_with))
+        assert (made.restarted(0).seed, made.restarted(0).stretch) == (1, stretch)
 
 
 def test_watch() -> None:

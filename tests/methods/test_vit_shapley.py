@@ -37,7 +37,7 @@ def trained(model, images: Tensor, steps: int, **options) -> Trainer:
 
 def saved(path, trainer: Trainer, **more) -> str:
     facts, tensors = trainer.state()
-    write(path, trainer.explainer, facts | more, tensors)
+    write(path, trainer.learned, facts | more, tensors)
     return str(path)
 
 
@@ -202,7 +202,7 @@ def test_a_restored_trainer_continues_exactly(tmp_path, options) -> None:
         again.restore(*read_file(tmp_path / "s"))
         for _ in range(6 - at):
             again.step(images)
-        one, two = (trainer.state()[1] | dict(trainer.explainer.state_dict()) for trainer in (whole, again))
+        one, two = (trainer.state()[1] | dict(trainer.learned.state_dict()) for trainer in (whole, again))
         assert set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -249,7 +249,7 @@ def test_files_and_what_is_refused(tmp_path) -> None:
     (tmp_path / "short").write_bytes(content[:200])
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
     facts, tensors = trainer.state()
-    write(tmp_path / "null", trainer.explainer, facts, tensors | {"null": torch.zeros(2)})
+    write(tmp_path / "null", trainer.learned, facts, tensors | {"null": torch.zeros(2)})
     for name, message in (
         ("none", "expected a file of weights of ViT-Shapley.*no such file"),
         ("pickle.pt", "not a readable"),
@@ -273,8 +273,8 @@ def test_files_and_what_is_refused(tmp_path) -> None:
         shapley(model, images, bad)
     for options, message in (
         ({"surrogate": "none"}, "unknown surrogate 'none'"),
-        ({"rate": 0.0}, "rate: expected a rate above 0, got 0.0"),
-        ({"pairs": 0}, "pairs: expected a number of at least 1, got 0"),
+        ({"rate": 0.0}, "rate: expected a number above 0, got 0.0"),
+        ({"pairs": 0}, "pairs: expected a number above 0, got 0"),
     ):
         with pytest.raises(sg.SteadygazeError, match=message):
             Settings(**options)

@@ -1,28 +1,25 @@
-"""DiffMask training as the authors' code defines it, and files of version 0.1, which continue as they
-began."""
-
-from dataclasses import replace
-from pathlib import Path
+"""DiffMask training as the authors' code defines it."""
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import steadygaze as sg
 from helpers import tiny_models
 from oracles.models import random_images, tiny
-from steadygaze.methods.diffmask import HardConcrete, blank, prefix_tokens, read_file, write
-from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun, Settings, Trainer, hidden_widths
-
-QUICK = Settings(warmup=1, gate_rate=1e-2, baseline_rate=1e-2, shift=1.0, batch=2)
-NEW_IN_2 = {"definition"}
+from steadygaze.methods.diffmask import blank, prefix_tokens
+from steadygaze.training.diffmask import Settings, Trainer
 
 
-def trainer(model, settings=QUICK) -> tuple[Trainer, Tensor]:
-    vit, images = sg.adapt(model), random_images(model)
-    return Trainer(vit, settings, hidden_widths(vit, images)), images
+def quick(**changes) -> Settings:
+    return Settings(
+        **{"warmup": 1, "gate_rate": 1e-2, "baseline_rate": 1e-2, "shift": 1.0, "batch": 2, **changes}
+    )
+
+
+def trainer(model, settings=None) -> tuple[Trainer, Tensor]:
+    return Trainer(sg.adapt(model), settings or quick()), random_images(model)
 
 
 def reference_l0(model, images: Tensor, made: Trainer, layer: int) -> float:
@@ -40,7 +37,7 @@ def reference_l0(model, images: Tensor, made: Trainer, layer: int) -> float:
         total = 0.0
         for b in range(len(images)):
             for token in range(content.shape[1]):
-                for gate, h in list(zip(made.mask.gates, hidden, strict=True))[: layer + 1]:
+                for gate, h in list(zip(made.learned.gates, hidden, strict=True))[: layer + 1]:
                     u = gate(torch.cat([content[b, token], h[b, token]])[None])
                     total += float(torch.sigmoid(u + 0.2 * np.log(5)).log())
     return total / (len(images) * content.shape[1])
@@ -49,20 +46,9 @@ def reference_l0(model, images: Tensor, made: Trainer, layer: int) -> float:
 @pytest.mark.parametrize("layer", [0, 2, 4])
 def test_l0_over_all_tokens_is_that_of_the_authors_code(layer: int) -> None:
     model = tiny()
-    made, images = trainer(model, replace(QUICK, l0="log", tokens="all"))
+    made, images = trainer(model, quick(l0="log", tokens="all"))
     _, l0, _, _, _ = made._measure(images, layer)
-    wanted = reference_l0(model, images, made, layer)
-    assert float(l0.detach()) == pytest.approx(wanted, rel=1e-9)
-    old, _ = trainer(model, replace(QUICK, l0="log", tokens="all", definition=1))
-    assert abs(float(old._measure(images, layer)[1].detach()) - wanted) > 1e-3, (
-        "0.1 gave the class token's gate zeros"
-    )
-
-
-def test_patches_do_not_depend_on_the_definition() -> None:
-    model = tiny()
-    reports = [trainer(model, replace(QUICK, definition=d))[0].evaluate(random_images(model)) for d in (1, 2)]
-    assert reports[0] == reports[1] and HardConcrete() == trainer(model)[0].mask.concrete
+    assert float(l0.detach()) == pytest.approx(reference_l0(model, images, made, layer), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +73,7 @@ def test_prefix_tokens_are_the_models_own(name: str, names: list[str]) -> None:
 
 def test_lookahead_leaves_parameters_without_a_gradient_in_place(monkeypatch) -> None:
     """After every sync, against the definition applied to one parameter after the other."""
-    made, images = trainer(tiny(), replace(QUICK, sync_every=2, slow="first_sync"))
+    made, images = trainer(tiny(), quick(sync_every=2, slow="first_sync"))
     slow: dict[str, Tensor] = {}
     real, still = Trainer._sync_slow_weights, []
 
@@ -110,7 +96,7 @@ def test_lookahead_leaves_parameters_without_a_gradient_in_place(monkeypatch) ->
 
 
 def test_a_layer_is_drawn_less_often_after_steps_of_its_own() -> None:
-    made, _ = trainer(tiny(), replace(QUICK, layers="weighted"))
+    made, _ = trainer(tiny(), quick(layers="weighted"))
     made.steps = 1000
     made.layer_means[:4] = torch.tensor([0.9, 0.05])  # accurate and sparse
     made.layer_steps[:] = torch.tensor([101, 5000, 100, 0, 900])
@@ -119,57 +105,11 @@ def test_a_layer_is_drawn_less_often_after_steps_of_its_own() -> None:
 
 
 def test_steps_of_a_layer_are_counted_and_resumed() -> None:
-    made, images = trainer(tiny(), replace(QUICK, layers="weighted"))
+    made, images = trainer(tiny(), quick(layers="weighted"))
     assert made.layer_means.tolist() == [[1.0, 1.0]] * 5
     layers = [made.step(images).layer for _ in range(7)]
     assert made.layer_steps.tolist() == np.bincount(layers, minlength=5).tolist()
     facts, tensors = made.state()
-    again, _ = trainer(tiny(), Settings.read(facts["settings"]))
-    again.restore(made.mask, facts, tensors)
+    again, _ = trainer(tiny(), Settings(**facts["settings"]))
+    again.restore(made.learned, facts, tensors)
     assert torch.equal(again.layer_steps, made.layer_steps)
-
-
-# -- files of version 0.1 --------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for number in range(4):
-        pixels = random.integers(0, 255, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
-
-
-def run(data: Path, out: Path, steps: int, **options) -> DiffMaskRun:
-    options = {"batch": 2, "warmup": 1, "gate_rate": 1e-3, "layers": "weighted", **options}
-    request = DiffMaskRequest(
-        model="embedded", data=[data], out=out, presets=("reference",), options=options, steps=steps
-    )
-    return DiffMaskRun(request)
-
-
-def as_version_0_1_wrote_it(path: Path) -> None:
-    mask, facts, tensors = read_file(path)
-    for settings in (facts["settings"], facts["identity"]["asked"]):
-        del settings["definition"]
-    del tensors["layer_steps"]
-    write(path, mask, facts, tensors)
-
-
-def test_a_file_of_version_0_1_continues_as_it_began(data, tmp_path) -> None:
-    """The same command resumes it, twice, to the weights of an unbroken run of that definition."""
-    whole, cut, new = (tmp_path / f"{name}.safetensors" for name in ("whole", "cut", "new"))
-    run(data, whole, 14, definition=1).execute()
-    run(data, cut, 5, definition=1).execute()
-    as_version_0_1_wrote_it(cut)
-    resumed = run(data, cut, 10)
-    assert resumed.trainer.settings.definition == 1 and resumed.resumed == 5
-    resumed.execute()
-    run(data, cut, 14).execute()
-    run(data, new, 14).execute()
-    (old, _, _), (continued, facts, _), (other, _, _) = (read_file(path) for path in (whole, cut, new))
-    assert facts["settings"]["definition"] == 1
-    pairs = zip(old.parameters(), continued.parameters(), other.parameters(), strict=True)
-    same, differs = zip(*((torch.equal(a, b), not torch.equal(a, c)) for a, b, c in pairs), strict=True)
-    assert all(same) and any(differs)

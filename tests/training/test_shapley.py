@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from steadygaze.cli import app
 from steadygaze.methods.vit_shapley import read_file
-from steadygaze.training.vit_shapley import ShapleyRequest, ShapleyRun, Trainer
+from steadygaze.training.explainers import ExplainerRequest, ExplainerRun
+from steadygaze.training.vit_shapley import Trainer
 
-WORDS = ("--model", "embedded", "--batch", "2", "--pairs", "1", "--warmup", "2", "--steps", "3")
+WORDS = ("--model", "embedded", "--steps", "3", "--set", "batch=2", "--set", "pairs=1", "--set", "warmup=2")
 
 
 def cli(*words, code: int = 0) -> str:
@@ -44,15 +45,16 @@ def weights(data, loaded, tmp_path_factory) -> Path:
     """Trained until it explains more than equal shares."""
     out = tmp_path_factory.mktemp("weights") / "s.safetensors"
     options = {"batch": 5, "pairs": 4, "warmup": 5, "rate": 3e-3}
-    ended = ShapleyRun(ShapleyRequest("embedded", [data], out, options=options, steps=25), loaded).execute()
+    request = ExplainerRequest("embedded", [data], out, options=options, steps=25)
+    ended = ExplainerRun(Trainer, request, loaded).execute()
     assert ended.report.explained > 0 and not ended.problem
     return out
 
 
-def run(data, out, loaded, steps: int = 6, **options) -> ShapleyRun:
+def run(data, out, loaded, steps: int = 6, **options) -> ExplainerRun:
     options = {"batch": 2, "pairs": 1, "warmup": 2, **options}
-    request = ShapleyRequest("embedded", [data], out, options=options, steps=steps, save_every=2)
-    return ShapleyRun(request, loaded)
+    request = ExplainerRequest("embedded", [data], out, options=options, steps=steps, save_every=2)
+    return ExplainerRun(Trainer, request, loaded)
 
 
 def test_resume_is_exact(data, tmp_path, loaded, monkeypatch) -> None:
@@ -92,9 +94,9 @@ def test_command(data, tmp_path, loaded) -> None:
     told = cli("shapley", "train", *WORDS, "--data", data, "--out", out, code=1)
     assert "5 images, 3 steps of 2" in told and "s.safetensors: 3 steps; loss" in told
     assert "not trained yet: it explains no more than equal shares" in told or "not trained" not in told
-    told = cli("shapley", "train", *WORDS, "--data", data, "--out", out, "--rate", "-1", code=2)
-    assert "rate: expected a rate above 0, got -1.0" in told
-    told = cli("shapley", "train", *WORDS, "--data", data, "--out", out, "--trunk", "tree", code=2)
+    told = cli("shapley", "train", *WORDS, "--data", data, "--out", out, "--set", "rate=-1", code=2)
+    assert "rate: expected a number above 0, got -1" in told
+    told = cli("shapley", "train", *WORDS, "--data", data, "--out", out, "--set", "trunk=tree", code=2)
     assert "unknown trunk 'tree'" in told
     (tmp_path / "file").write_text("")
     cli("shapley", "train", *WORDS, "--data", data, "--out", tmp_path / "file" / "s", code=3)

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import steadygaze as sg
 from helpers.training import MODEL
 from steadygaze.cli import app
-from steadygaze.training.sweep import parse_grid, read_sweep, shipped_sweeps
+from steadygaze.training.recipe import shipped_recipes
+from steadygaze.training.sweep import parse_grid, read_sweep
 
 RECIPE = f"""
 epochs = 1
@@ -197,7 +198,7 @@ def test_an_unknown_sweep_suggests_known_ones():
     got = sweep("tap-branch")
     assert got.exit_code == 2 and "tap-branches" in got.output
     listed = sweep("--list")
-    assert listed.exit_code == 0 and all(name in listed.output for name in shipped_sweeps())
+    assert listed.exit_code == 0 and all(name in listed.output for name in shipped_recipes("sweep"))
     assert 'recipe = "cifar10-adl"' in sweep("adl-weight", "--show").output
 
 
@@ -226,7 +227,7 @@ STUDIES = {  # key of the grid -> values that the papers' tables have
 }
 
 
-@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+@pytest.mark.parametrize("name", sorted(shipped_recipes("sweep")))
 def test_a_shipped_sweep_expands_to_valid_recipes(name):
     shipped = read_sweep(name, {"data.train": ["train"], "data.masks": ["masks"], "data.test": ["test"]})
     key, count = STUDIES[name]

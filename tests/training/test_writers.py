@@ -15,7 +15,8 @@ from helpers.training import content, recipe
 from steadygaze.cli import app
 from steadygaze.files import FileLock, lock_folder
 from steadygaze.methods.diffmask import read_file
-from steadygaze.training.diffmask import DiffMaskRequest, DiffMaskRun
+from steadygaze.training.diffmask import Trainer
+from steadygaze.training.explainers import ExplainerRequest, ExplainerRun
 
 HOLD = """
 import sys
@@ -84,9 +85,9 @@ def images(tmp_path_factory) -> Path:
     return folder
 
 
-def gates(images: Path, out: Path, steps: int) -> DiffMaskRun:
+def gates(images: Path, out: Path, steps: int) -> ExplainerRun:
     options = {"batch": 2, "warmup": 1}
-    return DiffMaskRun(DiffMaskRequest("embedded", [images], out, options=options, steps=steps))
+    return ExplainerRun(Trainer, ExplainerRequest("embedded", [images], out, options=options, steps=steps))
 
 
 def test_a_second_process_on_a_file_of_gates_is_refused(images, tmp_path, holder):

@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 
 from steadygaze import __version__
 from steadygaze.cli.commands import explaining, listing, measuring, reporting, training
-from steadygaze.cli.learned.diffmask import diffmask as diffmask_commands
-from steadygaze.cli.learned.shapley import shapley as shapley_commands
+from steadygaze.cli.explainers import diffmask as diffmask_commands
+from steadygaze.cli.explainers import shapley as shapley_commands
 from steadygaze.cli.options import HelpfulCommand, HelpfulGroup
 from steadygaze.errors import SteadygazeError
 

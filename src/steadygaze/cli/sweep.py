@@ -21,9 +21,9 @@ from steadygaze.report.pages import SEED_INTERVALS, write_sweep
 from steadygaze.runs.cost.train import estimate_train
 from steadygaze.runs.shards import Shard
 from steadygaze.runs.statistics import plural, small_sample_note
-from steadygaze.runs.sweep import SweepNumber, SweepRun, SweepTable, plan_runs, run_sweep, summarize
-from steadygaze.training.recipe import recipe_text
-from steadygaze.training.sweep import Sweep, parse_grid, read_sweep, shipped_sweeps
+from steadygaze.runs.sweep import SweepRun, SweepTable, plan_runs, run_sweep, summarize
+from steadygaze.training.recipe import recipe_text, shipped_recipes
+from steadygaze.training.sweep import Sweep, parse_grid, read_sweep
 
 WIDTH = 80  # columns of the tables
 STYLE = {"better": "green", "worse": "red"}
@@ -71,7 +71,10 @@ def run(
         for file in write_sweep(table, out, command):
             print_line(console, f"wrote {file}")
     if table.missing:
-        print_line(console, _missing(table, shard), "yellow")
+        more = f" and {len(table.missing) - 3} more" if len(table.missing) > 3 else ""
+        advice = "Run the other shards, then repeat the command without --shard." if shard else ""
+        listed = f"not finished: {'; '.join(table.missing[:3])}{more}."
+        print_line(console, f"{listed} {advice or 'Repeat the command.'}", "yellow")
     for label, reason in result.failed.items():
         print_line(notes, f"stopped: {label}: {reason}", "red")
     if result.failed:
@@ -86,15 +89,6 @@ def _shape(sweep: Sweep) -> str:
     return " x ".join([*parts, plural(sweep.seeds, "seed")])
 
 
-def _missing(table: SweepTable, shard: Shard) -> str:
-    listed = "; ".join(table.missing[:3])
-    more = f" and {len(table.missing) - 3} more" if len(table.missing) > 3 else ""
-    advice = (
-        "Run the other shards, then repeat the command without --shard." if shard else "Repeat the command."
-    )
-    return f"not finished: {listed}{more}. {advice}"
-
-
 def print_table(table: SweepTable, console: Console) -> None:
     """One section for each number, in at most 80 columns."""
     rich = Table(box=SIMPLE, padding=(0, 1, 0, 0))
@@ -105,7 +99,17 @@ def print_table(table: SweepTable, console: Console) -> None:
     for title in table.titles:
         rich.add_row(f"[bold]{escape(title)}[/bold]")
         for number in table.of(title):
-            rich.add_row(*_cells(number), style=STYLE.get(number.verdict))
+            quantity, gap = number.quantity, ["", ""]
+            own = [
+                quantity.text(number.value),
+                f"[{quantity.text(number.low)}, {quantity.text(number.high)}]",
+            ]
+            if number.difference is not None:
+                digits = len(quantity.text(0).partition(".")[2])
+                value, low, high = (f"{quantity.scale * v:+.{digits}f}" for v in number.difference)
+                gap = [value, f"[{low}, {high}]"]
+            cells = [f"  {escape(number.cell)}", str(number.seeds), *map(escape, (*own, *gap))]
+            rich.add_row(*cells, style=STYLE.get(number.verdict))
         rich.add_section()
     console.print(rich)
     print_line(console, SEED_INTERVALS)
@@ -116,28 +120,17 @@ def print_table(table: SweepTable, console: Console) -> None:
         print_line(console, caution, "yellow")
 
 
-def _cells(number: SweepNumber) -> list[str]:
-    quantity = number.quantity
-    own = [quantity.text(number.value), f"[{quantity.text(number.low)}, {quantity.text(number.high)}]"]
-    gap = ["", ""]
-    if number.difference is not None:
-        digits = len(quantity.text(0).partition(".")[2])
-        value, low, high = (f"{quantity.scale * v:+.{digits}f}" for v in number.difference)
-        gap = [value, f"[{low}, {high}]"]
-    return [f"  {escape(number.cell)}", str(number.seeds), *map(escape, (*own, *gap))]
-
-
 def _estimate(sweep: Sweep, runs: Sequence[SweepRun], device: str, *, trust_remote_code: bool) -> int:
     """Print the runs, and what the training of those that are left will take."""
     console, notes = wide(Console()), Console(stderr=True)
-    left = [run for run in runs if not run.is_done()]
+    remaining = [run for run in runs if not run.is_done()]
     print_line(console, f"{plural(len(runs), 'run')}: {_shape(sweep)}; dry run, nothing is written", "bold")
-    for one in runs:
-        print_line(console, f"  {one.folder}{'' if one in left else ' (finished)'}")
-    if not left:
+    for run in runs:
+        print_line(console, f"  {run.folder}{'' if run in remaining else ' (finished)'}")
+    if not remaining:
         return 0
     with progress_bar(notes) as on_progress:
-        first = left[0]
+        first = remaining[0]
         cost = estimate_train(
             first.recipe,
             first.folder,
@@ -148,8 +141,8 @@ def _estimate(sweep: Sweep, runs: Sequence[SweepRun], device: str, *, trust_remo
     one_run = cost.startup + cost.seconds
     print_line(
         console,
-        f"training: {duration(one_run)} for {first.label}; {plural(len(left), 'run')} left, about "
-        f"{duration(one_run * len(left))}. Measuring is not included.",
+        f"training: {duration(one_run)} for {first.label}; {plural(len(remaining), 'run')} left, about "
+        f"{duration(one_run * len(remaining))}. Measuring is not included.",
     )
     return 0
 
@@ -157,7 +150,7 @@ def _estimate(sweep: Sweep, runs: Sequence[SweepRun], device: str, *, trust_remo
 def list_sweeps() -> int:
     """Print the shipped sweeps."""
     rows: list[tuple[list[str], str]] = []
-    for name in shipped_sweeps():
+    for name in shipped_recipes("sweep"):
         sweep = read_sweep(name)
         runs = plural(len(sweep.cells()) * sweep.seeds, "run")
         result = [f"result: {sweep.result}"] if sweep.result else []
@@ -170,6 +163,5 @@ def list_sweeps() -> int:
 def show_sweep(name: str) -> int:
     """Print the text of a sweep or recipe."""
     read_sweep(name)  # an error if it is not valid
-    shipped = {} if Path(name).is_file() else shipped_sweeps()
-    print(shipped.get(name) or recipe_text(name), end="")
+    print(recipe_text(name, "sweep", "recipe"), end="")
     return 0

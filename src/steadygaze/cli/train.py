@@ -18,9 +18,8 @@ from rich.console import Console
 from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
 from steadygaze.errors import InputError
 from steadygaze.training.loop import train
-from steadygaze.training.recipe import Recipe, read_recipe, recipe_text, shipped_recipes
+from steadygaze.training.recipe import Recipe, parse_value, read_recipe, recipe_text, shipped_recipes
 from steadygaze.training.run_files import TrainingResult, TrainingStoppedError
-from steadygaze.training.sweep import parse_value
 
 LISTED = 20  # unreadable images that are listed at the end
 
@@ -52,7 +51,7 @@ def run(
         return 130
     if is_main:
         print_result(result, console)
-        print_unreadable(result, console)
+        print_list(console, "skipped, unreadable", result.unreadable)
     return 1 if result.unreadable else 0
 
 
@@ -97,12 +96,12 @@ def print_result(result: TrainingResult, console: Console) -> None:
         print_line(console, f"the run had finished before; its weights are {result.weights}")
 
 
-def print_unreadable(result: TrainingResult, console: Console) -> None:
-    """List images that were skipped."""
-    for file in result.unreadable[:LISTED]:
-        print_line(console, f"skipped, unreadable: {file}", "red")
-    if len(result.unreadable) > LISTED:
-        print_line(console, f"... and {len(result.unreadable) - LISTED} more", "red")
+def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
+    """Print the first lines, each after the title, and how many more there are."""
+    for line in lines[:LISTED]:
+        print_line(console, f"{title}: {line}", "red")
+    if len(lines) > LISTED:
+        print_line(console, f"... and {len(lines) - LISTED} more", "red")
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:

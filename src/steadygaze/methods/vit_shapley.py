@@ -16,7 +16,7 @@ block over all tokens, LayerNorm, three linear layers with GELU, as the authors'
 itself (trunk="model": the map costs one forward pass, which other methods share) or a fine-tuned copy
 (trunk="train", as in the paper). Likewise v is the prediction of the model itself (surrogate="model") or of
 a copy that was fine-tuned on images with removed patches (surrogate="train", as in the paper).
-`steadygaze.training.shapley` trains them.
+`steadygaze.training.vit_shapley` trains them.
 """
 
 import copy

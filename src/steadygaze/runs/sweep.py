@@ -1,4 +1,4 @@
-"""The runs of a sweep: each is a training run with a stress run inside its folder.
+"""Sweeps: training runs, each with a stress run inside its folder, and the table of their numbers.
 
     OUT/losses.adl.tau=1/seed0/            a run of `steadygaze train`, accepted wherever a model is
     OUT/losses.adl.tau=1/seed0/stress/     a run of `steadygaze stress` of its weights
@@ -6,8 +6,6 @@
 
 Nothing else is stored: what is there is recognized by its own files, so a killed sweep is repeated, shards
 share a folder, and a larger grid keeps the runs of a smaller one.
-
-The numbers of a sweep, with intervals over seeds and images.
 
 The value of a cell is the mean over its seeds. Its 95 % interval is a bootstrap over both: in every draw the
 images are drawn with replacement, the same for all runs, and so are the seeds. With one seed it is the
@@ -20,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import WHOLE, Shard
 from steadygaze.runs.statistics import interval
 from steadygaze.runs.stress import StressRequest, parse_suites, run_stress
-from steadygaze.runs.suite import Number
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe
 from steadygaze.training.run_files import TrainingStoppedError, holds_run
@@ -64,27 +61,31 @@ class SweepRun:
         return self.folder / STRESS
 
     @property
+    def request(self) -> StressRequest:
+        """The stress run of its weights."""
+        recipe, measure = self.recipe, self.recipe.measure
+        masks = measure.masks
+        if masks is None and measure.data is None and recipe.data.test_masks != "tokencut":
+            masks = recipe.data.test_masks
+        default = ["segmentation" if recipe.task == "segmentation" else "corruptions"]
+        return StressRequest(
+            model=str(self.folder),
+            data=measure.data or recipe.data.test,
+            out=self.rows,
+            suites=default if measure.suites is None else measure.suites,
+            options=measure.options,
+            masks=None if masks is None else Path(masks),
+            limit=measure.limit,
+            seed=measure.seed,
+            batch_size=measure.batch,
+        )
+
+    @property
     def measure(self) -> dict[str, Any]:
         """What defines the stress run, as measured.json records it."""
-        described = self.recipe.measure.model_dump(exclude={"show", "batch"})
-        chosen = {"suites": self.suites, "data": self.data, "masks": self.masks}
-        return json.loads(json.dumps({**described, **chosen}))
-
-    @property
-    def suites(self) -> list[str]:
-        default = ["segmentation" if self.recipe.task == "segmentation" else "corruptions"]
-        return default if self.recipe.measure.suites is None else self.recipe.measure.suites
-
-    @property
-    def data(self) -> str | None:
-        return self.recipe.measure.data or self.recipe.data.test
-
-    @property
-    def masks(self) -> str | None:
-        measure, test_masks = self.recipe.measure, self.recipe.data.test_masks
-        if measure.masks is not None or measure.data is not None or test_masks == "tokencut":
-            return measure.masks
-        return test_masks
+        request = self.request
+        keys = ("suites", "data", "masks", "limit", "seed", "options")
+        return json.loads(json.dumps({key: getattr(request, key) for key in keys}, default=str))
 
     def is_done(self) -> bool:
         """Whether it is trained and measured; a run of another recipe in its folder is refused."""
@@ -118,20 +119,16 @@ def plan_runs(sweep: Sweep, out: Path) -> list[SweepRun]:
     for number in range(sweep.seeds):
         for cell in cells:
             recipe = sweep.recipe_of(cell, number)
-            runs.append(SweepRun(cell, recipe, out / cell.folder / f"seed{recipe.seed}"))
-    for run in runs:
-        _check(run)
+            if not recipe.data.train:
+                raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
+            run = SweepRun(cell, recipe, out / cell.folder / f"seed{recipe.seed}")
+            suites = parse_suites(run.request.suites, run.request.options)
+            if run.request.data is None and not all(suite.own_images for suite in suites):
+                raise InputError(
+                    "measure.data: expected images to measure the models on. Give measure.data, or data.test."
+                )
+            runs.append(run)
     return runs
-
-
-def _check(run: SweepRun) -> None:
-    if not run.recipe.data.train:
-        raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
-    suites = parse_suites(run.suites, run.recipe.measure.options)
-    if run.data is None and not all(suite.own_images for suite in suites):
-        raise InputError(
-            "measure.data: expected images to measure the models on. Give measure.data, or data.test."
-        )
 
 
 def run_sweep(
@@ -149,51 +146,25 @@ def run_sweep(
             "a sweep runs in one process, got several. Start independent ones with --shard 0/2, --shard 1/2."
         )
     own = [run for number, run in enumerate(runs) if shard.owns(number)]
-    left = [run for run in own if not run.is_done()]
-    resumed, result = len(own) - len(left), SweepResult()
-    for number, run in enumerate(left):
+    remaining = [run for run in own if not run.is_done()]
+    resumed, result = len(own) - len(remaining), SweepResult()
+    shared: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    for number, run in enumerate(remaining):
         on_progress(Progress("sweep", resumed + number, len(own), "runs", resumed, run.label))
         recipe = run.recipe.model_copy(update={"command": command})
         try:
-            trained = train(
-                recipe,
-                run.folder,
-                device=device,
-                on_progress=on_progress,
-                trust_remote_code=trust_remote_code,
-            )
+            trained = train(recipe, run.folder, on_progress=on_progress, **shared)
         except TrainingStoppedError as error:
             result.failed[run.label] = str(error)
             continue
-        rows = _measure(run, device, command, on_progress, trust_remote_code=trust_remote_code)
+        request = replace(run.request, command=command, **shared)
+        rows = run_stress(request, on_progress=on_progress)
         result.unreadable += len(trained.unreadable) + len(rows.unreadable)
         write_atomic(run.folder / MEASURED, json.dumps(run.measure, indent=2) + "\n")
     on_progress(Progress("sweep", len(own), len(own), "runs", resumed))
     return result
 
 
-def _measure(
-    run: SweepRun, device: str, command: str, on_progress: OnProgress, *, trust_remote_code: bool
-) -> Rows:
-    measure = run.recipe.measure
-    request = StressRequest(
-        model=str(run.folder),
-        data=run.data,
-        out=run.rows,
-        suites=run.suites,
-        options=measure.options,
-        masks=None if run.masks is None else Path(run.masks),
-        limit=measure.limit,
-        seed=measure.seed,
-        batch_size=measure.batch,
-        device=device,
-        command=command,
-        trust_remote_code=trust_remote_code,
-    )
-    return run_stress(request, on_progress=on_progress)
-
-
-NAN = float("nan")
 Limits = tuple[float, float, float]  # value, low, high
 
 
@@ -231,7 +202,7 @@ class SweepNumber:
         return "better" if sign > 0 else "worse" if sign < 0 else ""
 
     def record(self) -> dict[str, Any]:
-        gap = self.difference or (NAN, NAN, NAN)
+        gap = self.difference or (float("nan"),) * 3
         return {
             "cell": self.cell,
             "setting": self.setting,
@@ -302,44 +273,37 @@ def _shown(cards: Mapping[str, Mapping[int, Card]], show: Sequence[str] | None) 
 
 def _number(label: str, key: Key, own: Mapping[int, Card], first: Mapping[int, Card]) -> SweepNumber:
     numbers = {seed: card.numbers[key] for seed, card in own.items()}
-    one = next(iter(numbers.values()))
-    if len({number.images for number in numbers.values()}) > 1:
+    reference = {seed: card.numbers[key] for seed, card in first.items()}
+    number = next(iter(numbers.values()))
+    if len({n.images for n in numbers.values()}) > 1:
         raise InputError(
             f"{label}: its seeds were measured on different numbers of images. Measure them again."
         )
-    samples = _samples(numbers)
-    low, high = _limits(samples)
+    value, low, high = _mean_over_seeds([numbers[seed].samples for seed in sorted(numbers)])
     if len(numbers) == 1:  # Wilson's of an accuracy
-        low, high = one.low, one.high
+        low, high = number.low, number.high
+    both = sorted(numbers.keys() & reference.keys())
+    same_images = len({n.images for n in (*numbers.values(), *reference.values())}) == 1
+    difference = None
+    if both and same_images:
+        difference = _mean_over_seeds([numbers[seed].samples - reference[seed].samples for seed in both])
     return SweepNumber(
         label,
-        one.setting.label,
-        one.quantity,
-        float(samples[:, 0].mean()),
+        number.setting.label,
+        number.quantity,
+        value,
         low,
         high,
-        _difference(numbers, {seed: card.numbers[key] for seed, card in first.items()}),
+        difference,
         len(numbers),
-        one.images,
+        number.images,
     )
 
 
-def _samples(numbers: Mapping[int, Number]) -> Float[np.ndarray, "seeds draws"]:
-    return np.stack([numbers[seed].samples for seed in sorted(numbers)])
-
-
-def _limits(samples: Float[np.ndarray, "seeds draws"]) -> tuple[float, float]:
-    """The 95 % interval of the mean over seeds; the first column is the value itself."""
-    seeds, draws = samples.shape[0], samples.shape[1] - 1
-    taken = np.random.default_rng(0).integers(0, seeds, (seeds, draws))
-    low, high = interval(np.take_along_axis(samples[:, 1:], taken, axis=0).mean(0))
-    return float(low), float(high)
-
-
-def _difference(own: Mapping[int, Number], first: Mapping[int, Number]) -> Limits | None:
-    """Own minus first over the seeds that both have, with its interval."""
-    both = [seed for seed in own if seed in first]
-    if not both or len({number.images for number in (*own.values(), *first.values())}) > 1:
-        return None
-    gap = _samples({seed: own[seed] for seed in both}) - _samples({seed: first[seed] for seed in both})
-    return float(gap[:, 0].mean()), *_limits(gap)
+def _mean_over_seeds(samples: Sequence[Float[np.ndarray, " draws"]]) -> Limits:
+    """The mean over seeds with its 95 % interval; the first sample of each seed is the value itself."""
+    stacked = np.stack(samples)
+    seeds, draws = stacked.shape[0], stacked.shape[1] - 1
+    drawn = np.random.default_rng(0).integers(0, seeds, (seeds, draws))
+    low, high = interval(np.take_along_axis(stacked[:, 1:], drawn, axis=0).mean(0))
+    return float(stacked[:, 0].mean()), float(low), float(high)

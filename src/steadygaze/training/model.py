@@ -1,13 +1,15 @@
-"""From a recipe to the model that is trained: created or loaded, with its modules and the format of its
-images.
+"""From a recipe to the model that is trained, with its modules and the format of its images, and to the
+training and test images: selected, checked, with masks from files or from TokenCut.
 
-The training and test images of a run: selected, checked, with masks from files or from TokenCut.
+A module (TAP, CB) whose `start` the recipe leaves open begins as the identity in trained weights, which it
+then does not harm, and as in its paper in new weights.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steadygaze import modules
 from steadygaze.data.folders import ClassLookup
 from steadygaze.data.label_maps import SegmentationImages, find_label_maps
 from steadygaze.data.preprocess import Preprocess
@@ -27,13 +30,15 @@ from steadygaze.loading.loaded import ModelOptions
 from steadygaze.loading.options import check_new_model
 from steadygaze.loading.run_folder import read_description
 from steadygaze.loading.timm import is_timm_name
-from steadygaze.modules.base import Start
+from steadygaze.modules.base import Start, describe
 from steadygaze.modules.segmenter import Decoder, Segmenter, segmenter
 from steadygaze.progress import OnProgress
 from steadygaze.training.images import TrainingImages, check_masks, class_folders, select_images
-from steadygaze.training.recipe import Recipe, insert_modules
+from steadygaze.training.recipe import Modules, Recipe, module_spec
 from steadygaze.training.run_files import seeded
 from steadygaze.training.tokencut import tokencut_masks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +89,10 @@ def build_recipe_model(
     folders = class_folders(data.train) if maps is None else None
     with seeded(recipe.seed, 2):
         initial = _initial_model(recipe, folders, trust_remote_code=trust_remote_code)
-        start, reason = _default_start(initial.trained, module_start)
+        start: Start = "identity" if initial.trained else "paper"
+        reason = f"the model starts from {'trained' if initial.trained else 'new'} weights"
+        if module_start is not None:
+            start, reason = module_start, "that of the run in this folder"
         backbone = _backbone(initial.model, recipe)
         backbone, module_options = insert_modules(backbone, recipe.modules, start, reason)
         model: nn.Module = (
@@ -125,13 +133,52 @@ def build_recipe_model(
     return RecipeModel(model, ClassLookup(names, num_classes), preprocess, description, start)
 
 
-def _default_start(trained: bool, of_resumed_run: Start | None) -> tuple[Start, str]:
-    """(how a module begins whose `start` the recipe leaves open, why)."""
-    if of_resumed_run is not None:
-        return of_resumed_run, "that of the run in this folder"
-    if trained:
-        return "identity", "the model starts from trained weights"
-    return "paper", "the model starts from new weights"
+def insert_modules(
+    model: nn.Module, tables: Modules, default_start: Start, reason_for_default: str
+) -> tuple[nn.Module, dict[str, dict[str, Any] | None]]:
+    """(the model with the recipe's modules, their options with `start`).
+
+    Modules that the weights brought are kept, and must have the recipe's options.
+    """
+    kinds = {"tap": modules.TokenPool, "cb": modules.ContextBroadcast}
+    options = tables.model_dump()
+    new = {}
+    for name, given in options.items():
+        if given is None:
+            continue
+        present = [m for m in modules.inserted(model).values() if isinstance(m, kinds[name])]
+        if "start" in given:
+            start, reason = given["start"], "set by the recipe"
+        elif present:
+            start, reason = present[0].spec.get("start", "paper"), "of the initial weights"
+        elif given.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
+            start, reason = "paper", "modules.cb.init is set"
+        else:
+            start, reason = default_start, reason_for_default
+        options[name] = {**given, "start": start}
+        spec = module_spec(name, options[name])
+        if not present:
+            new[name] = spec
+            log.info("modules.%s.start = %r: %s", name, start, reason)
+            continue
+        requested = _module_texts(modules.insert(modules.remove(model), **{name: spec}), name)
+        existing = _module_texts(model, name)
+        if requested != existing:
+            raise InputError(
+                f"modules.{name}: the weights contain it already, with other options: expected "
+                f"{sorted(existing.items())}, got {sorted(requested.items())}. "
+                f"Leave modules.{name} out to keep theirs."
+            )
+    return (modules.insert(model, **new) if new else model), options
+
+
+def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
+    """Where a model has TAP or CB, and with which options."""
+    return {
+        path: describe(module.spec)
+        for path, module in modules.inserted(model).items()
+        if path.rpartition(".")[2].startswith(name)
+    }
 
 
 def _initial_model(

@@ -1,25 +1,13 @@
-"""What a recipe may hold, whoever wrote it: names, and numbers, text and lists of limited size.
-
-Errors about a recipe, from pydantic's: by the full name of the key, with the nearest known one.
-
-Recipes: everything that defines a training run, as pydantic models. `recipe_files` reads them from
-TOML.
-
-Recipes from TOML files and from the package.
+"""Recipes: everything that defines a training run, as pydantic models read from TOML.
 
 The recipes that ship with the package are in `recipes/`; each states its command, its cost and the measured
-result.
-
-TAP and CB of a recipe, inserted into its model.
-
-A module whose `start` the recipe leaves open begins as the identity in trained weights, which it then does
-not harm, and as in its paper in new weights.
+result. A recipe may come from a stranger: sizes are bounded before anything is built from them, and errors
+name the full key and the nearest known one.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,18 +26,24 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
-from torch import nn
+from pydantic_core import PydanticCustomError
 
+from steadygaze import modules
 from steadygaze.errors import InputError, SteadygazeError, UnknownNameError
 from steadygaze.loading.checkpoint import MAX_CLASSES
-from steadygaze.modules.base import Start
 from steadygaze.training.losses import LOSSES, LossOptions
 
+MAX_BYTES = 1_000_000  # of a recipe file
 MAX_DEPTH = 8  # tables and lists inside one another
-MAX_TEXT = 10_000  # characters
-MAX_LENGTH = 10_000  # of a list or table
+MAX_LENGTH = 10_000  # of a text, list or table
 MAX_INTEGER = 2**63 - 1
+MAX_SIDE = 4096  # of images, in pixels
+MAX_EPOCHS = 1_000_000
+DEFAULT_LOSS = "cross_entropy"  # of a recipe that lists none
+MODULES = {"tap": modules.TAP, "cb": modules.CB}
+
+
+# -- bounds and errors -----------------------------------------------------------------------------
 
 
 def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
@@ -57,55 +51,28 @@ def check_plain(value: Any, key: str = "", depth: int = 0) -> None:
 
     Types are left to the recipe's tables.
     """
-    name = key or "recipe"
+    expected = ""
     if depth > MAX_DEPTH:
-        raise InputError(f"{name[:80]}: nested too deeply, expected at most {MAX_DEPTH} levels")
-    if isinstance(value, str):
-        if "\0" in value or len(value) > MAX_TEXT:
-            reason = "a null character" if "\0" in value else f"{len(value):,} characters"
-            raise InputError(f"{name}: expected text of at most {MAX_TEXT:,} characters, got {reason}")
-    elif isinstance(value, bool):
-        return
-    elif isinstance(value, int):
-        if abs(value) > MAX_INTEGER:
-            raise InputError(
-                f"{name}: expected an integer of at most 64 bits, got one of {value.bit_length()}"
-            )
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number, got {value!r}")
-    elif isinstance(value, (Mapping, list, tuple)):
-        _check_entries(value, key, depth)
-
-
-def _check_entries(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], key: str, depth: int) -> None:
-    if len(value) > MAX_LENGTH:
-        raise InputError(f"{key or 'recipe'}: expected at most {MAX_LENGTH:,} entries, got {len(value):,}")
-    if not isinstance(value, Mapping):
+        expected = f"at most {MAX_DEPTH} nested levels"
+    elif isinstance(value, (str, Mapping, list, tuple)) and len(value) > MAX_LENGTH:
+        expected = f"at most {MAX_LENGTH:,} characters or entries"
+    elif isinstance(value, str) and "\0" in value:
+        expected = "text without null characters"
+    elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+        expected = "an integer of at most 64 bits"
+    elif isinstance(value, float) and not math.isfinite(value):
+        expected = f"a finite number, got {value!r}"
+    elif isinstance(value, Mapping) and not all(isinstance(name, str) for name in value):
+        expected = "names as keys"
+    if expected:
+        raise InputError(f"{key[:80] or 'recipe'}: expected {expected}")
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            check_plain(name, key, depth)
+            check_plain(entry, f"{key}.{name}" if key else name, depth + 1)
+    elif isinstance(value, (list, tuple)):
         for number, entry in enumerate(value):
             check_plain(entry, f"{key}[{number}]", depth + 1)
-        return
-    for name, entry in value.items():
-        if not isinstance(name, str):
-            raise InputError(f"{key or 'recipe'}: expected names as keys, got {name!r}")
-        check_plain(name, key, depth)
-        check_plain(entry, f"{key}.{name}" if key else name, depth + 1)
-
-
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if their values are numbers, strings, booleans, or lists of them; else `InputError`."""
-    for name, value in options.items():
-        rest = [value]
-        while rest:
-            entry = rest.pop()
-            if isinstance(entry, (list, tuple)):
-                rest.extend(entry)
-            elif not isinstance(entry, (bool, int, float, str)):
-                raise InputError(
-                    f"{name}: expected a number, a string, true, false or a list of them, "
-                    f"got {type(entry).__name__}"
-                )
-    return options
 
 
 EXPECTED = {
@@ -133,23 +100,31 @@ def explain_validation_error(
 ) -> SteadygazeError:
     """The first problem that pydantic found, as an error of this package.
 
-    model: the class that was validated; prefix: full name of its table in the recipe
+    Args:
+        model: The class that was validated.
+        prefix: Full name of its table in the recipe.
     """
     first = error.errors()[0]
-    key = full_key(first["loc"], prefix)
-    kind, value = first["type"], first["input"]
-    context = first.get("ctx", {})
+    location, kind, value, context = first["loc"], first["type"], first["input"], first.get("ctx", {})
+    key = full_key(location, prefix)
     if isinstance(context.get("error"), SteadygazeError):  # raised by a check of ours
         return context["error"]
     if kind == "extra_forbidden":
-        parents = first["loc"][:-1]
-        known = [full_key((*parents, name), prefix) for name in _fields_at(model, parents)]
-        return UnknownNameError("key", key, known)
+        table: Any = model
+        for part in location[:-1]:
+            table = table.model_fields[str(part)].annotation
+        return UnknownNameError(
+            "key", key, [full_key((*location[:-1], name), prefix) for name in table.model_fields]
+        )
     if kind == "missing":
         return InputError(f"{key}: missing from the recipe")
-    if kind == "literal_error":
-        return UnknownNameError(key, str(value), _literals(context["expected"]))
-    return InputError(f"{key}: {_expectation(first, kind)}, got {value!r}")
+    if kind == "literal_error":  # context: "'a', 'b' or 'c'"
+        known = context["expected"].replace(" or ", ", ").split(", ")
+        return UnknownNameError(key, str(value), [name.strip("' ") for name in known])
+    expected = EXPECTED.get(kind) or next((BOUNDS[b] for b in context.items() if b in BOUNDS), "")
+    if not expected and "le" in context:
+        expected = f"a number of at most {context['le']:,}"
+    return InputError(f"{key}: {f'expected {expected}' if expected else first['msg']}, got {value!r}")
 
 
 def full_key(location: Sequence[str | int], prefix: str = "") -> str:
@@ -167,45 +142,27 @@ def full_key(location: Sequence[str | int], prefix: str = "") -> str:
     return key
 
 
-def _expectation(details: ErrorDetails, kind: str) -> str:
-    if kind == "expected":  # raised by a validator of ours
-        return details["msg"]
-    if kind in EXPECTED:
-        return f"expected {EXPECTED[kind]}"
-    for bound in details.get("ctx", {}).items():
-        if bound in BOUNDS:
-            return f"expected {BOUNDS[bound]}"
-        if bound[0] == "le":
-            return f"expected a number of at most {bound[1]:,}"
-    return details["msg"]
+# -- types of values -------------------------------------------------------------------------------
 
 
-def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Keys of the table at a location."""
-    table: Any = model
-    for part in location:
-        table = table.model_fields[str(part)].annotation
-    return list(table.model_fields)
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str))
 
 
-def _literals(expected: str) -> list[str]:
-    """'a', 'b' or 'c' -> [a, b, c]."""
-    return [part.strip("' ") for part in expected.replace(" or ", ", ").split(", ")]
-
-
-MAX_SIDE = 4096  # of images, in pixels
-MAX_EPOCHS = 1_000_000
-DEFAULT_LOSS = "cross_entropy"  # of a recipe that lists none
-
-
-def _two_numbers(values: list[float]) -> list[float]:
-    if len(values) != 2:
-        raise PydanticCustomError("expected", "expected two numbers")
-    return values
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if not _is_plain(value):
+            kind = type(value).__name__
+            raise InputError(
+                f"{name}: expected a number, a string, true, false or a list of them, got {kind}"
+            )
+    return options
 
 
 def _range(values: list[float]) -> list[float]:
-    if not 0 < _two_numbers(values)[0] <= values[1]:
+    if len(values) != 2 or not 0 < values[0] <= values[1]:
         raise PydanticCustomError("expected", "expected [least, most], both above 0")
     return values
 
@@ -216,7 +173,7 @@ def _span(values: list[int]) -> list[int]:
     return values
 
 
-def _three_numbers(values: list[float]) -> list[float]:
+def _color(values: list[float]) -> list[float]:
     if len(values) != 3:
         raise PydanticCustomError("expected", "expected three numbers, of red, green and blue")
     return values
@@ -227,13 +184,16 @@ CountFromZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Pair = Annotated[list[float], AfterValidator(_two_numbers)]
+Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 Range = Annotated[list[float], AfterValidator(_range)]
 Span = Annotated[list[int], AfterValidator(_span)]
 Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
-Options = Annotated[dict[str, Any], AfterValidator(plain_options)]
-Color = Annotated[list[float], AfterValidator(_three_numbers)]
-PositiveColor = Annotated[list[Positive], AfterValidator(_three_numbers)]
+Options = Annotated[dict[str, Any], AfterValidator(_plain_options)]
+Color = Annotated[list[float], AfterValidator(_color)]
+PositiveColor = Annotated[list[Positive], AfterValidator(_color)]
+
+
+# -- tables ----------------------------------------------------------------------------------------
 
 
 class Table(BaseModel):
@@ -262,6 +222,13 @@ class Modules(Table):
 
     tap: Options | None = None
     cb: Options | None = None
+
+    @model_validator(mode="after")
+    def _known_options(self) -> Self:
+        for name, options in self.model_dump().items():
+            if options is not None:
+                module_spec(name, options)
+        return self
 
 
 class Data(Table):
@@ -437,15 +404,17 @@ class Recipe(Table):
     @field_validator("losses", mode="before")
     @classmethod
     def _registered(cls, losses: Any) -> Any:
-        """Validate each table by the options of its loss; None (as older versions wrote) leaves a loss
-        out."""
+        """Validate each table by the options of its loss."""
         if not isinstance(losses, Mapping):
             return losses
-        listed = {name: table for name, table in losses.items() if table is not None}
-        return {
-            name: table if isinstance(table, LossOptions) else _loss_options(name, table)
-            for name, table in listed.items()
-        }
+        tables = dict(losses)
+        for name, table in losses.items():
+            options = LOSSES[name].Options
+            try:
+                tables[name] = table if isinstance(table, LossOptions) else options.model_validate(table)
+            except ValidationError as error:
+                raise explain_validation_error(error, options, f"losses.{name}") from None
+        return tables
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -488,14 +457,6 @@ class Recipe(Table):
             del settings[key]
         del settings["data"]["workers"]
         return settings
-
-
-def _loss_options(name: str, table: Any) -> LossOptions:
-    options = LOSSES[name].Options
-    try:
-        return options.model_validate(table)
-    except ValidationError as error:
-        raise explain_validation_error(error, options, f"losses.{name}") from None
 
 
 def _check_segmentation(recipe: Recipe) -> None:
@@ -551,11 +512,7 @@ def _check_augmentation(who: str, augment: Augment) -> None:
         raise InputError(f"{who}: masks cannot follow {keys}. Leave these out.")
 
 
-RENAMED = {
-    "data.pictures": "data.images",
-    "data.test_pictures": "data.test_images",
-}  # keys of the first version
-MAX_BYTES = 1_000_000  # of a recipe
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -566,36 +523,35 @@ def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
     2
     """
-    text = recipe_text(source)
-    try:
-        content = tomllib.loads(text)
-    except ValueError as error:  # also of integers with too many digits
-        raise InputError(f"{source} is not a readable TOML file ({error})") from error
-    except RecursionError as error:
-        raise InputError(f"{source} is not a readable TOML file (nested too deeply)") from error
-    return make_recipe(content, changes)
+    return make_recipe(parse_toml(recipe_text(source), source), changes)
 
 
-def recipe_text(source: str | Path) -> str:
-    """The text of a recipe file, or of a shipped recipe."""
-    path = Path(source)
+def parse_toml(text: str, source: str | Path) -> dict[str, Any]:
+    """The tables of a TOML text."""
     try:
-        is_file = path.is_file()
-        size = path.stat().st_size if is_file else 0
-    except OSError as error:  # such as a name that is too long
-        raise InputError(f"{str(source)[:80]} is not a readable TOML file ({error.strerror})") from error
-    if size > MAX_BYTES:
-        raise InputError(f"{source} is not a recipe: expected at most {MAX_BYTES:,} bytes, got {size:,}")
-    if not is_file:
-        shipped = shipped_recipes()
-        if str(source) not in shipped:
-            hint = "Expected a TOML file or the name of a shipped recipe."
-            raise UnknownNameError("recipe", str(source), shipped, hint)
-        return shipped[str(source)]
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError also for integers with too many digits
         raise InputError(f"{source} is not a readable TOML file ({error})") from error
+
+
+def recipe_text(source: str | Path, *kinds: str) -> str:
+    """The text of a TOML file, or of a shipped recipe; kinds: "sweep", "recipe", in order of precedence."""
+    kinds = kinds or ("recipe",)
+    path, what = Path(source), " or ".join(kinds)
+    try:
+        if path.is_file():
+            if path.stat().st_size > MAX_BYTES:
+                raise InputError(f"{source} is not a {what}: expected at most {MAX_BYTES:,} bytes, got more")
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:  # OSError also for a name that is too long
+        raise InputError(f"{str(source)[:80]} is not a readable TOML file ({error})") from error
+    known: dict[str, str] = {}
+    for kind in reversed(kinds):
+        known |= shipped_recipes(kind)
+    if str(source) not in known:
+        hint = f"Expected a TOML file or the name of a shipped {what}."
+        raise UnknownNameError(what, str(source), known, hint)
+    return known[str(source)]
 
 
 def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -605,12 +561,8 @@ def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     check_plain(content)
     check_plain(changes or {})
     recipe = copy.deepcopy(dict(content))
-    for old, new in RENAMED.items():
-        name, old_key = old.split(".")
-        if isinstance(recipe.get(name), dict) and old_key in recipe[name]:
-            recipe[name][new.split(".")[1]] = recipe[name].pop(old_key)
     for key, value in (changes or {}).items():
-        *parents, last = RENAMED.get(key, key).split(".")
+        *parents, last = key.split(".")
         table = recipe
         for parent in parents:
             table = table.setdefault(parent, {})
@@ -623,98 +575,36 @@ def make_recipe(content: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     return Recipe(**recipe)
 
 
-def shipped_recipes() -> dict[str, str]:
-    """Name -> text of each recipe in the package."""
-    folder = files("steadygaze") / "training" / "recipes"
-    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")] if folder.is_dir() else []
-    ordered = sorted(entries, key=lambda entry: entry.name)
-    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in ordered}
+def shipped_recipes(kind: str = "recipe") -> dict[str, str]:
+    """Name -> text of each recipe in the package; kind: or "sweep"."""
+    folder = files("steadygaze") / "training" / f"{kind}s"
+    entries = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name
+    )
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries}
 
 
-log = logging.getLogger(__name__)
-ModuleOptions = dict[str, dict[str, Any] | None]  # options of TAP and CB by name; None: without it
+def parse_value(text: str) -> Any:
+    """A value in TOML; anything else is a string.
 
-
-def insert_modules(
-    model: nn.Module, recipe: Modules, default_start: Start, reason_for_default: str
-) -> tuple[nn.Module, ModuleOptions]:
-    """(the model with the recipe's modules, their options with `start`).
-
-    Modules that the weights brought are kept, and must have the recipe's options.
+    >>> parse_value("0.5"), parse_value("cifar10/train")
+    (0.5, 'cifar10/train')
     """
-    from steadygaze import modules
-
-    kinds = {"tap": (modules.TAP, modules.TokenPool), "cb": (modules.CB, modules.ContextBroadcast)}
-    options: ModuleOptions = recipe.model_dump()
-    new = {}
-    for name, given in options.items():
-        if given is None:
-            continue
-        spec_class, module_class = kinds[name]
-        present = [m for m in modules.inserted(model).values() if isinstance(m, module_class)]
-        if "start" in given:
-            start, reason = given["start"], "set by the recipe"
-        elif present:
-            start, reason = present[0].spec.get("start", "paper"), "of the initial weights"
-        elif given.get("init"):  # Λ of CB_S is not 0: the outputs change, whatever the weights
-            start, reason = "paper", "modules.cb.init is set"
-        else:
-            start, reason = default_start, reason_for_default
-        options[name] = {**given, "start": start}
-        spec = _module_spec(name, spec_class, options[name] or {})
-        if present:
-            _check_same_module(model, name, spec)
-        else:
-            new[name] = spec
-            log.info("modules.%s.start = %r: %s", name, start, reason)
-    return (modules.insert(model, **new) if new else model), options
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except (ValueError, RecursionError):
+        return text
 
 
-def check_module_options(recipe: Modules) -> None:
-    """`InputError` or `UnknownNameError` for options that TAP and CB do not have, before a model is built."""
-    from steadygaze import modules
-
-    for name, spec_class in (("tap", modules.TAP), ("cb", modules.CB)):
-        options = getattr(recipe, name)
-        if options is not None:
-            _module_spec(name, spec_class, options)
-
-
-def _module_spec(name: str, spec: Any, options: Mapping[str, Any]) -> Any:
-    """TAP or CB with the recipe's options."""
-    known = [f.name for f in fields(spec)]
+def module_spec(name: str, options: Mapping[str, Any]) -> Any:
+    """TAP or CB with the options of a recipe."""
+    known = [f.name for f in fields(MODULES[name])]
     for key in options:
         if key not in known:
             raise UnknownNameError(f"option of modules.{name}", key, known)
     try:
-        return spec(
+        return MODULES[name](
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
         )
     except TypeError as error:
         raise InputError(f"modules.{name}: {error}") from error
-
-
-def _check_same_module(model: nn.Module, name: str, spec: Any) -> None:
-    """`InputError` unless the module that the weights brought is the one of the recipe."""
-    from steadygaze import modules
-
-    requested = _module_texts(modules.insert(modules.remove(model), **{name: spec}), name)
-    existing = _module_texts(model, name)
-    if requested != existing:
-        raise InputError(
-            f"modules.{name}: the weights contain it already, with other options: expected "
-            f"{sorted(existing.items())}, got {sorted(requested.items())}. "
-            f"Leave modules.{name} out to keep theirs."
-        )
-
-
-def _module_texts(model: nn.Module, name: str) -> dict[str, str]:
-    """Where a model has TAP or CB, and with which options."""
-    from steadygaze import modules
-    from steadygaze.modules.base import describe
-
-    return {
-        path: describe(module.spec)
-        for path, module in modules.inserted(model).items()
-        if path.rpartition(".")[2].startswith(name)
-    }

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from steadygaze.files import write_atomic
 from steadygaze.modules.base import Start
 from steadygaze.progress import Progress
 from steadygaze.seeding import combined_seed
-from steadygaze.training.recipe import Recipe, make_recipe
+from steadygaze.training.recipe import Recipe
 
 
 @contextmanager
@@ -147,10 +147,9 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
-        settings_before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        if not isinstance(settings_before, dict):
+        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        if not isinstance(before, dict):
             raise ValueError("its settings are not a table")
-        before = _completed(settings_before)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): choose another output folder") from error
     changed = differences(before, now)
@@ -163,24 +162,13 @@ def holds_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def read_module_start(folder: Path) -> Start | None:
-    """How the new modules of the run in this folder began; None if there is no run yet.
-
-    Runs of versions that did not write it began as in the papers.
-    """
+    """How the new modules of the run in this folder began; None if there is no run yet."""
     try:
         content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # `prepare_folder` reports what is wrong with it
         return None
-    recorded = content.get("module_start") if isinstance(content, dict) else None
-    return "identity" if recorded == "identity" else "paper"
-
-
-def _completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that an older version wrote, in today's form: keys it did not have get their defaults."""
-    try:
-        return json.loads(json.dumps(make_recipe(settings).settings))
-    except SteadygazeError:  # keys or values that this version does not have: reported as differences
-        return settings
+    start = content.get("module_start") if isinstance(content, dict) else None
+    return start if start in get_args(Start) else None
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[str]:

@@ -10,42 +10,43 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from steadygaze.errors import InputError, UnknownNameError
+from steadygaze.errors import InputError
 from steadygaze.training.recipe import (
-    MAX_BYTES,
     Measure,
     PositiveInt,
     Recipe,
     Table,
-    check_module_options,
     check_plain,
     explain_validation_error,
+    parse_toml,
+    parse_value,
     read_recipe,
     recipe_text,
-    shipped_recipes,
 )
 
 MAX_RUNS = 10_000
 MAX_NAME = 100  # characters of a cell's folder
 WITHOUT = "none"  # as the value of modules.NAME or losses.NAME: leave it out
-_SAFE = re.compile(r"[A-Za-z0-9_.=+-]+")  # no comma: it separates folders in compare-models
+UNSAFE = re.compile(r"[^A-Za-z0-9_.=+-]+")  # in a folder's name; a comma separates folders in compare-models
 
 
 @dataclass(frozen=True)
 class Cell:
     """One combination of values.
 
-    changes: of the recipe, by full key         label: for tables         folder: name of its folder
+    Attributes:
+        changes: Of the recipe, by full key.
+        label: For tables.
+        folder: Name of its folder.
     """
 
     changes: Mapping[str, Any]
@@ -54,7 +55,15 @@ class Cell:
 
 
 class Sweep(Table):
-    """What a sweep file holds. recipe: a TOML file, or the name of a shipped recipe."""
+    """What a sweep file holds.
+
+    Attributes:
+        recipe: A TOML file, or the name of a shipped recipe.
+        grid: Values of each key that is swept.
+        set: Values that all cells share.
+        measure: Changes of the recipe's `[measure]`.
+        seeds: Number of seeds of each cell.
+    """
 
     recipe: str
     grid: dict[str, list[Any]] = Field(default_factory=dict)
@@ -73,9 +82,7 @@ class Sweep(Table):
                 raise InputError(f"grid: expected at least one value of {key}, got none")
             if key.partition(".")[0] in ("seed", "measure"):
                 raise InputError(f"grid: {key} cannot be swept. Give the number of seeds by --seeds.")
-        count = self.seeds
-        for values in self.grid.values():
-            count *= len(values)
+        count = self.seeds * prod(map(len, self.grid.values()))
         if count > MAX_RUNS:
             raise InputError(f"expected a grid of at most {MAX_RUNS:,} runs, got {count:,}")
         cells = [_cell(list(self.grid), values) for values in product(*self.grid.values())]
@@ -89,15 +96,12 @@ class Sweep(Table):
         """The recipe of a cell with its seed of this number, checked."""
         measure = {} if self.measure is None else self.measure.model_dump(exclude_unset=True)
         changes = {**{f"measure.{key}": value for key, value in measure.items()}, **self.set, **cell.changes}
-        given = {key: None if _leaves_out(key, value) else value for key, value in changes.items()}
-        recipe = read_recipe(self.recipe, given)
-        check_module_options(recipe.modules)
+        for key, value in changes.items():
+            table, _, name = key.partition(".")
+            if value == WITHOUT and table in ("modules", "losses") and name and "." not in name:
+                changes[key] = None
+        recipe = read_recipe(self.recipe, changes)
         return recipe.model_copy(update={"seed": recipe.seed + number})
-
-
-def _leaves_out(key: str, value: Any) -> bool:
-    table, _, name = key.partition(".")
-    return value == WITHOUT and table in ("modules", "losses") and bool(name) and "." not in name
 
 
 def _cell(keys: Sequence[str], values: Sequence[Any]) -> Cell:
@@ -107,9 +111,9 @@ def _cell(keys: Sequence[str], values: Sequence[Any]) -> Cell:
     label = ", ".join(f"{key}={text}" for key, text in zip(short, texts, strict=True))
     changes = dict(zip(keys, values, strict=True))
     folder = "+".join(f"{key}={text}" for key, text in zip(keys, texts, strict=True))
-    if folder and (not _SAFE.fullmatch(folder) or len(folder) > MAX_NAME):
+    if UNSAFE.search(folder) or len(folder) > MAX_NAME:
         digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:8]
-        folder = f"{re.sub(r'[^A-Za-z0-9_.=+-]+', '-', folder)[:MAX_NAME].strip('-')}-{digest}"
+        folder = f"{UNSAFE.sub('-', folder)[:MAX_NAME].strip('-')}-{digest}"
     return Cell(changes, label or "recipe", folder or "recipe")
 
 
@@ -122,13 +126,10 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={value_text(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}={value_text(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(value_text, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# -- what the user gives ---------------------------------------------------------------------------
 
 
 def read_sweep(
@@ -140,7 +141,9 @@ def read_sweep(
 
     values: by full key; several of a key are swept, one is set. They replace those of the file
     """
-    content = _content(str(source))
+    content = parse_toml(recipe_text(source, "sweep", "recipe"), source)
+    if "grid" not in content and "recipe" not in content:  # a recipe: a sweep without a grid
+        content = {"recipe": str(source)}
     check_plain(content)
     check_plain(dict(values or {}))
     grid, fixed = dict(content.get("grid", {})), dict(content.get("set", {}))
@@ -158,35 +161,6 @@ def read_sweep(
         return Sweep(**content)
     except ValidationError as error:
         raise explain_validation_error(error, Sweep) from None
-
-
-def _content(source: str) -> dict[str, Any]:
-    """The tables of a sweep file; of a recipe, a sweep without a grid."""
-    text = shipped_sweeps().get(source) if not Path(source).is_file() else None
-    if text is None:
-        if not Path(source).exists() and source not in shipped_recipes():
-            known = [*shipped_sweeps(), *shipped_recipes()]
-            hint = "Expected a TOML file, or the name of a shipped sweep or recipe."
-            raise UnknownNameError("sweep or recipe", source, known, hint)
-        text = recipe_text(source)
-    if len(text) > MAX_BYTES:
-        raise InputError(f"{source} is not a sweep: expected at most {MAX_BYTES:,} bytes, got {len(text):,}")
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source} is not a readable TOML file ({error})") from error
-    if "grid" in content or "recipe" in content:
-        return content
-    return {"recipe": source, "seeds": 1}
-
-
-def shipped_sweeps() -> dict[str, str]:
-    """Name -> text of each sweep in the package."""
-    folder = files("steadygaze") / "training" / "sweeps"
-    entries = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name
-    )
-    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in entries}
 
 
 def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
@@ -208,18 +182,6 @@ def parse_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
             raise InputError(f"--set: expected a value on each side of a comma, got {text!r}")
         values[key.strip()] = [parse_value(piece) for piece in pieces]
     return values
-
-
-def parse_value(text: str) -> Any:
-    """A value in TOML; anything else is a string.
-
-    >>> parse_value("0.5"), parse_value("cifar10/train")
-    (0.5, 'cifar10/train')
-    """
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, RecursionError):
-        return text
 
 
 def _split(text: str) -> list[str]:

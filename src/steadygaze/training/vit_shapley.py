@@ -1,4 +1,7 @@
-"""Settings of ViT-Shapley training (docs/equations.md#vit-shapley).
+"""Training of ViT-Shapley (docs/equations.md#vit-shapley).
+
+    surrogate   min E_S KL(model(all) ‖ surrogate(S))      |S| uniform in 0..P, then S uniform
+    explainer   min E_S ‖v(S) − v(∅) − Σ_{j∈S} φ_j‖²       S and its complement, by the Shapley kernel
 
 | option    | values       | meaning                                                                         |
 | --------- | ------------ | ------------------------------------------------------------------------------- |
@@ -11,33 +14,24 @@ With surrogate="model" the explanation is of the model that is used and measured
 since a model may never have seen images with removed patches. With trunk="model" a step costs no backward
 pass through the model, and the map shares its forward pass with other methods.
 
-One step of ViT-Shapley training, exactly resumable (docs/equations.md#vit-shapley).
-
-    surrogate   min E_S KL(model(all) ‖ surrogate(S))      |S| uniform in 0..P, then S uniform
-    explainer   min E_S ‖v(S) − v(∅) − Σ_{j∈S} φ_j‖²       S and its complement, by the Shapley kernel
-
 The model itself never changes. A step of the explainer costs one forward pass of the whole images and about
-one for each pair of subsets, since patches are removed; a backward pass through the trunk only if it is
-trained. The draws of a step depend on the seed and the step alone. `settings.py` explains the options.
-
-Training of a ViT-Shapley file for a model and folders of images, resumed exactly where it stopped.
-
-What every such run does is in `training/explainers.py`.
+one for each pair of subsets, since patches are removed. The draws of a step depend on the seed and the step
+alone.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from steadygaze.errors import InputError, MethodUnavailableError, UnknownNameError
+from steadygaze.errors import MethodUnavailableError
 from steadygaze.methods.learned import take_prefix, with_prefix
 from steadygaze.methods.perturbation import shapley_pairs
 from steadygaze.methods.vit_shapley import (
@@ -56,57 +50,32 @@ from steadygaze.methods.vit_shapley import (
     write,
 )
 from steadygaze.target import Outputs, predictions
-from steadygaze.training.explainers import LearnedRequest, LearnedResult, LearnedRun, moments, restore_moments
+from steadygaze.training import explainers
+from steadygaze.training.recipe import Positive, PositiveInt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import subset_logits
 from steadygaze.vit.view import ViT
 
-CHOICES = {"surrogate": ("model", "train"), "trunk": ("model", "train")}
-POSITIVE = ("batch", "pairs", "warmup", "surrogate_steps")
-RATES = ("rate", "trunk_rate", "surrogate_rate")
 
+class Settings(explainers.Settings):
+    """Settings of a training of an explainer.
 
-@dataclass(frozen=True)
-class Settings:
-    """Everything a run depends on apart from the model and the images.
-
-    batch: images per step; pairs: of subsets (S and its complement) for each image of a step
-    rate, trunk_rate, surrogate_rate: learning rates of explainer, trunk and surrogate
-    warmup: steps until they are reached; then they fall as 1/√step
-    surrogate_steps: steps of the surrogate, before those of the explainer; with surrogate="train" only
+    Attributes:
+        pairs: Pairs of subsets (S and its complement) for each image of a step.
+        rate, trunk_rate, surrogate_rate: Learning rates of explainer, trunk and surrogate.
+        warmup: Steps until they are reached; then they fall as 1/√step.
+        surrogate_steps: Steps of the surrogate, before those of the explainer; with surrogate="train" only.
     """
 
-    seed: int = 0
-    batch: int = 32
-    pairs: int = 2
-    rate: float = 1e-3
-    trunk_rate: float = 1e-4
-    surrogate_rate: float = 1e-4
-    warmup: int = 200
-    surrogate: str = "model"
-    trunk: str = "model"
-    surrogate_steps: int = 1000
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UnknownNameError(name, str(getattr(self, name)), choices)
-        for name in POSITIVE:
-            if not getattr(self, name) >= 1:
-                raise InputError(f"{name}: expected a number of at least 1, got {getattr(self, name)}")
-        for name in RATES:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name}: expected a rate above 0, got {getattr(self, name)}")
-
-    @classmethod
-    def of(cls, **options: Any) -> Settings:
-        """The options that are not None; the others have their defaults."""
-        return cls(**{key: value for key, value in options.items() if value is not None})
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from a file; values that this version does not have are ignored."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+    batch: PositiveInt = 32
+    pairs: PositiveInt = 2
+    rate: Positive = 1e-3
+    trunk_rate: Positive = 1e-4
+    surrogate_rate: Positive = 1e-4
+    warmup: PositiveInt = 200
+    surrogate: Literal["model", "train"] = "model"
+    trunk: Literal["model", "train"] = "model"
+    surrogate_steps: PositiveInt = 1000
 
     @property
     def first_steps(self) -> int:
@@ -166,12 +135,19 @@ def uniform_sizes(draws: Float[Tensor, "b p1"]) -> Bool[Tensor, "b p"]:
     return draws[:, 1:].argsort(1).argsort(1) < size
 
 
-class Trainer:
-    """An explainer in training, with its surrogate and trunk. `state` and `restore` hold everything the next
-    step depends on."""
+class Trainer(explainers.Trainer):
+    """An explainer in training, with its surrogate and trunk."""
+
+    what = "an explainer"
+    stage = "train explainer"
+    too_early_advice = "Continue with more --steps, or start again with another rate"
+    diverged_advice = "Try a lower rate, with a new --out"
+    Settings = Settings
+    learned: Explainer
+    read, write = staticmethod(read_file), staticmethod(write)
 
     def __init__(self, vit: ViT, settings: Settings) -> None:
-        self.vit, self.settings, self.steps = vit, settings, 0
+        super().__init__(vit, settings)
         parameter = next(vit.model.parameters())
         self.dtype = wide(parameter.dtype)
         blank = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
@@ -189,22 +165,21 @@ class Trainer:
                 "cannot. Use surrogate='model'.",
                 option="surrogate",
             )
-        self.explainer = Explainer(shape_of(vit), settings.seed).to(parameter.device, self.dtype)
+        self.learned = Explainer(shape_of(vit), settings.seed).to(parameter.device, self.dtype)
         self.surrogate = _trainable_copy(vit) if settings.surrogate == "train" else vit
         self.trunk = _trainable_copy(vit) if settings.trunk == "train" else vit
         self.copies = {"surrogate": self.surrogate, "trunk": self.trunk}
         self.copies = {name: view for name, view in self.copies.items() if view is not vit}
-        self.groups = {"explainer": dict(self.explainer.named_parameters())}
+        self.groups = {"explainer": dict(self.learned.named_parameters())}
         self.groups |= {name: dict(view.model.named_parameters()) for name, view in self.copies.items()}
-        rates = {
+        self.rates = {
             "explainer": settings.rate,
             "trunk": settings.trunk_rate,
             "surrogate": settings.surrogate_rate,
         }
-        self.rates = rates
         # one optimizer for each group: the surrogate is trained at another time
         self.optimizers = {
-            name: torch.optim.Adam(list(group.values()), lr=rates[name])
+            name: torch.optim.Adam(list(group.values()), lr=self.rates[name])
             for name, group in self.groups.items()
         }
         self._null: Tensor | None = None
@@ -267,7 +242,7 @@ class Trainer:
         if self.trunk is not self.vit:
             hidden = trunk_hidden(self.trunk, images)
         states = states_read(self.trunk, hidden, self.dtype)
-        phi = efficient(self.explainer(states, prefix_of(self.vit)), whole, null)
+        phi = efficient(self.learned(states, prefix_of(self.vit)), whole, null)
         loss = kernel_shap_loss(phi, keep, value, null)
         even = kernel_shap_loss(efficient(torch.zeros_like(phi), whole, null), keep, value, null)
         return loss, StepReport(float(loss.detach()), float(even.detach()))
@@ -278,10 +253,10 @@ class Trainer:
         if self._null is not None:
             return self._null
         with torch.no_grad(), evaluation_mode(self.surrogate.model):
-            found = value_of_nothing(self.surrogate, self.blank, self.surrogate.embed(self.blank), self.mode)
+            null = value_of_nothing(self.surrogate, self.blank, self.surrogate.embed(self.blank), self.mode)
         if self.steps >= self.settings.first_steps:
-            self._null = found
-        return found
+            self._null = null
+        return null
 
     @torch.no_grad()
     def evaluate(self, images: Tensor) -> StepReport:
@@ -289,31 +264,35 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.settings.seed)
         return self._explainer_loss(images, generator, EVALUATED_PAIRS)[1]
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """(facts, tensors) for `restore`, and for the method; without the explainer's own weights."""
+    def summary(self, report: StepReport) -> str:
+        return (
+            f"loss {report.loss:.5f}, {100 * report.explained:.1f} % of the variation of the prediction over "
+            f"patch subsets explained (equal shares: 0 %, loss {report.even:.5f})"
+        )
+
+    def check_step(self, report: StepReport) -> str:
+        return "" if isfinite(report.loss) else "the loss is not finite"
+
+    def check_result(self, report: StepReport) -> tuple[str, bool]:
+        if report.explained > 0:
+            return "", False
+        return "it explains no more than equal shares of all patches", True
+
+    def optimized(self) -> Iterator[tuple[str, Tensor, torch.optim.Optimizer]]:
+        for name, group in self.groups.items():
+            for key, parameter in group.items():
+                yield f"{name}.{key}", parameter, self.optimizers[name]
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {"null": self.null}
         for name, view in self.copies.items():
             tensors |= with_prefix(f"{name}.", view.model)
-        for name, group in self.groups.items():
-            for key, parameter in group.items():
-                tensors |= moments(f"{name}.{key}", parameter, self.optimizers[name])
-        facts = {
-            "steps": self.steps,
-            "explainer_steps": self.explainer_steps,
-            "settings": asdict(self.settings),
-        }
-        return facts, {key: value.detach().clone() for key, value in tensors.items()}
+        return {"explainer_steps": self.explainer_steps}, tensors
 
-    def restore(self, explainer: Explainer, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Continue where the trainer was that returned this state."""
-        self.steps = int(facts["steps"])
+    def restore_own(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._null = None
-        self.explainer.load_state_dict(explainer.state_dict())
         for name, view in self.copies.items():
             view.model.load_state_dict(take_prefix(f"{name}.", dict(tensors)))
-        for name, group in self.groups.items():
-            for key, parameter in group.items():
-                restore_moments(f"{name}.{key}", parameter, self.optimizers[name], tensors)
 
 
 def _trainable_copy(vit: ViT) -> ViT:
@@ -324,44 +303,3 @@ def _trainable_copy(vit: ViT) -> ViT:
         if parameter.is_floating_point():
             parameter.requires_grad_(True)
     return copied
-
-
-@dataclass(frozen=True)
-class ShapleyRequest(LearnedRequest):
-    """What to train. options: values of `Settings`; steps: of the explainer, after those of the surrogate."""
-
-
-class ShapleyRun(LearnedRun[ShapleyRequest, Trainer]):
-    """A training of an explainer, after that of its surrogate if there is one."""
-
-    what: ClassVar[str] = "an explainer"
-    stage: ClassVar[str] = "train explainer"
-
-    def prepare(self) -> None:
-        self.settings = Settings.of(**self.request.options)
-        self.total_steps = self.settings.first_steps + self.steps_for(self.settings.batch)
-        self.trainer = Trainer(self.vit, self.settings)
-        self.identity = self.describe(self.settings)
-
-    def read(self) -> tuple[Mapping[str, Any], tuple[Explainer, dict[str, Tensor]]]:
-        explainer, facts, tensors = read_file(self.request.out)
-        return facts, (explainer, tensors)
-
-    def restore(self, facts: Mapping[str, Any], rest: tuple[Explainer, dict[str, Tensor]]) -> None:
-        explainer, tensors = rest
-        self.trainer.restore(explainer, facts, tensors)
-
-    def write(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        write(self.request.out, self.trainer.explainer, facts, tensors)
-
-    def check_step(self, report: StepReport) -> str:
-        return "" if isfinite(report.loss) else "the loss is not finite"
-
-    def finish(self, sample: Tensor) -> LearnedResult:
-        self.train_steps(sample)
-        report = self.trainer.evaluate(sample)
-        explains = report.explained > 0
-        problem = self.problem or ("" if explains else "it explains no more than equal shares of all patches")
-        too_early = bool(problem) and not self.problem
-        self.save(problem, too_early)
-        return self.result(report, problem, too_early)
