@@ -26,8 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from steadygaze.errors import InputError
-from steadygaze.methods.registry import Method
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import Method, forward_passes
 from steadygaze.vit.intercept import Interception, TorchFunction
 
 FILE_OPTION = "file"
