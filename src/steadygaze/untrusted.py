@@ -153,6 +153,7 @@ LARGEST = 1e15  # of a number in a row: sums of squares of many stay finite
 MAX_DETAIL = 10**6  # numbers behind one value
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
+Text = Annotated[str, Field(max_length=MAX_LINE)]  # a bound makes pydantic refuse lone surrogates
 T = TypeVar("T")
 
 
@@ -278,30 +279,50 @@ def _words(error: ValidationError) -> str:
     return f"{place}: {first['msg']}, got {repr(first['input'])[:80]}"
 
 
-TEXTS = ("model", "weights", "method", "score", "setting", "note", "flag", "content")
 MATCHING = ("model", "weights", "seed")  # keys of a row that have the values of run.json
 
 
+class _Unreadable(_Record):
+    """A line about an image that could not be used."""
+
+    image: Text
+    unreadable: Text
+
+
+class _Row(_Record):
+    """A row; keys that it need not have are texts if they are there."""
+
+    image: Text
+    metric: Text
+    value: Number | None
+    detail: Annotated[list[Number | None], Field(max_length=MAX_DETAIL)] | None = None
+    model: Text = ""
+    weights: Text = ""
+    method: Text = ""
+    score: Text = ""
+    setting: Text = ""
+    note: Text = ""
+    flag: Text = ""
+    content: Text = ""
+    seed: int = 0
+
+
+class _Replacement(_Record):
+    """A line about an image whose file was replaced."""
+
+    image: Text
+    content: Text
+    version: int
+
+
 def check_row(row: Any, settings: Mapping[str, Any]) -> None:
-    """ValueError unless this is a row of a run with these settings, or a line about an unreadable image."""
-    if not isinstance(row, dict):
-        raise ValueError(f"expected a table, got {type(row).__name__}")
-    _check_text(row, "image")
+    """Raise ValueError unless this is a row of a run with these settings, or names an unreadable image."""
+    _check(_Unreadable if isinstance(row, dict) and "unreadable" in row else _Row, row)
     if "unreadable" in row:
-        _check_text(row, "unreadable")
         return
-    _check_text(row, "metric")
     for name in ("setting",) if settings.get("kind") == "stress" else ("method", "score"):
         if settings and name not in row:
             raise ValueError(f"it has no {name}")
-    for name in TEXTS:
-        if name in row:
-            _check_text(row, name)
-    if not _is_number(row.get("value", "")):
-        raise ValueError(f"value: expected a number or null, got {str(row.get('value', 'nothing'))[:40]}")
-    detail = row.get("detail") or []
-    if not isinstance(detail, list) or len(detail) > MAX_DETAIL or not all(map(_is_number, detail)):
-        raise ValueError(f"detail: expected a list of numbers, got {str(detail)[:40]}")
     for name in MATCHING:
         if name in row and name in settings and row[name] != settings[name]:
             raise ValueError(
@@ -311,24 +332,12 @@ def check_row(row: Any, settings: Mapping[str, Any]) -> None:
 
 
 def check_replacement(mark: Any) -> None:
-    """ValueError unless this is a line about an image whose file was replaced."""
-    if not isinstance(mark, dict):
-        raise ValueError(f"expected a table, got {type(mark).__name__}")
-    _check_text(mark, "image")
-    _check_text(mark, "content")
-    version = mark.get("version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise ValueError(f"version: expected a whole number, got {str(version)[:40]}")
+    """Raise ValueError unless this is a line about an image whose file was replaced."""
+    _check(_Replacement, mark)
 
 
-def _check_text(row: dict[str, Any], name: str) -> None:
-    text = row.get(name)
-    if not isinstance(text, str):
-        raise ValueError(f"{name}: expected text, got {type(text).__name__}")
-
-
-def _is_number(value: Any) -> bool:
-    """A finite number that is not too large, or None."""
-    if value is None:
-        return True
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+def _check(kind: type[BaseModel], value: Any) -> None:
+    try:
+        kind.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(_words(error)) from error
