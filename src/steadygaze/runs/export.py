@@ -12,6 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -178,7 +179,8 @@ def _write_csv(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
 
 def _write_lines(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
     with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed, io.TextIOWrapper(packed, "utf-8") as text:
-        for done, (_, row) in enumerate(rows.everything(), 1):
+        reasons = [{"image": image, "unreadable": why} for _, image, why in rows.columns().unreadable]
+        for done, row in enumerate(chain(reasons, rows), 1):
             text.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
             if done % GROUP == 0:
                 on_progress(Progress(TASK, done, None, "rows"))

@@ -47,7 +47,7 @@ from steadygaze.untrusted import (
     parse_json,
     raw_blocks,
     raw_lines,
-    read_bounded,
+    read_json,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,13 @@ SCHEMA = pa.schema(
         ("detail", pa.list_(pa.float64())),
     ]
 )
+Row = dict[str, Any]
+Key = tuple[str, str, str, str]  # image and row key: what identifies a row in its run
+_OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
+COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
+STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
 RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
+AT_ONCE = 2**16  # rows that are made into dicts at a time
 KEY_COLUMNS = ("method", "setting", "score", "metric")  # the columns that make a row key
 
 
@@ -198,6 +204,16 @@ class Columns:
         numbers = np.split(self.details(np.arange(len(self))), np.cumsum(self.lengths)[:-1])
         return [part.tolist() if len(part) else None for part in numbers] if len(self) else []
 
+    def dicts(self) -> Iterator[Row]:
+        """Iterate over the rows as dicts of JSON values, without the keys that a row does not have."""
+        cells: dict[str, Iterable[Any]] = {name: self.text(name) for name in CODED}
+        cells["value"] = map(json_number, self.value)
+        details = self.detail_lists()
+        cells["detail"] = (None if detail is None else list(map(json_number, detail)) for detail in details)
+        names = (*COLUMNS[:4], "setting", *COLUMNS[4:])  # the order in which runs write them
+        for row in zip(*(cells[name] for name in names), strict=True):
+            yield {n: cell for n, cell in zip(names, row, strict=True) if cell is not None or n == "value"}
+
     def groups(self, columns: Sequence[str], rows: np.ndarray | None = None) -> Groups:
         """Group rows (None: all) with the same values in these categorical columns."""
         chosen: Any = slice(None) if rows is None else rows
@@ -251,12 +267,6 @@ class Groups:
 
 # -- files ---------------------------------------------------------------------------------------------
 
-Row = dict[str, Any]
-Key = tuple[str, str, str, str]  # image and row key: what identifies a row in its run
-_OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
-COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
-STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
-
 
 def row_key(row: Row) -> RowKey:
     """What identifies a row among the rows of its image."""
@@ -292,18 +302,13 @@ def _files(folder: Path, *patterns: str) -> list[Path]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The run.json of a folder."""
-    path = folder / "run.json"
     try:
-        return check_run(parse_json(read_bounded(folder, path.name)), str(path))
+        return check_run(read_json(folder, "run.json"), str(folder / "run.json"))
     except FileNotFoundError as error:
         raise InputError(
             f"{folder} is not a run folder: it has no run.json. Create one with verify or stress, "
             "with this folder as out."
         ) from error
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error})") from error
 
 
 def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]) -> Row:
@@ -321,12 +326,6 @@ def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]
     return dict(row)
 
 
-def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
-    """The lines of one row file; an unfinished last line is left out, any other broken line is an error."""
-    for number, line in enumerate(raw_lines(path), 1):
-        yield read_line(path, number, line, check)
-
-
 def replaced_file(folder: Path, label: str) -> Path:
     """Where a process records images whose file changed since their rows were written."""
     return folder / f"replaced-{label}.jsonl"
@@ -336,10 +335,10 @@ def replacements(folder: Path) -> dict[str, tuple[int, str]]:
     """Images whose file changed during the run -> (how often, the content that counts)."""
     latest: dict[str, tuple[int, str]] = {}
     for path in _files(folder, "replaced-*.jsonl"):
-        for mark in lines(path, check_replacement):
-            latest[mark["image"]] = max(
-                latest.get(mark["image"], (0, "")), (mark["version"], mark["content"])
-            )
+        for number, line in enumerate(raw_lines(path), 1):
+            mark = read_line(path, number, line, check_replacement)
+            before = latest.get(mark["image"], (0, ""))
+            latest[mark["image"]] = max(before, (mark["version"], mark["content"]))
     return latest
 
 
@@ -348,28 +347,16 @@ def every_file(path: Path) -> bool:
     return True
 
 
-def valid_lines(
-    folder: Path, settings: Mapping[str, Any], wanted: Callable[[Path], bool] = every_file
-) -> Iterator[Row]:
-    """The lines of a run with these settings, without the rows of files that were replaced since.
-
-    wanted: which files of rows are read
-    """
-    current = {image: content for image, (_, content) in replacements(folder).items()}
-    for path in filter(wanted, row_files(folder)):
-        for row in lines(path, partial(check_row, settings=settings)):
-            stale = "metric" in row and row.get("content") != current.get(row["image"], row.get("content"))
-            if not stale:
-                yield row
-
-
 PARSED = 2 * 2**20  # bytes that one thread of pyarrow parses at a time
 
 
 def run_tables(
     folder: Path, settings: Mapping[str, Any], wanted: Callable[[Path], bool] = every_file
 ) -> Iterator[pa.Table]:
-    """As `valid_lines`, in tables of `SCHEMA` of some ten thousand lines each."""
+    """Read the lines of a run with these settings, in tables of `SCHEMA` of some ten thousand lines each.
+
+    Rows of image files that were replaced since are left out. wanted: which files of rows are read.
+    """
     current = {image: content for image, (_, content) in replacements(folder).items()}
     for path in filter(wanted, row_files(folder)):
         line = 1
@@ -450,8 +437,7 @@ def _is_flat(column: pa.ChunkedArray) -> bool:
 
 
 class Rows:
-    """The rows of one run or of several. Iterating gives dicts, read anew each time; tables and cards are
-    computed from `columns()`.
+    """The rows of one run or of several. Iterating gives dicts; tables and cards are made from `columns()`.
 
     folders: of each run, the first if its shards were written into several
     parts: all folders of each run
@@ -500,32 +486,6 @@ class Rows:
         """The shard these rows are of; `WHOLE` for all rows of a folder."""
         return self._shard
 
-    def everything(self) -> Iterator[tuple[int, Row]]:
-        """(number of the run, line), including the lines about unreadable images."""
-        for row in self._rows:
-            yield 0, row
-        for number in range(len(self.parts)):
-            for row in self._lines(number):
-                yield number, row
-
-    def _lines(self, number: int) -> Iterator[Row]:
-        """The lines of a run, each row once."""
-        settings, paths = self.runs[number].get("settings", {}), self.parts[number]
-        lines = (row for path in paths for row in valid_lines(path, settings, self._wanted))
-        if self._shard:
-            lines = (row for row in lines if row["image"] in self._images)
-        if not self._may_repeat(number):
-            yield from lines
-            return
-        seen: dict[str, set[RowKey]] = {}
-        for row in lines:
-            keys = seen.setdefault(row["image"], set())
-            if "unreadable" in row:
-                yield row
-            elif (key := row_key(row)) not in keys:
-                keys.add(key)
-                yield row
-
     def _wanted(self, path: Path) -> bool:
         """Whether a file may hold rows of the shard that these rows are of."""
         return not self._shard or self._shard.may_hold_own(path)
@@ -537,7 +497,13 @@ class Rows:
         return len(paths) > 1 or len(counts) > 1
 
     def __iter__(self) -> Iterator[Row]:
-        return (row for _, row in self.everything() if "unreadable" not in row)
+        """Iterate over the rows as dicts, with the keys that each of them has."""
+        if not self.parts:
+            yield from (row for row in self._rows if "unreadable" not in row)
+            return
+        frame = self.columns().frame
+        for start in range(0, len(frame), AT_ONCE):
+            yield from Columns(frame.iloc[start : start + AT_ONCE], ()).dicts()
 
     def columns(self, on_progress: OnProgress = ignore_progress) -> Columns:
         """All rows as columns. They are kept until the files of the run change."""

@@ -138,8 +138,7 @@ class Store:
                 os.ftruncate(self._file, before)
             raise RowsNotWrittenError(
                 f"{self.path} could not be written: {error.strerror}. The rows before are intact; free some "
-                "space and "
-                "run the same command again to resume."
+                "space and run the same command again to resume."
             ) from error
 
     def replace(self, contents: dict[str, str]) -> None:
