@@ -25,15 +25,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import steadygaze as sg
+from benchmarks.counting import PassCounter
 from steadygaze.data.datasets.imagenet import COMMON
 from steadygaze.data.images import read_image
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.faithfulness import Batch, evaluate
 from steadygaze.faithfulness.metric import METRICS
 from steadygaze.loading.loaded import LoadedModel
+from steadygaze.methods.registry import forward_passes
 from steadygaze.robustness.corruptions.corrupt import corrupt
-from steadygaze.runs.cost.counting import PassCounter
-from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.runs.plan import DEFAULT_METRICS, SEARCHES, choose
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.store import row_line

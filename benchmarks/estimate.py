@@ -2,10 +2,9 @@
 
     python -m benchmarks.estimate [--images N] [--model NAME] [--only WORD]
 
-Prints estimated and real forward passes, rows, bytes and seconds, and the ratio of the seconds. The goal is
-a ratio from 0.75 to 1.25 on a quiet machine. Both happen in this process, one after the other: on a busy
-machine the load changes between them, and the ratio with it. The real runs also make the sample images of
-their reports, about 50 forward passes that no estimate has: with few images they show in the ratio.
+Prints estimated and real rows and seconds, and the ratio of the seconds. Both happen in this process, one
+after the other: on a busy machine the load changes between them, and the ratio with it. The real runs also
+make the sample images of their reports, which no estimate has: with few images they show in the ratio.
 """
 
 from __future__ import annotations
@@ -24,18 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 import steadygaze as sg
-from steadygaze.runs.cost.counting import PassCounter
-from steadygaze.runs.cost.estimate import Estimate
-from steadygaze.runs.cost.stress import estimate_stress
-from steadygaze.runs.cost.train import estimate_train
-from steadygaze.runs.cost.verify import estimate_verify
-from steadygaze.runs.rows import Rows
+from steadygaze.runs.estimate import Estimate, estimate_stress, estimate_train, estimate_verify
 from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
 from steadygaze.runs.verify import VerifyRequest, prepare_verify, run_verify
 from steadygaze.training.recipe import make_recipe
 
 GOAL = 0.25
-Measured = tuple[float, int, int, float]  # forward passes, rows, bytes, seconds
+Measured = tuple[int, float]  # rows, seconds
 VERIFY = {
     "default method and metrics": {},
     "six methods": {"methods": ["gae", "cat", "gaze", "rollout", "decompx", "gradcam"]},
@@ -61,22 +55,18 @@ def image_folder(folder: Path, images: int) -> Path:
     return folder
 
 
-def real(out: Path, counter: PassCounter, run: Callable[[], Rows]) -> Measured:
-    """Execute, with the passes counted and the rows on disk measured."""
+def timed(run: Callable[[], int]) -> Measured:
+    """Execute; run: returns its number of rows."""
     began = time.perf_counter()
-    with counter.counting():
-        rows = run()
-    seconds = time.perf_counter() - began
-    return counter.total, len(rows), sum(path.stat().st_size for path in out.glob("rows-*")), seconds
+    rows = run()
+    return rows, time.perf_counter() - began
 
 
 def verify_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
     request = VerifyRequest(model=model, data=data, out=out, **VERIFY[name])
     found = estimate_verify(request)
     ready = prepare_verify(request)
-    assert ready.loaded is not None
-    counter = PassCounter(ready.vit.model, ready.vit, ready.loaded.size)
-    return found, real(out, counter, lambda: run_verify(request, prepared=ready))
+    return found, timed(lambda: len(run_verify(request, prepared=ready)))
 
 
 def stress_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate, Measured]:
@@ -84,8 +74,7 @@ def stress_case(name: str, model: str, data: Path, out: Path) -> tuple[Estimate,
     request = StressRequest(model=model, data=data, out=out, suites=suites, options=options)
     found = estimate_stress(request)
     ready = prepare_stress(request)
-    counter = PassCounter(ready.evaluator.model, ready.evaluator.vit, ready.evaluator.preprocess.size)
-    return found, real(out, counter, lambda: run_stress(request, prepared=ready))
+    return found, timed(lambda: len(run_stress(request, prepared=ready)))
 
 
 def train_case(data: Path, out: Path) -> tuple[Estimate, Measured]:
@@ -99,11 +88,8 @@ def train_case(data: Path, out: Path) -> tuple[Estimate, Measured]:
         }
     )
     found = estimate_train(recipe, out, device="cpu")
-    began = time.perf_counter()
-    result = sg.train(recipe, out, device="cpu")
-    seconds = time.perf_counter() - began - found.startup
-    size = sum((out / name).stat().st_size for name in ("state.pt", "model.safetensors", "log.csv"))
-    return found, (float("nan"), len(result.log), size, seconds)
+    rows, seconds = timed(lambda: len(sg.train(recipe, out, device="cpu").log))
+    return found, (rows, seconds - found.startup)
 
 
 def main() -> None:
@@ -113,7 +99,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name contains this word")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    columns = ("case", "forward passes", "rows", "kB", "seconds", "ratio of seconds")
+    columns = ("case", "rows", "seconds", "ratio of seconds")
     threads = torch.get_num_threads()
     title = f"estimated / real; {options.model}, {options.images} images, {threads} thread(s)"
     table = Table(*columns, title=title)
@@ -129,14 +115,12 @@ def main() -> None:
         for number, (name, case) in enumerate(cases.items()):
             if options.only not in name:
                 continue
-            found, (passes, rows, size, seconds) = case(folder / str(number))
+            found, (rows, seconds) = case(folder / str(number))
             ratio = found.seconds / seconds
             ratios.append(ratio)
             table.add_row(
                 name,
-                f"{found.passes:,.1f} / {passes:,.1f}",
                 f"{found.rows_left} / {rows}",
-                f"{found.bytes / 1000:.1f} / {size / 1000:.1f}",
                 f"{found.seconds:.1f} / {seconds:.1f}",
                 f"{ratio:.2f}",
             )

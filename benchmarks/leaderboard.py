@@ -32,8 +32,7 @@ from benchmarks.panel.learned import learned_table
 from benchmarks.panel.methods import LEFT_OUT, SEARCHES
 from benchmarks.panel.ranking import Column, Entry, interval, ranked
 from steadygaze.errors import UnknownNameError
-from steadygaze.methods.registry import DEFAULT
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import DEFAULT, forward_passes
 
 ROWS = Path("docs/evidence/rows/panel")
 SHOWN_FIRST = 6

@@ -11,7 +11,7 @@ import steadygaze as sg
 from benchmarks.panel.columns import REMOVAL_MEAN, Measure
 from benchmarks.panel.ranking import Entry
 from steadygaze.errors import UnknownNameError
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import forward_passes
 
 SHOWN = 22
 COLORS = {  # by family; what is not listed is gray

@@ -10,7 +10,8 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -38,8 +39,20 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[BinaryIO], o
     read-only.
     """
     path = Path(path)
+    with _errors_of(path):
+        new = _write_beside(path, content)
+        try:
+            return new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Name the file that was to be written in errors, not the temporary one beside it."""
     try:
-        return _write_and_rename(path, content)
+        yield
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
@@ -66,26 +79,19 @@ def write_new(path: str | Path, content: bytes | str) -> bool:
     reader finds half a file. Raises OSError as `write_atomic` does.
     """
     path = Path(path)
-    try:
-        return _write_and_link(path, content)
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
-
-
-def _write_and_link(path: Path, content: bytes | str) -> bool:
-    new = _write_beside(path, content)
-    try:
-        os.link(new, path)
-    except FileExistsError:
-        return new.stat().st_nlink == 2  # a network file system may have repeated a request that succeeded
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        return _claim_and_rename(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-    return True
+    with _errors_of(path):
+        new = _write_beside(path, content)
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return new.stat().st_nlink == 2  # a network file system may repeat a request that succeeded
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return _claim_and_rename(new, path)
+        finally:
+            new.unlink(missing_ok=True)
+        return True
 
 
 def _claim_and_rename(new: Path, path: Path) -> bool:
@@ -106,16 +112,6 @@ def _claim_and_rename(new: Path, path: Path) -> bool:
         return True
     finally:
         claim.unlink(missing_ok=True)
-
-
-def _write_and_rename(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
-    new = _write_beside(path, content)
-    try:
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    return path
 
 
 def _write_beside(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> Path:
@@ -141,9 +137,7 @@ _OPEN: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked worker that outlives its killed parent would hold the lock, and the run could not be
-    resumed.
-    """
+    """Close locks: a forked worker that outlives its killed parent would hold them, and bar a resumed run."""
     for lock in list(_OPEN):
         lock.close()
 
@@ -153,7 +147,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class FileLock:
-    """A file that is open for appending and locked: another process that locks it gets a `InputError`.
+    """A file that is open for appending and locked: another process that locks it gets an `InputError`.
 
     path: the file, which is created if there is none; `lock_folder` locks a whole folder
     shared: several processes may hold the lock, but none that wants it alone

@@ -1,7 +1,8 @@
-"""Files of a run folder, read with limits: regular files inside the folder, of bounded size, with JSON of
-bounded depth. Anything else is a `InputError`.
+"""Bounds on files from strangers: size, depth, place, and the schema of run folders.
 
-What run.json and the rows of a run must look like. Keys that are not named here are kept as they are.
+A file may be wrong, must not lead out of its folder, and must not take unbounded memory before it is refused.
+Files are regular files inside their folder, of bounded size, with JSON of bounded depth, checked against the
+models below; keys that are not named there are kept as they are. Anything else is an `InputError`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ MAX_RATIO = 100  # of unpacked to packed size; rows reach about 30
 
 
 def inside(folder: Path, name: str | Path) -> Path:
-    """The regular file of this name in a run folder. Paths and links that lead out of it are refused."""
+    """Return the path of a regular file in a folder; paths and links that lead out of it are refused.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputError: The path leads out of the folder, or is not a regular file.
+    """
     path = folder / name
     try:
         resolved = path.resolve(strict=True)
@@ -50,7 +56,7 @@ def inside(folder: Path, name: str | Path) -> Path:
 
 
 def read_bounded(folder: Path, name: str | Path) -> bytes:
-    """The content of a file of a run folder, of at most `MAX_FILE` bytes."""
+    """Read a file of a folder, of at most `MAX_FILE` bytes; errors as for `inside`."""
     path = inside(folder, name)
     try:
         with path.open("rb") as file:
@@ -62,36 +68,37 @@ def read_bounded(folder: Path, name: str | Path) -> bytes:
     return content
 
 
+def read_json(folder: Path, name: str | Path, advice: str = "") -> Any:
+    """Read a JSON file of a folder; what is wrong with it is an `InputError` that ends with the advice."""
+    try:
+        return parse_json(read_bounded(folder, name))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder / name} cannot be read ({error}){advice}") from error
+
+
 def parse_json(text: bytes) -> Any:
-    """A JSON value; ValueError for what is no JSON: NaN and infinity too, and values that are nested deeper
-    than `MAX_DEPTH`.
-    """
+    """Parse JSON; raises ValueError for NaN, infinity, and values nested deeper than `MAX_DEPTH`."""
     try:
         value = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    layer = [value]
+    layer = [value] if isinstance(value, (list, dict)) else []
     for _ in range(MAX_DEPTH):
-        layer = [
-            inner
-            for one in layer
-            if isinstance(one, (list, dict))
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, (list, dict))
-        ]
+        tables = [item.values() if isinstance(item, dict) else item for item in layer]
+        layer = [inner for table in tables for inner in table if isinstance(inner, (list, dict))]
         if not layer:
             return value
     raise ValueError("it is nested too deeply")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def raw_blocks(path: Path) -> Iterator[bytes]:
-    """The lines of a row file, plain or compressed, many at a time; a last line without its end is left
-    out.
-    """
+    """Read the lines of a row file, plain or compressed, many at a time, without an unfinished last one."""
     packed = path.suffix == ".gz"
     limit = MAX_UNPACKED
     if packed:
@@ -104,7 +111,8 @@ def raw_blocks(path: Path) -> Iterator[bytes]:
                 data = rest + data
                 end = data.rfind(b"\n") + 1
                 block, rest = data[:end], data[end:]
-                if _longest_line(block) > MAX_LINE or len(rest) > MAX_LINE:
+                long = len(block) > MAX_LINE and max(map(len, block.split(b"\n"))) > MAX_LINE
+                if long or len(rest) > MAX_LINE:
                     raise InputError(
                         f"{path}: expected rows of at most {MAX_LINE // MIB} MiB, got a longer one"
                     )
@@ -119,22 +127,18 @@ def raw_blocks(path: Path) -> Iterator[bytes]:
         raise InputError(f"{path} cannot be read ({error}): it is damaged or incomplete") from error
 
 
-def _longest_line(block: bytes) -> int:
-    return max(map(len, block.split(b"\n"))) if len(block) > MAX_LINE else 0
-
-
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a row file, one by one, without their ends."""
+    """Read the lines of a row file one by one, without their ends."""
     for block in raw_blocks(path):
         yield from block.split(b"\n")[:-1]
 
 
 @contextmanager
 def damaged_files(*folders: str | Path) -> Iterator[None]:
-    """Errors of computing with what these run folders hold become a `InputError` that names them.
+    """Turn errors of computing with what these run folders hold into an `InputError` that names them.
 
     Files are checked as they are read. What is left are values that do not fit together, such as a severity
-    that is no number, which only the suite or metric they belong to can know.
+    that is not a number, which only the suite or metric they belong to can know.
     """
     try:
         yield
@@ -153,6 +157,7 @@ LARGEST = 1e15  # of a number in a row: sums of squares of many stay finite
 MAX_DETAIL = 10**6  # numbers behind one value
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
+Text = Annotated[str, Field(max_length=MAX_LINE)]  # a bound makes pydantic refuse lone surrogates
 T = TypeVar("T")
 
 
@@ -242,13 +247,16 @@ class Run(_Record):
 
 
 def check_run(value: Any, where: str) -> dict[str, Any]:
-    """run.json as it was read, if it is one; its keys are those that were written."""
-    _validate(Run, value, where)
+    """Return run.json as it was read, if it is valid; its keys are those that were written."""
+    try:
+        read_record(Run, value, where)
+    except InputError as error:
+        raise InputError(f"{error}. The file is damaged, or was written by another version.") from error
     return {"about": {}, **value}
 
 
 def check_complete(runs: Sequence[Mapping[str, Any]], folders: Sequence[str | Path]) -> None:
-    """InputError unless each run.json states which model was measured, with which seed and versions."""
+    """Raise InputError unless each run.json states which model was measured, with which seed and versions."""
     for run, folder in zip(runs, folders, strict=True):
         missing = [name for name in ("model", "weights", "seed", "versions") if name not in run["settings"]]
         if missing:
@@ -256,20 +264,11 @@ def check_complete(runs: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
 
 
 def read_record(kind: type[T], value: Any, where: str) -> T:
-    """A record of JSON as this dataclass."""
+    """Return JSON as an instance of this dataclass or model; where: the file, for errors."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         raise InputError(f"{where}: {_words(error)}") from error
-
-
-def _validate(kind: type[BaseModel], value: Any, where: str) -> None:
-    try:
-        kind.model_validate(value)
-    except ValidationError as error:
-        raise InputError(
-            f"{where}: {_words(error)}. The file is damaged, or was written by another version."
-        ) from error
 
 
 def _words(error: ValidationError) -> str:
@@ -278,30 +277,50 @@ def _words(error: ValidationError) -> str:
     return f"{place}: {first['msg']}, got {repr(first['input'])[:80]}"
 
 
-TEXTS = ("model", "weights", "method", "score", "setting", "note", "flag", "content")
 MATCHING = ("model", "weights", "seed")  # keys of a row that have the values of run.json
 
 
+class _Unreadable(_Record):
+    """A line about an image that could not be used."""
+
+    image: Text
+    unreadable: Text
+
+
+class _Row(_Record):
+    """A row; keys that it need not have are texts if they are there."""
+
+    image: Text
+    metric: Text
+    value: Number | None
+    detail: Annotated[list[Number | None], Field(max_length=MAX_DETAIL)] | None = None
+    model: Text = ""
+    weights: Text = ""
+    method: Text = ""
+    score: Text = ""
+    setting: Text = ""
+    note: Text = ""
+    flag: Text = ""
+    content: Text = ""
+    seed: int = 0
+
+
+class _Replacement(_Record):
+    """A line about an image whose file was replaced."""
+
+    image: Text
+    content: Text
+    version: int
+
+
 def check_row(row: Any, settings: Mapping[str, Any]) -> None:
-    """ValueError unless this is a row of a run with these settings, or a line about an unreadable image."""
-    if not isinstance(row, dict):
-        raise ValueError(f"expected a table, got {type(row).__name__}")
-    _check_text(row, "image")
+    """Raise ValueError unless this is a row of a run with these settings, or names an unreadable image."""
+    _check(_Unreadable if isinstance(row, dict) and "unreadable" in row else _Row, row)
     if "unreadable" in row:
-        _check_text(row, "unreadable")
         return
-    _check_text(row, "metric")
     for name in ("setting",) if settings.get("kind") == "stress" else ("method", "score"):
         if settings and name not in row:
             raise ValueError(f"it has no {name}")
-    for name in TEXTS:
-        if name in row:
-            _check_text(row, name)
-    if not _is_number(row.get("value", "")):
-        raise ValueError(f"value: expected a number or null, got {str(row.get('value', 'nothing'))[:40]}")
-    detail = row.get("detail") or []
-    if not isinstance(detail, list) or len(detail) > MAX_DETAIL or not all(map(_is_number, detail)):
-        raise ValueError(f"detail: expected a list of numbers, got {str(detail)[:40]}")
     for name in MATCHING:
         if name in row and name in settings and row[name] != settings[name]:
             raise ValueError(
@@ -311,24 +330,12 @@ def check_row(row: Any, settings: Mapping[str, Any]) -> None:
 
 
 def check_replacement(mark: Any) -> None:
-    """ValueError unless this is a line about an image whose file was replaced."""
-    if not isinstance(mark, dict):
-        raise ValueError(f"expected a table, got {type(mark).__name__}")
-    _check_text(mark, "image")
-    _check_text(mark, "content")
-    version = mark.get("version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise ValueError(f"version: expected a whole number, got {str(version)[:40]}")
+    """Raise ValueError unless this is a line about an image whose file was replaced."""
+    _check(_Replacement, mark)
 
 
-def _check_text(row: dict[str, Any], name: str) -> None:
-    text = row.get(name)
-    if not isinstance(text, str):
-        raise ValueError(f"{name}: expected text, got {type(text).__name__}")
-
-
-def _is_number(value: Any) -> bool:
-    """A finite number that is not too large, or None."""
-    if value is None:
-        return True
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+def _check(kind: type[BaseModel], value: Any) -> None:
+    try:
+        kind.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(_words(error)) from error

@@ -24,7 +24,7 @@ from helpers.page import served
 from steadygaze.app import Limits
 from steadygaze.cli.commands.explaining import serve
 from steadygaze.loading.loaded import LoadedModel
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import forward_passes
 
 pytest.importorskip("gradio")
 IMAGE_FILE = sorted((Path(sg.__file__).parent / "assets" / "demo").glob("*.png"))[0]

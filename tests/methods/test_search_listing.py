@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import steadygaze as sg
 from steadygaze.data.images import find_images, read_image
+from steadygaze.methods.registry import forward_passes
 from steadygaze.progress import Progress
-from steadygaze.runs.cost.declared import forward_passes
 from steadygaze.runs.plan import choose, make_plan
 
 SEARCHED = {info.name: info for info in sg.list_methods() if info.family == "black box"}

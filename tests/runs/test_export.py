@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,8 @@ def command(*words, code=0):
 
 
 def test_a_parquet_file_holds_the_rows(tmp_path, monkeypatch):
-    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as pq
+
     monkeypatch.setattr("steadygaze.untrusted.BLOCK", 2000)  # several blocks
     run = verify_run(tmp_path / "run")
     assert "wrote" in command(run, "--to", tmp_path / "new" / "rows.parquet")
@@ -83,7 +83,8 @@ def test_a_parquet_file_holds_the_rows(tmp_path, monkeypatch):
 
 
 def test_a_partitioned_folder_holds_the_rows(tmp_path):
-    ds = pytest.importorskip("pyarrow.dataset")
+    import pyarrow.dataset as ds
+
     run = verify_run(tmp_path / "run")
     command(run, "--to", tmp_path / "by_method", "--partition", "method")
     files = sorted(path.parent.name for path in (tmp_path / "by_method").rglob("*.parquet"))
@@ -102,7 +103,8 @@ def test_a_partitioned_folder_holds_the_rows(tmp_path):
 
 
 def test_stress_runs_and_rows_in_memory(tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as pq
+
     rows = made_up(names=("fog",), severities=(1, 2), images=3)
     table = pq.read_table(rows.to_parquet(tmp_path / "rows.parquet"))
     assert table.column("setting").to_pylist() == [row["setting"] for row in rows]
@@ -127,21 +129,7 @@ def test_text_files(tmp_path):
         Rows.read(run).to_parquet(tmp_path / "rows.csv")
 
 
-def test_without_pyarrow(tmp_path, monkeypatch):
-    run = verify_run(tmp_path / "run")
-    before = Rows.read(run).table(repeats=20).csv()
-    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert Rows.read(run).table(repeats=20).csv() == before
-    for more in ((), ("--partition", "method")):
-        output = command(run, "--to", tmp_path / "rows.parquet", *more, code=2)
-        assert 'pip install "steadygaze[data]"' in output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-
-
 def test_a_failed_export_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
     run = verify_run(tmp_path / "run")
     (tmp_path / "rows.parquet").write_text("mine")
     with (run / "rows-00000.jsonl").open("a") as file:
@@ -159,7 +147,6 @@ def test_a_failed_export_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 def test_the_queries_of_the_page_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("duckdb")
-    pytest.importorskip("pyarrow")
     run = verify_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     command(run, "--to", "rows.parquet")
@@ -176,7 +163,6 @@ def test_the_queries_of_the_page_run(tmp_path, monkeypatch, capsys):
 @pytest.mark.full
 def test_the_benchmark_measures_runs_like_real_ones(tmp_path, monkeypatch):
     """Its synthetic rows are read the fast way, and every job that it times works on them."""
-    pytest.importorskip("pyarrow")
     monkeypatch.setattr(blocks, "_line_by_line", None)
     benchmark.write_verify(tmp_path / "verify", 2 * 360)
     for side, model in (("stress", 0), ("before", 0), ("after", 1)):

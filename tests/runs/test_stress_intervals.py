@@ -21,7 +21,7 @@ def rows_with(correct: int, model: str = "a", images: int = IMAGES) -> Rows:
     """A run on clean images and fog, whose first `correct` images are right under both."""
     made = made_up(names=("fog",), images=images, severities=(1,), model=model)
     rows = []
-    for _, row in made.everything():
+    for row in made:
         right = int(int(row["image"].rpartition("/")[2]) < correct)
         if row["metric"] == "top1":
             label = row["detail"][0]
@@ -89,4 +89,4 @@ def test_verify_and_stress_accept_the_same_labels(form):
     batches = [(images, form([1, 2, 3]))]
     assert len(sg.verify(loaded, batches, "rollout", "deletion_accuracy")) == 3
     rows = sg.stress(loaded, batches, "corruptions", corruptions="fog", severities="1")
-    assert {row["image"] for _, row in rows.everything()} == {"0", "1", "2"}
+    assert {row["image"] for row in rows} == {"0", "1", "2"}

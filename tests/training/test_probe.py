@@ -10,7 +10,7 @@ import torch
 import steadygaze as sg
 from helpers.training import MODEL, content, image_folder, recipe, same, weights
 from steadygaze.data.images import read_image
-from steadygaze.runs.cost.train import estimate_train
+from steadygaze.runs.estimate import estimate_train
 from steadygaze.training import images as features
 from steadygaze.training.recipe import make_recipe
 
@@ -126,6 +126,6 @@ def test_a_model_without_one_linear_head_is_an_error(data, tmp_path):
 
 def test_the_cost_of_a_probe_is_one_pass_over_its_images(data, plain, tmp_path):
     found = estimate_train(probe_recipe(data, plain, epochs=50), tmp_path / "run")
-    assert found.passes == pytest.approx(24, rel=0.1), "12 images to train and 12 to test, once"
-    assert [part.name for part in found.parts] == ["features of training images", "features of test images"]
+    more = estimate_train(probe_recipe(data, plain, epochs=5000), tmp_path / "run")
+    assert 0 < more.seconds < 10 * found.seconds, "12 images to train and 12 to test, once"
     assert not (tmp_path / "run").exists()

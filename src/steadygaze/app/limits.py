@@ -8,8 +8,7 @@ from time import monotonic
 from typing import Any
 
 from steadygaze.errors import InputError
-from steadygaze.methods.registry import Method
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import Method, forward_passes
 from steadygaze.vit.intercept import Interception, TorchFunction
 
 FILE_OPTION = "file"

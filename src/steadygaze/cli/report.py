@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from steadygaze.cli.output import progress_bar
-from steadygaze.cli.scale.status import note_incomplete
+from steadygaze.cli.status import note_incomplete
 from steadygaze.report.pages import write_report
 from steadygaze.runs.export import export_rows
 from steadygaze.runs.rows import Rows

@@ -53,8 +53,8 @@ def suite_options(words: Sequence[str]) -> dict[str, Any]:
 
 def estimate(request: StressRequest, shards: Sequence[int], as_json: bool) -> int:
     """Print what the request will cost; returns the exit code."""
-    from steadygaze.cli.scale.dry_run import dry_run
-    from steadygaze.runs.cost.stress import estimate_stress
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.estimate import estimate_stress
 
     return dry_run(lambda n, report: estimate_stress(request, shards=n, on_progress=report), shards, as_json)
 

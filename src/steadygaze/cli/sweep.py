@@ -18,7 +18,7 @@ from steadygaze.cli.output import print_table as print_columns
 from steadygaze.cli.train import printed_log
 from steadygaze.errors import RowsNotWrittenError
 from steadygaze.report.pages import SEED_INTERVALS, write_sweep
-from steadygaze.runs.cost.train import estimate_train
+from steadygaze.runs.estimate import estimate_train
 from steadygaze.runs.shards import Shard
 from steadygaze.runs.statistics import plural, small_sample_note
 from steadygaze.runs.sweep import SweepRun, SweepTable, plan_runs, run_sweep, summarize

@@ -66,8 +66,8 @@ def estimate(
     trust_remote_code: bool = False,
 ) -> int:
     """Print what the training will cost; returns the exit code."""
-    from steadygaze.cli.scale.dry_run import dry_run
-    from steadygaze.runs.cost.train import estimate_train
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.estimate import estimate_train
 
     chosen = _chosen(recipe, parse_settings(settings))
     options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}

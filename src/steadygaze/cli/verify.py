@@ -19,7 +19,7 @@ from steadygaze.cli.output import (
     progress_bar,
     wide,
 )
-from steadygaze.runs.cost.declared import forward_passes
+from steadygaze.methods.registry import forward_passes
 from steadygaze.runs.ranking import Section, masked_models, quantity
 from steadygaze.runs.rows import Rows
 from steadygaze.runs.shards import World
@@ -33,8 +33,8 @@ SHOWN = 40  # lines of the printed table
 
 def estimate(request: VerifyRequest, shards: Sequence[int], as_json: bool) -> int:
     """Print what the request will cost; returns the exit code."""
-    from steadygaze.cli.scale.dry_run import dry_run
-    from steadygaze.runs.cost.verify import estimate_verify
+    from steadygaze.cli.dry_run import dry_run
+    from steadygaze.runs.estimate import estimate_verify
 
     return dry_run(lambda n, report: estimate_verify(request, shards=n, on_progress=report), shards, as_json)
 

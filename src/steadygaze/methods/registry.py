@@ -623,3 +623,12 @@ def rules_of(method: Method) -> Rules:
     if freeze is None:
         return PLAIN
     return frozen(freeze, method.option("slope") or "origin", method.option("gate") or "held")
+
+
+def forward_passes(method: Method) -> float:
+    """Return the approximate number of forward passes of a method with its options, for one image."""
+    for option in ("budget", "steps", "samples"):  # options that are a number of runs of the model
+        runs, usual = method.option(option), method.base.options.get(option)
+        if runs is not None:
+            return float(runs if usual is None else runs * method.base.cost / usual)
+    return method.base.cost

@@ -1,7 +1,7 @@
 """Rows as a file for other tools: Parquet (one file, or a folder partitioned by a column), CSV, JSON lines.
 
-The schema of the Parquet file is documented in docs/rows.md. Rows are written in groups, so that memory does
-not grow with the run, into a file or folder beside the target, which is renamed when it is complete.
+The schema of the Parquet file is documented in docs/rows.md. A file or folder beside the target is written,
+and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import write_atomic
 from steadygaze.progress import OnProgress, Progress, ignore_progress
-from steadygaze.runs.rows import ABSENT, TEXTS, Columns, counted
+from steadygaze.runs.rows import TEXTS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import pandas as pd
 
     from steadygaze.runs.rows import Rows
 
@@ -66,108 +70,74 @@ def _writer(path: Path) -> Write:
 # -- Parquet ---------------------------------------------------------------------------------------
 
 
-def need_pyarrow() -> None:
-    """InputError unless pyarrow is installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise InputError('Parquet needs pyarrow: pip install "steadygaze[data]"') from error
-
-
 def schema(plain: str | None = None) -> pa.Schema:
-    """The columns of the Parquet file; plain: a text column that is not dictionary-encoded."""
-    import pyarrow as pa
-
+    """Return the columns of the Parquet file; plain: a text column that is not dictionary-encoded."""
     text = pa.dictionary(pa.int32(), pa.string())
     fields = [(name, pa.string() if name == plain else text) for name in ("run", *TEXTS)]
     fields += [("value", pa.float64()), ("detail", pa.list_(pa.float64())), ("seed", pa.int64())]
     return pa.schema([*fields, ("versions", text)])
 
 
-def _table(rows: Rows, block: Columns, plain: str | None = None) -> pa.Table:
-    import pyarrow as pa
-
-    runs = [str(folder) for folder in rows.folders] or [""] * len(rows.runs)
-    columns: dict[str, Any] = {
-        "run": _encoded(block.run, runs),
-        "versions": _encoded(block.run, rows.versions),
-    }
-    for name in TEXTS:
-        columns[name] = _encoded(block.codes[name], list(block.names[name]))
-    columns["value"] = pa.array(block.value, from_pandas=True)
-    offsets = pa.array(
-        np.append(0, np.cumsum(block.lengths)).astype(np.int32), mask=np.append(block.lengths == 0, False)
-    )
-    columns["detail"] = pa.ListArray.from_arrays(offsets, pa.array(block.numbers, from_pandas=True))
-    seeds = block.text("seed")
-    columns["seed"] = pa.array(seeds.tolist(), type=pa.int64())
-    own = schema(plain)
-    return pa.table({name: columns[name].cast(own.field(name).type) for name in own.names}, schema=own)
+def _tables(rows: Rows, on_progress: OnProgress, plain: str | None = None) -> Iterator[pa.Table]:
+    """Tables of `GROUP` rows."""
+    own, folders = schema(plain), pa.array(_folders(rows), pa.string())
+    for part in _parts(rows, on_progress):
+        runs = pa.array(part["run"].to_numpy(np.int32))
+        columns: dict[str, Any] = {
+            "run": pa.DictionaryArray.from_arrays(runs, folders),
+            "versions": pa.DictionaryArray.from_arrays(runs, pa.array(rows.versions, pa.string())),
+            "value": pa.array(part["value"].to_numpy(), from_pandas=True),
+            "detail": part["detail"].array.__arrow_array__().combine_chunks(),
+            "seed": pa.array(part["seed"].astype(object).tolist(), pa.int64(), from_pandas=True),
+        }
+        for name in TEXTS:
+            texts = part[name].array.remove_unused_categories()
+            codes = pa.array(texts.codes.astype(np.int32), mask=texts.codes < 0)
+            columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array(texts.categories, pa.string()))
+        yield pa.table({name: columns[name].cast(own.field(name).type) for name in own.names}, schema=own)
 
 
-def _encoded(codes: np.ndarray, names: list[Any]) -> pa.DictionaryArray:
-    """Texts by code, with the texts of these rows only."""
-    import pyarrow as pa
+def _parts(rows: Rows, on_progress: OnProgress) -> Iterator[pd.DataFrame]:
+    """The rows, `GROUP` at a time."""
+    frame = rows.columns(on_progress).frame
+    for start in range(0, len(frame), GROUP):
+        yield frame.iloc[start : start + GROUP]
+        on_progress(Progress(TASK, min(start + GROUP, len(frame)), len(frame), "rows"))
 
-    present, local = np.unique(codes, return_inverse=True)
-    there = present != ABSENT
-    shift = int((~there).sum())
-    texts = pa.array([names[code] for code in present[there]], type=pa.string())
-    indices = pa.array((local - shift).astype(np.int32), mask=codes == ABSENT)
-    return pa.DictionaryArray.from_arrays(indices, texts)
+
+def _folders(rows: Rows) -> list[str]:
+    return [str(folder) for folder in rows.folders] or [""] * len(rows.runs)
 
 
 def _metadata(rows: Rows) -> dict[str, str]:
-    folders = [str(folder) for folder in rows.folders] or [""] * len(rows.runs)
-    runs = [{"run": name, **run} for name, run in zip(folders, rows.runs, strict=True)]
-    return {METADATA: json.dumps({"format": FORMAT, "runs": runs}, ensure_ascii=False)}
-
-
-def _groups(rows: Rows, on_progress: OnProgress, unreadable: dict[str, str], plain: str | None = None) -> Any:
-    """Tables of about `GROUP` rows; fills `unreadable`."""
-    import pyarrow as pa
-
-    held: list[pa.Table] = []
-    for block in counted(rows.blocks(), on_progress, TASK):
-        unreadable.update({image: reason for _, image, reason in block.unreadable})
-        if len(block):
-            held.append(_table(rows, block, plain))
-        if sum(map(len, held)) >= GROUP:
-            yield pa.concat_tables(held).unify_dictionaries().combine_chunks()
-            held = []
-    if held:
-        yield pa.concat_tables(held).unify_dictionaries().combine_chunks()
+    runs = [{"run": name, **run} for name, run in zip(_folders(rows), rows.runs, strict=True)]
+    return {
+        METADATA: json.dumps({"format": FORMAT, "runs": runs}, ensure_ascii=False),
+        UNREADABLE: json.dumps(rows.unreadable, ensure_ascii=False),
+    }
 
 
 def _write_parquet(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
-    need_pyarrow()
-    import pyarrow.parquet as pq
-
-    unreadable: dict[str, str] = {}
     own = schema().with_metadata(_metadata(rows))
     with pq.ParquetWriter(file, own, compression="zstd") as writer:
-        for table in _groups(rows, on_progress, unreadable):
+        for table in _tables(rows, on_progress):
             writer.write_table(table.replace_schema_metadata(own.metadata), row_group_size=GROUP)
-        writer.add_key_value_metadata({UNREADABLE: _reasons(unreadable)})
-
-
-def _reasons(unreadable: dict[str, str]) -> str:
-    return json.dumps({image: reason for image, reason in unreadable.items() if reason}, ensure_ascii=False)
 
 
 def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgress) -> Path:
     """FOLDER/method=NAME/part-0.parquet, and what was run in FOLDER/_runs.json."""
-    need_pyarrow()
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists: choose another folder, or delete it first", option="to")
+    if rows.columns(on_progress).frame[partition].isna().any():
+        raise InputError(
+            f"expected rows with a {partition}, got rows without one: runs of verify have methods, runs of "
+            "stress have settings",
+            option="partition",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    unreadable: dict[str, str] = {}
-    own = schema(plain=partition).with_metadata(_metadata(rows))
-    tables = _groups(rows, on_progress, unreadable, plain=partition)
-    batches = (batch for table in tables for batch in _complete(table, partition).to_batches())
+    metadata = _metadata(rows)
+    own = schema(plain=partition).with_metadata(metadata)
+    batches = (b for table in _tables(rows, on_progress, plain=partition) for b in table.to_batches())
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part"))
     try:
         ds.write_dataset(
@@ -182,7 +152,7 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
             min_rows_per_group=GROUP // 8,
             existing_data_behavior="overwrite_or_ignore",
         )
-        about = {**json.loads(_metadata(rows)[METADATA]), "unreadable": json.loads(_reasons(unreadable))}
+        about = {**json.loads(metadata[METADATA]), "unreadable": json.loads(metadata[UNREADABLE])}
         write_atomic(folder / "_runs.json", json.dumps(about, ensure_ascii=False, indent=2))
         folder.chmod(0o755)
         folder.replace(path)
@@ -195,23 +165,13 @@ def _write_folder(rows: Rows, path: Path, partition: str, on_progress: OnProgres
     return path
 
 
-def _complete(table: pa.Table, partition: str) -> pa.Table:
-    if table[partition].null_count:
-        raise InputError(
-            f"expected rows with a {partition}, got rows without one: runs of verify have methods, runs of "
-            "stress have settings",
-            option="partition",
-        )
-    return table
-
-
 # -- text ------------------------------------------------------------------------------------------
 
 
 def _write_csv(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
     header = True
-    for block in counted(rows.blocks(), on_progress, TASK):
-        frame = rows.frame(block)
+    for part in _parts(rows, on_progress):
+        frame = rows.frame(part)
         frame["detail"] = ["" if detail is None else json.dumps(detail) for detail in frame["detail"]]
         file.write(frame.to_csv(index=False, header=header, lineterminator="\n").encode())
         header = False
@@ -219,7 +179,8 @@ def _write_csv(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
 
 def _write_lines(rows: Rows, file: BinaryIO, on_progress: OnProgress) -> None:
     with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed, io.TextIOWrapper(packed, "utf-8") as text:
-        for done, (_, row) in enumerate(rows.everything(), 1):
+        reasons = [{"image": image, "unreadable": why} for _, image, why in rows.columns().unreadable]
+        for done, row in enumerate(chain(reasons, rows), 1):
             text.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
             if done % GROUP == 0:
                 on_progress(Progress(TASK, done, None, "rows"))

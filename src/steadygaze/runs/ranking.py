@@ -348,8 +348,7 @@ class Table:
         runs = group_runs(rows)
         group_of = {run: number for number, group in enumerate(runs) for run in group}
         group = np.array([group_of[run] for run in range(len(rows.runs))])[columns.run]
-        named = [(columns.codes[name], len(columns.names[name])) for name in IDENTITY]
-        groups = Groups.of([(group, len(runs)), *named])
+        groups = Groups.of([group, *(columns.codes[name] for name in IDENTITY)])
         sections = []
         for number, first in enumerate(groups.first):
             own = runs[group[first]]

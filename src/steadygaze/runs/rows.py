@@ -1,17 +1,4 @@
-"""Rows as columns: texts as codes, values and details as arrays.
-
-A row takes about 40 bytes and 8 for each number of its detail; as a dict it takes more than 1,000. Everything
-that summarizes runs (`verify.summary`, `stress.card`, `compare`, `store.Done`) reads columns.
-
-Which rows of each image are there: one bit for each, so that millions of rows fit into memory.
-
-Row files as blocks of columns.
-
-A block of some MiB is parsed and checked at once by pyarrow, if it is installed (extra `data`). A block that
-holds anything but plain rows is read line by line: that reader defines what is accepted, and names the line
-that is broken.
-
-The rows of a run, read back from its folder or held in memory.
+"""The rows of a run: files in its folder, read back as dicts or as a table.
 
 A folder RUN holds
 
@@ -26,20 +13,25 @@ A folder RUN holds
 A row is one number: model, weights, method, score, metric, image, value, seed and content (a hash of the
 image file); where they apply, detail (the curve or the sums behind the value), note (how it was measured) and
 flag (the map was empty or broken). A run of `stress` has a setting (`clean`, `fog/3`, `fgsm/8`, ...) instead
-of method and score. A line with `unreadable` gives the reason why an image could not be used. Rows of the
-first version have no content.
+of method and score. A line with `unreadable` gives the reason why an image could not be used.
+
+Files are parsed by pyarrow, some MiB at a time, into one pandas frame. A block that holds anything but plain
+rows is read line by line instead: that reader defines what is accepted, and names the line that is broken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
 
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
@@ -55,536 +47,225 @@ from steadygaze.untrusted import (
     parse_json,
     raw_blocks,
     raw_lines,
-    read_bounded,
+    read_json,
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
     from steadygaze.runs.card import Card
     from steadygaze.runs.ranking import Table
 
 TEXTS = ("model", "weights", "method", "score", "setting", "metric", "image", "note", "flag", "content")
-CODED = (*TEXTS, "seed")
-ABSENT = -1  # the code of a value that a row does not have
-
-
-class Vocabulary(dict[Hashable, int]):
-    """The distinct values of a column, numbered in order of arrival.
-
-    >>> metrics = Vocabulary()
-    >>> metrics["top1"], metrics["top5"], metrics["top1"], list(metrics)
-    (0, 1, 0, ['top1', 'top5'])
-    """
-
-    def __missing__(self, value: Hashable) -> int:
-        code = self[value] = len(self)
-        return code
-
-    def codes(self, values: Iterable[Hashable]) -> np.ndarray:
-        """The code of each value; None is `ABSENT`."""
-        return np.array([ABSENT if value is None else self[value] for value in values], dtype=np.int32)
-
-
-Vocabularies = dict[str, Vocabulary]
-
-
-def vocabularies() -> Vocabularies:
-    """An empty vocabulary for each coded column."""
-    return {name: Vocabulary() for name in CODED}
+CODED = (*TEXTS, "seed")  # columns with few distinct values, stored as categoricals
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in (*TEXTS, "unreadable")),
+        ("seed", pa.int64()),
+        ("value", pa.float64()),
+        ("detail", pa.list_(pa.float64())),
+    ]
+)
+Row = dict[str, Any]
+Key = tuple[str, str, str, str]  # image and row key: what identifies a row in its run
+_OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
+COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
+STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
+RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
+AT_ONCE = 2**16  # rows that are made into dicts at a time
+KEY_COLUMNS = ("method", "setting", "score", "metric")  # the columns that make a row key
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Rows of one run or of several, in the order of the files.
+    """Rows of one run or of several as a pandas frame, in the order of the files.
 
-    names: the distinct values of each coded column          codes: (n,) of each, `ABSENT` where there is none
-    run: (n,) number of the run      value: (n,), NaN where it is undefined
-    lengths: (n,) numbers in each detail, 0 without a detail      numbers: the details, one after the other
-    unreadable: (run, image, reason) of images that could not be used; no reason: they can be used now
+    Attributes:
+        frame: The columns `run` (its number), `CODED` (categoricals, in order of arrival), `value` (NaN where
+            it is undefined) and `detail` (Arrow lists of numbers, null without a detail).
+        unreadable: (run, image, reason) of images that could not be used; no reason: they can be used now.
     """
 
-    names: Vocabularies
-    codes: Mapping[str, np.ndarray]
-    run: np.ndarray
-    value: np.ndarray
-    lengths: np.ndarray
-    numbers: np.ndarray
-    unreadable: Sequence[tuple[int, str, str]] = field(default_factory=list)
+    frame: pd.DataFrame
+    unreadable: Sequence[tuple[int, str, str]]
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Columns:
+        """Make the columns of (number of the run, line).
+
+        >>> rows = Columns.of([(0, {"metric": "top1", "image": "a", "value": 1, "detail": [3, 3]})])
+        >>> rows.text("metric").tolist(), rows.value.tolist(), rows.lengths.tolist()
+        (['top1'], [1.0], [2])
+        """
+        return cls.of_tables((run, table_of([dict(row)])) for run, row in rows)
+
+    @classmethod
+    def of_tables(
+        cls,
+        tables: Iterable[tuple[int, pa.Table]],
+        on_progress: OnProgress = ignore_progress,
+        *,
+        details: bool = True,
+    ) -> Columns:
+        """Join (number of the run, lines as a table of `SCHEMA`); details: False leaves them out."""
+        unreadable: list[tuple[int, str, str]] = []
+        encoded = [_encoded(0, SCHEMA.empty_table())]
+        done = 0
+        on_progress(Progress("reading", done, None, "rows"))
+        for run, table in tables:
+            is_reason = pc.is_valid(table["unreadable"])
+            if table["unreadable"].null_count < len(table):
+                reasons = table.filter(is_reason)
+                pairs = zip(reasons["image"].to_pylist(), reasons["unreadable"].to_pylist(), strict=True)
+                unreadable += [(run, image, reason) for image, reason in pairs]
+                table = table.filter(pc.invert(is_reason))
+            if not details:
+                nothing = pa.nulls(len(table), SCHEMA.field("detail").type)
+                table = table.set_column(table.schema.get_field_index("detail"), "detail", nothing)
+            encoded.append(_encoded(run, table))
+            done += len(table)
+            on_progress(Progress("reading", done, None, "rows"))
+        joined = pa.concat_tables(encoded)
+        del encoded
+        data: dict[str, Any] = {}
+        for name in joined.column_names:
+            column, joined = joined[name], joined.drop_columns(name)  # freed when it is converted
+            if name in CODED:
+                merged = column.unify_dictionaries().combine_chunks()
+                categories = pd.Index(merged.dictionary.to_pylist(), dtype=object)
+                codes = merged.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+                data[name] = pd.Categorical.from_codes(codes, categories=categories)
+            elif name == "detail":
+                data[name] = pd.arrays.ArrowExtensionArray(column.combine_chunks())
+            else:
+                data[name] = column.to_numpy()
+        return cls(pd.DataFrame(data, copy=False), unreadable)
 
     def __len__(self) -> int:
-        return len(self.value)
+        return len(self.frame)
 
-    @classmethod
-    def of(cls, rows: Iterable[tuple[int, Mapping[str, Any]]], names: Vocabularies | None = None) -> Columns:
-        """The columns of checked (number of the run, line).
+    @property
+    def run(self) -> np.ndarray:
+        """(n,) number of the run of each row."""
+        return self.frame["run"].to_numpy()
 
-        >>> made = Columns.of([(0, {"metric": "top1", "image": "a", "value": 1, "detail": [3, 3]})])
-        >>> made.text("metric").tolist(), made.value.tolist(), made.numbers.tolist()
-        (['top1'], [1.0], [3.0, 3.0])
-        """
-        names = vocabularies() if names is None else names
-        lines = list(rows)
-        measured = [(run, row) for run, row in lines if "unreadable" not in row]
-        details = [row.get("detail") or () for _, row in measured]
-        return cls(
-            names,
-            {name: names[name].codes(row.get(name) for _, row in measured) for name in CODED},
-            np.array([run for run, _ in measured], dtype=np.int16),
-            np.array([row["value"] for _, row in measured], dtype=np.float64),
-            np.array([len(detail) for detail in details], dtype=np.int32),
-            np.array([number for detail in details for number in detail], dtype=np.float64),
-            [(run, row["image"], row["unreadable"]) for run, row in lines if "unreadable" in row],
-        )
+    @property
+    def value(self) -> np.ndarray:
+        """(n,) value of each row, NaN where it is undefined."""
+        return self.frame["value"].to_numpy()
 
-    @classmethod
-    def joined(cls, blocks: Iterable[Columns], names: Vocabularies) -> Columns:
-        """One after the other; all have these vocabularies. Codes of few values are stored in fewer bytes."""
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in (*CODED, *_ARRAYS)}
-        unreadable: list[tuple[int, str, str]] = []
-        for block in blocks:
-            for name in CODED:
-                parts[name].append(block.codes[name].astype(_code_type(names[name]), copy=False))
-            for name in _ARRAYS:
-                parts[name].append(getattr(block, name))
-            unreadable += block.unreadable
-        empty = cls.of((), names)
-        # one column at a time, so that no more than one column is held twice
-        codes = {
-            name: np.concatenate(
-                parts.pop(name) or [empty.codes[name]], dtype=_code_type(names[name]), casting="unsafe"
-            )
+    @cached_property
+    def codes(self) -> dict[str, np.ndarray]:
+        """(n,) codes of each categorical column, -1 where a row has no value."""
+        return {name: self.frame[name].array.codes for name in CODED}
+
+    @cached_property
+    def names(self) -> dict[str, dict[Hashable, int]]:
+        """Value -> code of each categorical column."""
+        return {
+            name: {value: code for code, value in enumerate(self.frame[name].array.categories)}
             for name in CODED
         }
-        arrays = {name: np.concatenate(parts.pop(name) or [getattr(empty, name)]) for name in _ARRAYS}
-        return cls(names, codes, **arrays, unreadable=unreadable)
-
-    # -- texts -------------------------------------------------------------------------------------
 
     def values_of(self, name: str) -> np.ndarray:
-        """The distinct values of a coded column, by code, and None at the end, where `ABSENT` leads."""
-        out = np.empty(len(self.names[name]) + 1, dtype=object)
-        out[:-1] = list(self.names[name])
-        out[-1] = None
-        return out
+        """Return the distinct values of a categorical column by code, and None at the end, for code -1."""
+        return np.append(self.frame[name].array.categories.to_numpy(dtype=object), [None])
 
     def text(self, name: str, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The values of a coded column as objects, None where a row has none."""
+        """Return the values of a categorical column as objects, None where a row has none."""
         return self.values_of(name)[self.codes[name][rows]]
 
     def filled(self, name: str) -> np.ndarray:
         """(n,) whether a row has a text in this column that is not empty."""
-        texts = np.array([bool(value) for value in self.values_of(name)])
-        return texts[self.codes[name]]
+        return np.array([bool(value) for value in self.values_of(name)])[self.codes[name]]
 
     def distinct(self, name: str, rows: np.ndarray | slice = slice(None)) -> set[str]:
-        """The texts of these rows in a column."""
+        """Return the texts of these rows in a column."""
         return set(self.values_of(name)[np.unique(self.codes[name][rows])])
 
     def among(self, name: str, chosen: Container[str], rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Whether each row has one of these texts in this column."""
-        texts = np.array([value in chosen for value in self.values_of(name)])
-        return texts[self.codes[name][rows]]
-
-    # -- details -----------------------------------------------------------------------------------
+        return np.array([value in chosen for value in self.values_of(name)])[self.codes[name][rows]]
 
     @cached_property
-    def starts(self) -> np.ndarray:
-        """(n,) where each detail begins in `numbers`."""
-        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+    def _lists(self) -> pa.ListArray:
+        return self.frame["detail"].array.__arrow_array__().combine_chunks()
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(n,) how many numbers each detail has; 0 without a detail."""
+        return pc.list_value_length(self._lists).fill_null(0).to_numpy(zero_copy_only=False)
 
     def details(self, rows: np.ndarray) -> np.ndarray:
-        """The details of these rows, one after the other."""
-        lengths = self.lengths[rows]
-        shift = self.starts[rows] - (np.cumsum(lengths, dtype=np.int64) - lengths)
-        return self.numbers[np.repeat(shift, lengths) + np.arange(lengths.sum(dtype=np.int64))]
+        """Return the details of these rows, one after the other."""
+        numbers = pc.list_flatten(self._lists.take(pa.array(rows)))
+        return numbers.to_numpy(zero_copy_only=False).astype(np.float64)
 
-    def detail_lists(self) -> Iterator[list[float] | None]:
-        """Each row's detail as a list, or None."""
-        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
-            yield self.numbers[start : start + length].tolist() if length else None
+    def detail_lists(self) -> list[list[float] | None]:
+        """Return each row's detail as a list with NaN for undefined numbers, or None."""
+        numbers = np.split(self.details(np.arange(len(self))), np.cumsum(self.lengths)[:-1])
+        return [part.tolist() if len(part) else None for part in numbers] if len(self) else []
 
-    # -- rows --------------------------------------------------------------------------------------
-
-    def take(self, rows: np.ndarray) -> Columns:
-        """The rows of these positions, or where a mask is True; lines about unreadable images are kept."""
-        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return Columns(
-            self.names,
-            {name: codes[rows] for name, codes in self.codes.items()},
-            self.run[rows],
-            self.value[rows],
-            self.lengths[rows],
-            self.details(rows),
-            self.unreadable,
-        )
-
-    def of_images(self, images: Container[str]) -> Columns:
-        """The rows and lines about these images."""
-        rows = self.take(self.among("image", images))
-        return replace(rows, unreadable=[line for line in self.unreadable if line[1] in images])
+    def dicts(self) -> Iterator[Row]:
+        """Iterate over the rows as dicts of JSON values, without the keys that a row does not have."""
+        cells: dict[str, Iterable[Any]] = {name: self.text(name) for name in CODED}
+        cells["value"] = map(json_number, self.value)
+        details = self.detail_lists()
+        cells["detail"] = (None if detail is None else list(map(json_number, detail)) for detail in details)
+        names = (*COLUMNS[:4], "setting", *COLUMNS[4:])  # the order in which runs write them
+        for row in zip(*(cells[name] for name in names), strict=True):
+            yield {n: cell for n, cell in zip(names, row, strict=True) if cell is not None or n == "value"}
 
     def groups(self, columns: Sequence[str], rows: np.ndarray | None = None) -> Groups:
-        """Rows (None: all) with the same values in these coded columns."""
+        """Group rows (None: all) with the same values in these categorical columns."""
         chosen: Any = slice(None) if rows is None else rows
-        parts = [(self.codes[name][chosen], len(self.names[name])) for name in columns]
-        return Groups.of(parts)
+        return Groups.of([self.codes[name][chosen] for name in columns])
 
 
-def counted(blocks: Iterable[Columns], on_progress: OnProgress, task: str = "reading") -> Iterator[Columns]:
-    """Blocks as they are, with progress in rows."""
-    done = 0
-    on_progress(Progress(task, done, None, "rows"))
-    for block in blocks:
-        done += len(block)
-        yield block
-        on_progress(Progress(task, done, None, "rows"))
-
-
-_ARRAYS = ("run", "value", "lengths", "numbers")
-
-
-def _code_type(names: Vocabulary) -> type[np.signedinteger[Any]]:
-    return np.int8 if len(names) < 2**7 else np.int16 if len(names) < 2**15 else np.int32
+def _encoded(run: int, table: pa.Table) -> pa.Table:
+    """The rows of a table with categorical columns, and the number of their run."""
+    coded = {name: table[name].dictionary_encode() for name in CODED}
+    runs = pa.array(np.full(len(table), run, dtype=np.int16))
+    return pa.table({"run": runs, **coded, "value": table["value"], "detail": table["detail"]})
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
     """Rows by group, groups in order of arrival.
 
-    first: the first row of each group             of_row: (n,) the group of each row
+    Attributes:
+        first: The first row of each group.
+        of_row: (n,) the group of each row.
     """
 
     first: np.ndarray
     of_row: np.ndarray
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[np.ndarray, int]]) -> Groups:
-        """Rows with the same codes in every part; a part has codes from -1 to its size - 1.
+    def of(cls, codes: Sequence[np.ndarray]) -> Groups:
+        """Group rows with the same codes, of one array or of several.
 
-        >>> groups = Groups.of([(np.array([4, -1, 4]), 5)])
+        >>> groups = Groups.of([np.array([4, -1, 4])])
         >>> groups.first.tolist(), groups.of_row.tolist()
         ([0, 1], [0, 1, 0])
         """
-        combined, size = np.zeros(len(parts[0][0]), dtype=np.int64), 1
-        for codes, count in parts:
-            combined, size = combined * (count + 1) + codes + 1, size * (count + 1)
-            if (
-                size > len(combined) + 2**20
-            ):  # too many combinations for an array: number those that there are
-                present, combined = np.unique(combined, return_inverse=True)
-                size = len(present)
-        first = np.full(size, -1, dtype=np.int64)
-        first[combined[::-1]] = np.arange(len(combined))[::-1]
-        there = np.flatnonzero(first >= 0)
-        there = there[np.argsort(first[there])]
-        number = np.empty(size, dtype=np.int16 if len(there) < 2**15 else np.int32)
-        number[there] = np.arange(len(there))
-        return cls(first[there], number[combined])
+        frame = pd.DataFrame(dict(enumerate(codes)))
+        of_row = frame.groupby(list(frame), sort=False).ngroup()
+        return cls(np.flatnonzero(~of_row.duplicated()), of_row.to_numpy(dtype=np.int32))
 
     def __len__(self) -> int:
         return len(self.first)
 
     @cached_property
-    def _order(self) -> np.ndarray:
-        return np.argsort(self.of_row, kind="stable")
-
-    @cached_property
-    def _bounds(self) -> np.ndarray:
-        return np.searchsorted(self.of_row[self._order], np.arange(len(self) + 1))
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(self.of_row, kind="stable")
+        return order, np.searchsorted(self.of_row[order], np.arange(len(self) + 1))
 
     def rows(self, group: int) -> np.ndarray:
-        """The rows of a group, in order."""
-        return self._order[self._bounds[group] : self._bounds[group + 1]]
+        """Return the rows of a group, in order."""
+        order, bounds = self._sorted
+        return order[bounds[group] : bounds[group + 1]]
 
 
-RowKey = tuple[str, str, str]  # method, score (of a stress run: setting and nothing), metric
-PARTS = ("method", "setting", "score", "metric")  # the columns that make a row key
-SLICE = 2**25  # images x row keys that are looked at together
-
-
-class KeySet:
-    """A set of (image, row key)."""
-
-    def __init__(self) -> None:
-        self._bits: dict[RowKey, int] = {}
-        self._rows: dict[str, int] = {}  # image -> bits of its rows
-        self._masks: dict[tuple[RowKey, ...], int] = {}
-
-    def add(self, image: str, key: RowKey) -> bool:
-        """Add a row; False if it was there."""
-        before, bit = self._rows.get(image, 0), self._bit(key)
-        self._rows[image] = before | bit
-        return not before & bit
-
-    def add_columns(self, rows: Columns) -> None:
-        """Add all of these rows to an empty set."""
-        if not len(rows):
-            return
-        groups = rows.groups(PARTS)
-        texts = zip(*(rows.text(name, groups.first) for name in PARTS), strict=True)
-        numbers = np.array([self._number((m or s, score or "", metric)) for m, s, score, metric in texts])
-        names, images = rows.values_of("image")[:-1], rows.codes["image"]
-        step = max(1, SLICE // len(self._bits))
-        for first in range(0, len(names), step):
-            own = np.flatnonzero((images >= first) & (images < first + step))
-            there = np.zeros((min(step, len(names) - first), len(self._bits)), dtype=bool)
-            there[images[own] - first, numbers[groups.of_row[own]]] = True
-            bits = np.packbits(there, axis=1, bitorder="little")
-            for offset in np.flatnonzero(there.any(1)):
-                self._rows[names[first + offset]] = int.from_bytes(bits[offset].tobytes(), "little")
-
-    def has(self, image: str, key: RowKey) -> bool:
-        """Whether this row is there."""
-        return bool(self._rows.get(image, 0) & self._bit(key))
-
-    def lacks(self, image: str, keys: Iterable[RowKey]) -> bool:
-        """Whether any of these rows of an image is missing."""
-        mask = self._mask(tuple(keys))
-        return self._rows.get(image, 0) & mask != mask
-
-    def count(self, image: str, keys: Iterable[RowKey]) -> int:
-        """How many of these rows of an image are there."""
-        return (self._rows.get(image, 0) & self._mask(tuple(keys))).bit_count()
-
-    def forget(self, image: str) -> None:
-        """Remove the rows of an image."""
-        self._rows.pop(image, None)
-
-    def _bit(self, key: RowKey) -> int:
-        return 1 << self._number(key)
-
-    def _number(self, key: RowKey) -> int:
-        return self._bits.setdefault(key, len(self._bits))
-
-    def _mask(self, keys: tuple[RowKey, ...]) -> int:
-        if keys not in self._masks:
-            self._masks[keys] = sum({self._bit(key) for key in keys})
-        return self._masks[keys]
-
-
-class FirstRows:
-    """Of rows that come in blocks with the same vocabularies, the first of each image and row key."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._seen = np.zeros((0, 0), dtype=bool)  # images x row keys
-
-    def of(self, block: Columns) -> Columns:
-        """The block without rows that came before."""
-        if not len(block):
-            return block
-        rows = block.groups(("image", *PARTS)).first
-        keys = block.groups(PARTS, rows)
-        codes = zip(*(block.codes[name][rows[keys.first]].tolist() for name in PARTS), strict=True)
-        numbers = np.array([self._numbers.setdefault(key, len(self._numbers)) for key in codes])
-        where = block.codes["image"][rows], numbers[keys.of_row]
-        self._grow(len(block.names["image"]), len(self._numbers))
-        new = ~self._seen[where]
-        self._seen[where] = True
-        return block if new.sum() == len(block) else block.take(np.sort(rows[new]))
-
-    def _grow(self, images: int, keys: int) -> None:
-        known_images, known_keys = self._seen.shape
-        if images > known_images or keys > known_keys:
-            seen = np.zeros((max(images, 2 * known_images), max(keys, known_keys)), dtype=bool)
-            seen[:known_images, :known_keys] = self._seen
-            self._seen = seen
-
-
-PARSED = 2 * 2**20  # bytes that one thread of pyarrow parses at a time
-
-
-def every_file(path: Path) -> bool:
-    """All files of rows are wanted."""
-    return True
-
-
-def run_blocks(
-    folder: Path,
-    settings: Mapping[str, Any],
-    names: Vocabularies,
-    run: int = 0,
-    *,
-    wanted: Callable[[Path], bool] = every_file,
-    details: bool = True,
-) -> Iterator[Columns]:
-    """The rows of a run folder, without those of image files that were replaced since.
-
-    wanted: which files of rows are read
-    details: False leaves them out
-    """
-    replaced = {image: content for image, (_, content) in replacements(folder).items()}
-    for path in filter(wanted, row_files(folder)):
-        line = 1
-        for data in raw_blocks(path):
-            block = _parsed(data, settings, names, run, details)
-            if block is None:
-                block = _line_by_line(path, line, data, settings, names, run)
-            line += data.count(b"\n")
-            yield _current(block, replaced) if replaced else block
-
-
-def _line_by_line(
-    path: Path, first: int, data: bytes, settings: Mapping[str, Any], names: Vocabularies, run: int
-) -> Columns:
-    check = partial(check_row, settings=settings)
-    lines = enumerate(data.split(b"\n")[:-1], first)
-    return Columns.of(((run, read_line(path, number, line, check)) for number, line in lines), names)
-
-
-def _current(block: Columns, replaced: Mapping[str, str]) -> Columns:
-    """Without the rows of an earlier content of an image."""
-    images, contents = block.names["image"], block.names["content"]
-    expected = np.full(len(images) + 1, -2, dtype=np.int64)  # -2: any content counts
-    for image, content in replaced.items():
-        if image in images:
-            expected[images[image]] = contents[content]
-    wanted = expected[block.codes["image"]]
-    stale = (wanted != -2) & (wanted != block.codes["content"])
-    return block.take(~stale) if stale.any() else block
-
-
-# -- the fast way ----------------------------------------------------------------------------------
-
-
-def _parsed(
-    data: bytes, settings: Mapping[str, Any], names: Vocabularies, run: int, details: bool
-) -> Columns | None:
-    """The block, if all of its lines are plain rows of this run; None: it has to be read line by line."""
-    lines = data.count(b"\n")
-    one_object_a_line = (
-        data.startswith(b"{") and data.endswith(b"}\n") and data.count(b"}\n{") == lines - 1
-    )  # together with flat values: no object spans lines, no line holds two
-    if not one_object_a_line:
-        return None
-    table = _arrow_table(data)
-    if table is None or len(table) != lines:
-        return None
-    nulls = data.count(b"null")
-    unreadable, table = _unreadable(table, run)
-    if unreadable is None:
-        return None
-    coded = {name: _coded(table[name], names[name]) for name in CODED}
-    block = Columns(
-        names,
-        coded,
-        np.full(len(table), run, dtype=np.int16),
-        _numbers(table["value"]),
-        *_detail_arrays(table["detail"]),
-        unreadable,
-    )
-    written = table["value"].null_count + _null_numbers(table["detail"])
-    if nulls != written or not _holds(block, table, settings):
-        return None
-    return block if details else _without_details(block)
-
-
-def _arrow_table(data: bytes) -> pa.Table | None:
-    try:
-        import pyarrow as pa
-        from pyarrow import json
-    except ImportError:
-        return None
-    schema = pa.schema(
-        [
-            *((name, pa.string()) for name in (*TEXTS, "unreadable")),
-            ("seed", pa.int64()),
-            ("value", pa.float64()),
-            ("detail", pa.list_(pa.float64())),
-        ]
-    )
-    try:
-        data.decode("utf-8")
-        table = json.read_json(
-            pa.BufferReader(data),
-            read_options=json.ReadOptions(block_size=PARSED),
-            parse_options=json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
-        )
-    except (pa.ArrowException, UnicodeDecodeError):
-        return None
-    plain = all(_is_plain(table[name]) for name in set(table.column_names) - set(schema.names))
-    return table.combine_chunks() if plain else None
-
-
-def _is_plain(column: pa.ChunkedArray) -> bool:
-    """Whether a column that rows need not have holds nothing that the reader of lines would refuse."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_floating(column.type):
-        return bool(pc.all(pc.is_finite(column)).as_py())
-    return not pa.types.is_nested(column.type)
-
-
-def _unreadable(table: pa.Table, run: int) -> tuple[list[tuple[int, str, str]] | None, pa.Table]:
-    """The lines about unreadable images, and the table without them; None if one has no image."""
-    import pyarrow.compute as pc
-
-    column = table["unreadable"]
-    if column.null_count == len(column):
-        return [], table
-    given = pc.is_valid(column)
-    lines = table.select(["image", "unreadable"]).filter(given)
-    if lines["image"].null_count:
-        return None, table
-    pairs = zip(lines["image"].to_pylist(), lines["unreadable"].to_pylist(), strict=True)
-    return [(run, image, reason) for image, reason in pairs], table.filter(pc.invert(given)).combine_chunks()
-
-
-def _coded(column: pa.ChunkedArray, names: Vocabulary) -> np.ndarray:
-    encoded = column.combine_chunks().dictionary_encode()
-    codes = encoded.indices.fill_null(ABSENT).to_numpy(zero_copy_only=False)
-    known = np.append(names.codes(encoded.dictionary.to_pylist()), np.int32(ABSENT))
-    return known[codes]
-
-
-def _numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    return np.array(column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(False), np.float64)
-
-
-def _detail_arrays(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    import pyarrow.compute as pc
-
-    lists = column.combine_chunks()
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    return lengths.astype(np.int32), _numbers(lists.flatten())
-
-
-def _null_numbers(column: pa.ChunkedArray) -> int:
-    return int(column.combine_chunks().flatten().null_count)
-
-
-def _holds(block: Columns, table: pa.Table, settings: Mapping[str, Any]) -> bool:
-    """The result of `check_row` for every row."""
-    own = ("setting",) if settings.get("kind") == "stress" else ("method", "score")
-    required = ("image", "metric", *(own if settings else ()))
-    if any((block.codes[name] == ABSENT).any() for name in required):
-        return False
-    for name in MATCHING:
-        if name in settings:
-            expected = block.names[name].get(settings[name], ABSENT)
-            codes = block.codes[name]
-            if not ((codes == expected) | (codes == ABSENT)).all():
-                return False
-    undefined = np.isnan(block.value).sum(), np.isnan(block.numbers).sum()
-    if undefined != (table["value"].null_count, _null_numbers(table["detail"])):
-        return False  # NaN, which is no number of JSON
-    bounded = all(np.nanmax(np.abs(x), initial=0) <= LARGEST for x in (block.value, block.numbers))
-    return bounded and block.lengths.max(initial=0) <= MAX_DETAIL
-
-
-def _without_details(block: Columns) -> Columns:
-    none = np.zeros(len(block), dtype=np.int32)
-    return Columns(block.names, block.codes, block.run, block.value, none, np.empty(0), block.unreadable)
-
-
-Row = dict[str, Any]
-Key = tuple[str, str, str, str]  # image and row key: what identifies a row in its run
-_OF_A_VALUE = ("metric", "image", "value", "detail", "note", "flag", "seed", "content")
-COLUMNS = ("model", "weights", "method", "score", *_OF_A_VALUE)
-STRESS = "stress"  # the kind of run whose rows have a setting instead of method and score
+# -- files ---------------------------------------------------------------------------------------------
 
 
 def row_key(row: Row) -> RowKey:
@@ -621,18 +302,13 @@ def _files(folder: Path, *patterns: str) -> list[Path]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The run.json of a folder."""
-    path = folder / "run.json"
     try:
-        return check_run(parse_json(read_bounded(folder, path.name)), str(path))
+        return check_run(read_json(folder, "run.json"), str(folder / "run.json"))
     except FileNotFoundError as error:
         raise InputError(
             f"{folder} is not a run folder: it has no run.json. Create one with verify or stress, "
             "with this folder as out."
         ) from error
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error})") from error
 
 
 def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]) -> Row:
@@ -650,12 +326,6 @@ def read_line(path: Path, number: int, line: bytes, check: Callable[[Any], None]
     return dict(row)
 
 
-def lines(path: Path, check: Callable[[Any], None]) -> Iterator[Row]:
-    """The lines of one row file; an unfinished last line is left out, any other broken line is an error."""
-    for number, line in enumerate(raw_lines(path), 1):
-        yield read_line(path, number, line, check)
-
-
 def replaced_file(folder: Path, label: str) -> Path:
     """Where a process records images whose file changed since their rows were written."""
     return folder / f"replaced-{label}.jsonl"
@@ -665,31 +335,109 @@ def replacements(folder: Path) -> dict[str, tuple[int, str]]:
     """Images whose file changed during the run -> (how often, the content that counts)."""
     latest: dict[str, tuple[int, str]] = {}
     for path in _files(folder, "replaced-*.jsonl"):
-        for mark in lines(path, check_replacement):
-            latest[mark["image"]] = max(
-                latest.get(mark["image"], (0, "")), (mark["version"], mark["content"])
-            )
+        for number, line in enumerate(raw_lines(path), 1):
+            mark = read_line(path, number, line, check_replacement)
+            before = latest.get(mark["image"], (0, ""))
+            latest[mark["image"]] = max(before, (mark["version"], mark["content"]))
     return latest
 
 
-def valid_lines(
-    folder: Path, settings: Mapping[str, Any], wanted: Callable[[Path], bool] = every_file
-) -> Iterator[Row]:
-    """The lines of a run with these settings, without the rows of files that were replaced since.
+def every_file(path: Path) -> bool:
+    """Want all files of rows."""
+    return True
 
-    wanted: which files of rows are read
+
+PARSED = 2 * 2**20  # bytes that one thread of pyarrow parses at a time
+
+
+def run_tables(
+    folder: Path, settings: Mapping[str, Any], wanted: Callable[[Path], bool] = every_file
+) -> Iterator[pa.Table]:
+    """Read the lines of a run with these settings, in tables of `SCHEMA` of some ten thousand lines each.
+
+    Rows of image files that were replaced since are left out. wanted: which files of rows are read.
     """
     current = {image: content for image, (_, content) in replacements(folder).items()}
     for path in filter(wanted, row_files(folder)):
-        for row in lines(path, partial(check_row, settings=settings)):
-            stale = "metric" in row and row.get("content") != current.get(row["image"], row.get("content"))
-            if not stale:
-                yield row
+        line = 1
+        for data in raw_blocks(path):
+            table = _plain_rows(data, settings)
+            if table is None:
+                table = _line_by_line(path, line, data, settings)
+            line += data.count(b"\n")
+            if current:
+                expected = pa.array([current.get(name) for name in table["image"].to_pylist()], pa.string())
+                stale = pc.not_equal(expected, pc.fill_null(table["content"], ""))
+                stale = pc.and_(pc.fill_null(stale, False), pc.is_null(table["unreadable"]))
+                table = table.filter(pc.invert(stale))
+            yield table
+
+
+def _line_by_line(path: Path, first: int, data: bytes, settings: Mapping[str, Any]) -> pa.Table:
+    check = partial(check_row, settings=settings)
+    lines = enumerate(data.split(b"\n")[:-1], first)
+    return table_of(read_line(path, number, line, check) for number, line in lines)
+
+
+def table_of(rows: Iterable[Row]) -> pa.Table:
+    """Make a table of `SCHEMA` from checked lines; of those about unreadable images, image and reason."""
+    reasons = ("image", "unreadable")
+    lines = [{name: row[name] for name in reasons} if "unreadable" in row else row for row in rows]
+    return pa.Table.from_pylist(lines, SCHEMA)
+
+
+def _plain_rows(data: bytes, settings: Mapping[str, Any]) -> pa.Table | None:
+    """Parse a block with pyarrow, if all of its lines are plain rows of this run; None otherwise."""
+    count = data.count(b"\n")
+    # together with flat values: no object spans lines, no line holds two
+    if not (data.startswith(b"{") and data.endswith(b"}\n") and data.count(b"}\n{") == count - 1):
+        return None
+    try:
+        data.decode("utf-8")
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            read_options=arrow_json.ReadOptions(block_size=PARSED),
+            parse_options=arrow_json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="infer"),
+        )
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+    others = [table[name] for name in table.column_names if name not in SCHEMA.names]
+    if len(table) != count or table["image"].null_count or not all(map(_is_flat, others)):
+        return None
+    rows = table.filter(pc.is_null(table["unreadable"])) if table["unreadable"].null_count < count else table
+    numbers = pc.list_flatten(rows["detail"])
+    written_nulls = rows["value"].null_count + numbers.null_count
+    longest = pc.max(pc.list_value_length(rows["detail"])).as_py() or 0
+    plain = (
+        data.count(b"null") == written_nulls  # a value that is missing, or a text that is null, is refused
+        and all(_every(pc.less_equal(pc.abs(column), LARGEST)) for column in (rows["value"], numbers))
+        and longest <= MAX_DETAIL
+        and not any(rows[name].null_count for name in _required(settings))
+        and all(_every(pc.equal(rows[name], settings[name])) for name in MATCHING if name in settings)
+    )
+    return table.select(SCHEMA.names) if plain else None
+
+
+def _required(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    if not settings:
+        return ("metric",)
+    return ("metric", "setting") if settings.get("kind") == STRESS else ("metric", "method", "score")
+
+
+def _every(flags: pa.ChunkedArray) -> bool:
+    """Whether all are true, nulls left out; NaN compares as false."""
+    return bool(pc.all(flags, min_count=0).as_py())
+
+
+def _is_flat(column: pa.ChunkedArray) -> bool:
+    """Whether a column that rows need not have holds nothing that the reader of lines would refuse."""
+    if pa.types.is_floating(column.type):
+        return _every(pc.is_finite(column))
+    return not pa.types.is_nested(column.type)
 
 
 class Rows:
-    """The rows of one run or of several. Iterating gives dicts, read anew each time; tables and cards are
-    computed from `columns()`.
+    """The rows of one run or of several. Iterating gives dicts; tables and cards are made from `columns()`.
 
     folders: of each run, the first if its shards were written into several
     parts: all folders of each run
@@ -738,28 +486,6 @@ class Rows:
         """The shard these rows are of; `WHOLE` for all rows of a folder."""
         return self._shard
 
-    def everything(self) -> Iterator[tuple[int, Row]]:
-        """(number of the run, line), including the lines about unreadable images."""
-        for row in self._rows:
-            yield 0, row
-        for number in range(len(self.parts)):
-            for row in self._lines(number):
-                yield number, row
-
-    def _lines(self, number: int) -> Iterator[Row]:
-        """The lines of a run, each row once."""
-        settings, paths = self.runs[number].get("settings", {}), self.parts[number]
-        lines = (row for path in paths for row in valid_lines(path, settings, self._wanted))
-        if self._shard:
-            lines = (row for row in lines if row["image"] in self._images)
-        if not self._may_repeat(number):
-            yield from lines
-            return
-        known = KeySet()
-        for row in lines:
-            if "unreadable" in row or known.add(row["image"], row_key(row)):
-                yield row
-
     def _wanted(self, path: Path) -> bool:
         """Whether a file may hold rows of the shard that these rows are of."""
         return not self._shard or self._shard.may_hold_own(path)
@@ -771,38 +497,42 @@ class Rows:
         return len(paths) > 1 or len(counts) > 1
 
     def __iter__(self) -> Iterator[Row]:
-        return (row for _, row in self.everything() if "unreadable" not in row)
-
-    def blocks(self) -> Iterator[Columns]:
-        """The rows as columns, some ten thousand at a time; all blocks share their vocabularies."""
-
-        names = vocabularies()
-        if self._rows:
-            yield Columns.of(((0, row) for row in self._rows), names)
-        for number in range(len(self.parts)):
-            yield from self._blocks(number, names)
-
-    def _blocks(self, number: int, names: Vocabularies) -> Iterator[Columns]:
-        """The rows of a run as columns, each row once."""
-
-        settings = self.runs[number].get("settings", {})
-        known = FirstRows() if self._may_repeat(number) else None
-        for folder in self.parts[number]:
-            for block in run_blocks(folder, settings, names, number, wanted=self._wanted):
-                own = block.of_images(self._images) if self._shard else block
-                yield own if known is None else known.of(own)
+        """Iterate over the rows as dicts, with the keys that each of them has."""
+        if not self.parts:
+            yield from (row for row in self._rows if "unreadable" not in row)
+            return
+        frame = self.columns().frame
+        for start in range(0, len(frame), AT_ONCE):
+            yield from Columns(frame.iloc[start : start + AT_ONCE], ()).dicts()
 
     def columns(self, on_progress: OnProgress = ignore_progress) -> Columns:
         """All rows as columns. They are kept until the files of the run change."""
-
         files = [len(self._rows), *(_state(folder) for folders in self.parts for folder in folders)]
         if self._read is None or self._read[0] != files:
             self._read = None
-            blocks = counted(self.blocks(), on_progress)
-            first = next(blocks, None)
-            names = vocabularies() if first is None else first.names
-            self._read = files, Columns.joined(chain([] if first is None else [first], blocks), names)
+            columns = Columns.of_tables(self._tables(), on_progress)
+            self._read = files, self._own(columns)
         return self._read[1]
+
+    def _tables(self) -> Iterator[tuple[int, pa.Table]]:
+        if self._rows:
+            yield 0, table_of(self._rows)
+        for number, folders in enumerate(self.parts):
+            for folder in folders:
+                for table in run_tables(folder, self.runs[number].get("settings", {}), self._wanted):
+                    yield number, table
+
+    def _own(self, columns: Columns) -> Columns:
+        """The rows of this shard, each row once."""
+        frame, unreadable = columns.frame, columns.unreadable
+        if self._shard:
+            frame = frame[columns.among("image", self._images)]
+            unreadable = [line for line in unreadable if line[1] in self._images]
+        repeating = [number for number in range(len(self.parts)) if self._may_repeat(number)]
+        if repeating:
+            again = frame.duplicated(["run", "image", *KEY_COLUMNS]) & frame["run"].isin(repeating)
+            frame = frame[~again]
+        return columns if frame is columns.frame else Columns(frame, unreadable)
 
     def __len__(self) -> int:
         return len(self.columns())
@@ -844,18 +574,17 @@ class Rows:
     def to_pandas(self) -> pd.DataFrame:
         """One line a row: model, weights, method and score (or setting), metric, image, value, detail, note,
         flag, seed, content, versions."""
-        return self.frame(self.columns())
+        return self.frame(self.columns().frame)
 
-    def frame(self, columns: Columns) -> pd.DataFrame:
-        """Some of the rows as `to_pandas` gives them."""
-        import pandas as pd
-
+    def frame(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Some of the rows of `columns().frame` as `to_pandas` gives them."""
+        columns = Columns(rows, ())
         data: dict[str, Any] = {}
         for name in self.column_names:
             if name == "value":
                 data[name] = columns.value
             elif name == "detail":
-                data[name] = pd.Series(list(columns.detail_lists()), dtype=object)
+                data[name] = pd.Series(columns.detail_lists(), dtype=object)
             else:
                 data[name] = columns.text(name).tolist()
         data["versions"] = np.array(self.versions, dtype=object)[columns.run].tolist()
@@ -880,7 +609,7 @@ class Rows:
         *,
         on_progress: OnProgress = ignore_progress,
     ) -> Path:
-        """Write the rows as a Parquet file; needs `pip install "steadygaze[data]"`.
+        """Write the rows as a Parquet file.
 
         partition: method, setting or metric; `path` is then a folder with a file for each of its values
         """

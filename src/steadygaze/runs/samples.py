@@ -38,7 +38,7 @@ from steadygaze.runs.plan import Column
 from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
 from steadygaze.runs.source import ImageView, RunImage, StreamData, StressJob
 from steadygaze.target import Outputs, describe, predictions
-from steadygaze.untrusted import read_bounded, read_record
+from steadygaze.untrusted import read_bounded, read_json, read_record
 
 if TYPE_CHECKING:
     from steadygaze.runs.rows import Rows
@@ -53,15 +53,9 @@ def read_index(run: Path) -> dict[str, Any] | None:
     """The record of a run's samples; None if it has none (in memory, of the first version, or unfinished)."""
     path = run / FOLDER / INDEX
     try:
-        record = json.loads(read_bounded(run, f"{FOLDER}/{INDEX}"))
+        record = read_json(run, f"{FOLDER}/{INDEX}", ": delete it, and the report has no images")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}): delete it, and the report has no images"
-        ) from error
     if not isinstance(record, dict):
         raise InputError(f"{path}: expected a table, got {type(record).__name__}")
     return record

@@ -1,9 +1,7 @@
-"""A shard: one of N independent jobs that together make one run.
+"""The processes of a run: shards, which are independent jobs, and the processes that share one of them.
 
 Batches are dealt out by number: shard I of N does the batches I, I + N, I + 2N, ... The composition of a
 batch does not depend on N, so the rows of N shards are those of one job.
-
-One writer for each shard of a run folder.
 
 | file | locked by |
 | --- | --- |
@@ -13,9 +11,6 @@ One writer for each shard of a run folder.
 Two numbers of shards deal out the batches differently, so they do not run at the same time: a shard takes its
 own lock first and then looks for locks of another N. Of two that start in the same instant at least one is
 refused.
-
-The processes that share a run, or a shard of it: those of `accelerate launch` or `torchrun`, or this one
-alone.
 """
 
 from __future__ import annotations
@@ -85,8 +80,8 @@ def shard_of_file(path: Path) -> Shard:
     >>> shard_of_file(Path("rows-00000.jsonl"))
     Shard(index=0, count=1)
     """
-    found = _IN_NAME.search(path.name)
-    return Shard(int(found[1]), int(found[2])) if found else WHOLE
+    match = _IN_NAME.search(path.name)
+    return Shard(int(match[1]), int(match[2])) if match else WHOLE
 
 
 def parse_shard(given: Any) -> Shard:
@@ -169,14 +164,13 @@ class World:
 
 
 def world() -> World:
-    """The world of this process."""
+    """Return which process this is of those that `accelerate launch` or `torchrun` started, if any."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
             warnings.warn(
                 "accelerate launch --cpu starts a single process, whatever --num_processes is (it leaves "
-                "that to "
-                "MPI). On CPUs use accelerate launch --multi_gpu --num_processes 2 -m steadygaze ..., or "
-                "torchrun.",
+                "that to MPI). On CPUs use accelerate launch --multi_gpu --num_processes 2 -m steadygaze ... "
+                "or torchrun.",
                 stacklevel=2,
             )
         return World()

@@ -1,11 +1,8 @@
-"""`progress-*.json` in a run folder: how far each process of a run has come, for `steadygaze status`.
+"""How far a run has come: progress files in its folder, and the status that is computed from them.
 
-A file is replaced atomically, at most every `INTERVAL` seconds while the process computes, and once more when
-it ends. A run never fails because of it. Readers treat it as an untrusted file.
-
-How many images and rows of its part a process has, counted while jobs come in and are done.
-
-The status of a run, from its progress files: finished shards, progress of the others, and dead ones.
+Each process counts its images and rows while jobs come in and are done, and replaces `progress-*.json`
+atomically, at most every `INTERVAL` seconds, and once more when it ends. A run never fails because of it.
+Readers treat it as an untrusted file.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from steadygaze.progress import Progress
 from steadygaze.runs.rows import Row, RowKey, Rows, row_key
 from steadygaze.runs.shards import Shard, World, lock_file
 from steadygaze.runs.store import Done
-from steadygaze.untrusted import check_complete, inside, parse_json, read_bounded, read_record
+from steadygaze.untrusted import check_complete, read_json, read_record
 
 INTERVAL = 3.0  # seconds between two writes
 MAX_ERROR = 300  # characters of an error's message
@@ -131,15 +128,11 @@ def read_progress(folder: Path) -> list[ProcessProgress]:
     """The progress of every process that has written into this folder."""
     records = []
     for name in sorted(path.name for path in folder.glob("progress-*.json")):
-        path = inside(folder, name)
+        path = folder / name
         try:
-            record = read_record(ProcessProgress, parse_json(read_bounded(folder, name)), str(path))
+            record = read_record(ProcessProgress, read_json(folder, name, ": delete it"), str(path))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path} cannot be read ({error}): delete it") from error
         index, count = record.shard
         rank, size = record.process
         if not index < count or not rank < size:
@@ -212,7 +205,7 @@ class Tally:
 
 SILENT = 60.0  # seconds without an update after which a process counts as dead, if locks cannot be tested
 RUNNING, FINISHED, DIED, NOT_STARTED = "running", "done", "died", "not started"
-STOPPED = {"interrupted": "interrupted", "failed": "failed"}
+STOPPED = ("interrupted", "failed")
 
 
 @dataclass(frozen=True)
@@ -282,7 +275,7 @@ class RunStatus:
     @property
     def stopped(self) -> list[ShardStatus]:
         """Shards whose command has to be repeated."""
-        return [shard for shard in self.shards if shard.state in (DIED, *STOPPED.values())]
+        return [shard for shard in self.shards if shard.state in (DIED, *STOPPED)]
 
     def record(self) -> dict[str, Any]:
         """For programs."""
@@ -300,14 +293,10 @@ class RunStatus:
 
 
 def total(parts: Iterable[Counts]) -> Counts:
-    """The sum of counts; a total is None if one of them is."""
-    rows = [vars(part) for part in parts]
-
-    def added(name: str) -> Any:
-        values = [row[name] for row in rows]
-        return None if None in values else sum(values)
-
-    return Counts(**{name: added(name) for name in vars(Counts())})
+    """Add counts; a total is None if one of them is."""
+    each = list(map(vars, parts))
+    columns = {name: [counts[name] for counts in each] for name in vars(Counts())}
+    return Counts(**{name: None if None in values else sum(values) for name, values in columns.items()})
 
 
 def run_status(*folders: str | Path) -> list[RunStatus]:
@@ -373,7 +362,7 @@ def _state(folder: Path, shard: Shard, record: ProcessProgress) -> str:
     if record.state == "finished":
         return FINISHED
     if record.state in STOPPED:
-        return STOPPED[record.state]
+        return record.state
     if is_locked(lock_file(folder, shard)):
         return RUNNING
     if record.host == socket.gethostname():
@@ -386,6 +375,6 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True
+    except OSError:  # a process of another user
+        pass
     return True

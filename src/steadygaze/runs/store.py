@@ -19,10 +19,9 @@ import numpy as np
 from steadygaze.errors import InputError, RowsNotWrittenError
 from steadygaze.files import FileLock, write_atomic, write_new
 from steadygaze.runs.rows import (
-    ABSENT,
+    KEY_COLUMNS,
     Columns,
     Key,
-    KeySet,
     Row,
     RowKey,
     every_file,
@@ -30,8 +29,7 @@ from steadygaze.runs.rows import (
     replaced_file,
     replacements,
     row_files,
-    run_blocks,
-    vocabularies,
+    run_tables,
 )
 from steadygaze.runs.shards import WHOLE, Shard
 
@@ -140,8 +138,7 @@ class Store:
                 os.ftruncate(self._file, before)
             raise RowsNotWrittenError(
                 f"{self.path} could not be written: {error.strerror}. The rows before are intact; free some "
-                "space and "
-                "run the same command again to resume."
+                "space and run the same command again to resume."
             ) from error
 
     def replace(self, contents: dict[str, str]) -> None:
@@ -209,11 +206,9 @@ class Done:
 
     def __init__(self, folder: Path | None, shard: Shard = WHOLE) -> None:
         self.unreadable: dict[str, str] = {}
-        self.content: dict[
-            str, str
-        ] = {}  # image -> content hash of its rows; "" where rows of one image disagree
+        self.content: dict[str, str] = {}  # image -> hash of its content; "" where rows of one image disagree
         self.flagged: set[tuple[str, str, str]] = set()
-        self._rows = KeySet()
+        self._keys: dict[str, frozenset[RowKey]] = {}  # image -> its rows
         if folder is not None:
             self._read(folder, shard)
 
@@ -221,14 +216,14 @@ class Done:
         settings = read_run(folder)["settings"]
         # without a batch size, other batches may have been dealt out to the shards before
         wanted = shard.may_hold_own if "batch" in settings else every_file
-        names = vocabularies()
-        rows = Columns.joined(run_blocks(folder, settings, names, wanted=wanted, details=False), names)
+        tables = ((0, table) for table in run_tables(folder, settings, wanted))
+        rows = Columns.of_tables(tables, details=False)
         reasons = {image: reason for _, image, reason in rows.unreadable}
         self.unreadable = {image: reason for image, reason in reasons.items() if reason}
-        self._rows.add_columns(rows)
+        self._keys = _keys_of_images(rows)
         self.flagged = _flagged(rows)
-        known = np.flatnonzero(rows.codes["content"] != ABSENT)
-        first = known[rows.groups(["image", "content"], known).first]
+        hashed = np.flatnonzero(rows.codes["content"] >= 0)
+        first = hashed[rows.groups(["image", "content"], hashed).first]
         for image, content in zip(rows.text("image", first), rows.text("content", first), strict=True):
             if self.content.setdefault(image, content) != content:
                 self.content[image] = ""
@@ -236,11 +231,11 @@ class Done:
     def has(self, key: Key) -> bool:
         """Whether this row is there."""
         image, *rest = key
-        return self._rows.has(image, (rest[0], rest[1], rest[2]))
+        return tuple(rest) in self._keys.get(image, ())
 
     def lacks(self, image: str, keys: Iterable[RowKey]) -> bool:
         """Whether any of these rows of an image is missing."""
-        return self._rows.lacks(image, keys)
+        return not self._keys.get(image, frozenset()).issuperset(keys)
 
     def any_lacks(self, images: Iterable[str], keys: tuple[RowKey, ...]) -> bool:
         """Whether any of these images lacks any of these rows."""
@@ -248,12 +243,33 @@ class Done:
 
     def count(self, image: str, keys: Iterable[RowKey]) -> int:
         """How many of these rows of an image are there."""
-        return self._rows.count(image, keys)
+        return len(self._keys.get(image, frozenset()).intersection(keys))
 
     def forget(self, image: str) -> None:
         """The rows of an image no longer count."""
-        self._rows.forget(image)
+        self._keys.pop(image, None)
         self.flagged = {entry for entry in self.flagged if entry[0] != image}
+
+
+def _keys_of_images(rows: Columns) -> dict[str, frozenset[RowKey]]:
+    """Image -> the keys of its rows. Most images have the same keys: equal sets are stored once."""
+    if not len(rows):
+        return {}
+    groups = rows.groups(KEY_COLUMNS)
+    texts = zip(*(rows.text(name, groups.first) for name in KEY_COLUMNS), strict=True)
+    keys = [(method or setting, score or "", metric) for method, setting, score, metric in texts]
+    images = rows.codes["image"]
+    order = np.lexsort((groups.of_row, images))
+    starts = np.flatnonzero(np.diff(images[order], prepend=-1))
+    shared: dict[bytes, frozenset[RowKey]] = {}
+    keys_of_images = {}
+    for image, numbers in zip(
+        rows.text("image", order[starts]), np.split(groups.of_row[order], starts[1:]), strict=True
+    ):
+        if numbers.tobytes() not in shared:
+            shared[numbers.tobytes()] = frozenset(keys[number] for number in numbers)
+        keys_of_images[image] = shared[numbers.tobytes()]
+    return keys_of_images
 
 
 def _flagged(rows: Columns) -> set[tuple[str, str, str]]:

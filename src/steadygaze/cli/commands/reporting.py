@@ -89,7 +89,7 @@ def status(
 
     Example: steadygaze status run
     """
-    from steadygaze.cli.scale.status import run
+    from steadygaze.cli.status import run
 
     raise typer.Exit(run(runs, as_json))
 

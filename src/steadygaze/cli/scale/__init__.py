@@ -1,1 +1,0 @@
-"""The command line for large runs: what they will cost, and how far they have come."""
