@@ -262,3 +262,11 @@ def test_each_metric_has_a_direction():
         m.better in (("neither",) if m.name == "agreement" else ("higher", "lower")) and m.low < m.high
         for m in METRICS.values()
     )
+
+
+def test_rows_are_flushed_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    with Store(tmp_path) as store:
+        monkeypatch.setattr(store_module.os, "fsync", lambda file: flushed.append(store.path.read_bytes()))
+        store.append([row("a")])
+    assert flushed == [store.path.read_bytes()] and flushed[0].endswith(b"\n")
