@@ -123,7 +123,7 @@ def identity(classifier: RegionClassifier | QueryClassifier) -> list[str]:
 
 
 def _check_segmenter(classifier: RegionClassifier) -> int:
-    """The number of classes; an error if the model is no segmenter."""
+    """The number of classes; an error if the model is not a segmenter."""
     model = classifier.model
     parameter = next(model.parameters())
     channels = getattr(getattr(model, "config", None), "num_channels", 3)
@@ -367,7 +367,7 @@ def _text_target(
 
 
 def _texts(target: Any) -> list[str] | None:
-    """The texts of a target; None if it is no text."""
+    """The texts of a target; None if it is not a text."""
     if isinstance(target, str):
         target = [target]
     if not isinstance(target, (list, tuple)) or not any(isinstance(text, str) for text in target):

@@ -232,8 +232,8 @@ class MapFolder:
 
 
 def missing_message(name: MapName, missing: list[str], total: int, unknown: set[str]) -> str:
-    """What to do if images have no map; unknown: keys of maps that are no image of the data."""
-    strange = f" {len(unknown)} keys are no image of the data: {_shown(sorted(unknown))}." if unknown else ""
+    """What to do if images have no map; unknown: keys of maps that are not images of the data."""
+    strange = f" {len(unknown)} keys match no image: {_shown(sorted(unknown))}." if unknown else ""
     return (
         f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
         f"{_shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "
