@@ -433,7 +433,7 @@ def main() -> None:
     train = todo.add_parser("run")
     for name in ("--checkpoint", "--pets", "--imagenet", "--out"):
         train.add_argument(name, required=True)
-    train.add_argument("--images", "--pictures", type=int, default=1000, help="number of images of ImageNet")
+    train.add_argument("--images", type=int, default=1000, help="number of images of ImageNet")
     train.add_argument(
         "--choose",
         choices=("right_of_24", "right"),

@@ -244,7 +244,7 @@ def main() -> None:
     data.add_argument("--camvid")
     make.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     make.add_argument("--variants", nargs="+", default=list(VARIANTS)[:4], choices=list(VARIANTS))
-    make.add_argument("--images", "--pictures", type=int, default=48)
+    make.add_argument("--images", type=int, default=48)
     make.add_argument("--severities", default="1,3,5")
     make.set_defaults(go=run)
     keep = todo.add_parser("rows")

@@ -31,7 +31,7 @@ from steadygaze.runs.stress import StressRequest, prepare_stress, run_stress
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--images", "--pictures", type=int, default=8)
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1, help="of the model, on a CPU")

@@ -175,8 +175,8 @@ def test_scores(method: str, score: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 2), "torch.nn.modules.linear.Linear is no vision transformer that steadygaze knows"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(432, 5)), "Sequential is no vision transformer"),
+        (nn.Linear(3, 2), "torch.nn.modules.linear.Linear is not a vision transformer"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(432, 5)), "Sequential is not a vision transformer"),
         ("deit_tiny_patch16_224", "expected a torch.nn.Module of a vision transformer, got str"),
         (None, "got NoneType"),
         (tiny("class", global_pool=""), "no pooled head"),

@@ -94,7 +94,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def raw_blocks(path: Path) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from steadygaze.cli import app
 from steadygaze.report import charts as svg
 from steadygaze.report.pages import write_report
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.suite import Line, LineChart
 from steadygaze.runs.verify import VerifyRequest, run_verify
 
 
@@ -244,10 +245,8 @@ def test_ticks(low, high):
 
 
 def test_charts_escape_names():
-    chart = svg.lines([svg.Series("<a & b>", [0, 1], [1, 2])], x_label="<x>", y_label="y", title='"t"')
+    chart = svg.lines(LineChart('"t"', [Line("<a & b>", [0, 1], [1, 2])], "<x>", "y"))
     assert "<a" not in chart and ET.fromstring(chart) is not None
-    chart = svg.scatter(
-        [svg.Series(f"m{i}", [1.0], [2.0], i) for i in range(12)], x_label="x", y_label="y", title="t"
-    )
+    chart = svg.scatter(LineChart("t", [Line(f"m{i}", [1.0], [2.0], i) for i in range(12)], "x", "y"))
     heights = re.findall(r'class="name[^>]* y="([\d.]+)"', chart)
     assert len(heights) == svg.LABELED == len(set(heights)), "labels of one place are moved apart"

@@ -425,7 +425,7 @@ def _plain_vit(**options: Any) -> nn.Module:
     ("make", "says"),
     [
         (lambda: timm.create_model("resnet10t"), "ResNet is a CNN, not a vision transformer"),
-        (lambda: nn.Linear(3, 2), "Linear is no vision transformer"),
+        (lambda: nn.Linear(3, 2), "Linear is not a vision transformer"),
         (lambda: "vit_tiny_patch16_224", "expected a torch.nn.Module .* got str"),
         (lambda: _plain_vit(num_classes=0, global_pool=""), "global_pool='': no pooled head"),
         (

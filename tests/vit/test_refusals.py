@@ -1,4 +1,4 @@
-"""What is no vision transformer is refused by its kind, with what to use instead."""
+"""A model that is not a vision transformer is refused by its kind, with what to use instead."""
 
 from typing import Any
 
@@ -98,4 +98,4 @@ def test_a_cnn_of_ones_own_around_nothing_says_what_serves_it() -> None:
 
     with pytest.raises(sg.UnsupportedModelError, match=r"Cnn is a CNN, not a vision transformer"):
         sg.explain(Cnn(), torch.rand(1, 3, 8, 8))
-    assert refusal(nn.Linear(2, 2)).startswith("torch.nn.modules.linear.Linear is no vision transformer")
+    assert refusal(nn.Linear(2, 2)).startswith("torch.nn.modules.linear.Linear is not a vision transformer")

@@ -105,7 +105,7 @@ class BarDisplay:
             self.resumed[name] = 0
         bar = self.bar_of[name]
         if progress.resumed != self.resumed[name]:
-            # what an earlier run finished is no part of the speed
+            # what an earlier run finished does not count for the speed
             self.resumed[name] = progress.resumed
             self.bars.reset(bar, completed=progress.done)
         detail = escape(progress.detail)

@@ -50,19 +50,33 @@ def evaluate(
     unattributed: Float[Tensor, "m b"] | None = None,
     explained: Float[Tensor, "m b"] | None = None,
 ) -> Evaluation:
-    """Measure M maps of the B images of `batch`.
+    """Measure M maps of the B images of `batch`. The model is left as it was.
 
-    target: the class that the maps explain; None is the label
-    ratios: of token removal
-    fill: "zero" (black), "mean", "blur" or "noise", for positive_perturbation and negative_perturbation
-    explain: (model, images, target) -> maps (M, B, gh, gw), the M methods in the same order; needed by sanity
-        metrics
-    forward: the model's run on the images of `batch`, if it is known already
-    unattributed, explained: for completeness: what each method gives to no patch (None: nothing), and the
-        quantity that each map explains (None: the logit of the target)
+    Args:
+        vit (nn.Module | ViT): the model that the maps explain.
+        batch (Batch): images with labels, and with masks and normalization for metrics that need them.
+        maps (Tensor): (M, B, gh, gw), one map for each method and image, finite.
+        metrics (Sequence[str]): names, as `list_metrics` gives them.
+        target (Tensor): (B,), the class that the maps explain; by default the labels.
+        seed (int): random seed; random numbers depend on it and the image's name only.
+        ratios (Sequence[float]): shares of patches that token removal keeps or removes, increasing in 0..1.
+        fill (str): "zero" (black), "mean", "blur" or "noise", for positive_perturbation and
+            negative_perturbation.
+        explain (Callable): (model, images, target) -> maps (M, B, gh, gw) of the same methods; needed by
+            sanity metrics.
+        forward (CachedForward): the model's run on the images, if it is known already.
+        unattributed (Tensor): (M, B), for completeness: what each method gives to no patch; by default 0.
+        explained (Tensor): (M, B), for completeness: the quantity that each map explains; by default the
+            logit of the target.
 
-    Random numbers depend on `seed` and the image's name only. The model is left as it was.
+    Returns:
+        Evaluation: values (M, B) and notes by the name of the metric.
 
+    Raises:
+        InputError: if shapes do not match, or a metric needs masks or `explain` and there are none.
+        BrokenMapError: if a map has NaN or infinite values.
+
+    Example:
     >>> import steadygaze as sg
     >>> loaded, images = sg.load_model("embedded"), torch.randn(1, 3, 32, 32)
     >>> batch = Batch(images, torch.tensor([3]))
@@ -92,8 +106,11 @@ def evaluate(
         unattributed,
         explained,
     )
+    together: dict[Compute, list[str]] = {}
+    for entry in chosen.values():
+        together.setdefault(entry.compute, []).append(entry.name)
     values: dict[str, Values] = {}
-    for compute, names in _by_compute(chosen.values()).items():
+    for compute, names in together.items():
         if any(chosen[name].needs_explain for name in names):
             values |= compute(given, names)
             continue
@@ -102,21 +119,10 @@ def evaluate(
     return Evaluation({name: values[name] for name in chosen}, {name: values[name].note for name in chosen})
 
 
-def _by_compute(metrics: Iterable[Metric]) -> dict[Compute, list[str]]:
-    """Metrics that share a function, by function."""
-    names: dict[Compute, list[str]] = {}
-    for entry in metrics:
-        names.setdefault(entry.compute, []).append(entry.name)
-    return names
-
-
 def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | None) -> None:
     without_masks = [m.name for m in metrics if m.needs_masks and batch.masks is None]
     if without_masks:
-        raise InputError(
-            f"{', '.join(without_masks)}: expected a batch with masks, got none. Give masks, or leave these "
-            "metrics out."
-        )
+        raise InputError(f"{', '.join(without_masks)}: expected a batch with masks, got none")
     without_explain = [m.name for m in metrics if m.needs_explain and explain is None]
     if without_explain:
         raise InputError(
@@ -128,25 +134,16 @@ def _check_needs(metrics: Iterable[Metric], batch: Batch, explain: Explain | Non
 def _check_maps(forward: CachedForward, maps: Tensor) -> None:
     expected = (forward.images.shape[0], *forward.grid)
     if maps.dim() != 4 or tuple(maps.shape[1:]) != expected or maps.shape[0] == 0:
-        raise InputError(
-            f"maps: expected {('M', *expected)}, M maps of these images on the model's grid, got "
-            f"{tuple(maps.shape)}"
-        )
+        raise InputError(f"maps: expected {('M', *expected)}, on the model's grid, got {tuple(maps.shape)}")
     if not torch.isfinite(maps).all():
-        raise BrokenMapError(
-            "maps: a map has NaN or infinite values. Leave it out, or check the method that made it."
-        )
+        raise BrokenMapError("maps: a map has NaN or infinite values. Leave it out, or check its method.")
 
 
 def _check_target(target: Tensor, batch: Batch, forward: CachedForward | None) -> None:
     if tuple(target.shape) != tuple(batch.labels.shape):
-        raise InputError(
-            f"target: expected one class for each of {len(batch.labels)} images, got shape "
-            f"{tuple(target.shape)}"
-        )
+        raise InputError(f"target: expected {len(batch.labels)} classes, got shape {tuple(target.shape)}")
     if forward is not None:
         classes = forward.logits.shape[1]
         if int(target.min()) < 0 or int(target.max()) >= classes:
-            raise InputError(
-                f"target: classes must lie in 0..{classes - 1}, got {int(target.min())}..{int(target.max())}"
-            )
+            got = f"{int(target.min())}..{int(target.max())}"
+            raise InputError(f"target: classes must lie in 0..{classes - 1}, got {got}")

@@ -1,6 +1,4 @@
-"""What a metric is given: images with labels and masks, the model's run on whole images, and the maps to be
-measured.
-"""
+"""The inputs of metrics: images with labels and masks, the model's run on whole images, and the maps."""
 
 from __future__ import annotations
 
@@ -28,12 +26,18 @@ Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Images as the model takes them, with what is known about them.
+    """Normalized images with their labels and masks.
 
-    masks: 255 object, 128 border (left out), 0 background
-    mean, std: the normalization, needed by metrics that paint pixels
-    names: one for each image; the random numbers of an image depend on the seed and its name
+    Args:
+        images (Tensor): (B, C, H, W), as the model takes them.
+        labels (Tensor): (B,), class indices.
+        masks (Tensor): (B, H, W), uint8: 255 object, 128 border (left out), 0 background.
+        mean (Tensor): (C,), of the normalization; needed by metrics that paint pixels.
+        std (Tensor): (C,), of the normalization.
+        names (tuple[str, ...]): one for each image; the random numbers of an image depend on the seed and its
+            name.
 
+    Example:
     >>> images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([3, 5])
     >>> Batch(images, labels, names=("a", "b")).names
     ('a', 'b')
@@ -119,20 +123,24 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MetricInput:
-    """What the function of a metric is given: M maps of the B images of a batch.
+    """The input of a metric's function: M maps of the B images of a batch.
 
-    maps: (M, B, grid rows, grid columns), one for each method, unnormalized, at least float32
-    target: (B,) the class that the maps explain
-    forward: the model's logits, probabilities and tokens for the unmodified images; computed once for all
-        metrics
-    seed: random seed of the run; combine it with the image's name, `batch.name(i)`
-    ratios: shares of patches that are kept or removed
-    fill: what hidden pixels become: "zero", "mean", "blur" or "noise"
-    explain: (model, images, target) -> maps (M, B, grid rows, grid columns), for metrics that declare
-        needs_explain
-    unattributed: (M, B) what each method gives to no patch (`Attribution.unattributed`); None: nothing
-    explained: (M, B) the quantity that each map explains; None: the logit of the target
+    Args:
+        vit (ViT): the model.
+        batch (Batch): the images.
+        maps (Tensor): (M, B, gh, gw), one for each method, unnormalized, at least float32.
+        target (Tensor): (B,), the class that the maps explain.
+        forward (CachedForward): the model's logits, probabilities and tokens for the unmodified images,
+            computed once for all metrics.
+        seed (int): random seed of the run; combine it with the image's name, `batch.name(i)`.
+        ratios (tuple[float, ...]): shares of patches that are kept or removed.
+        fill (str): what hidden pixels become: "zero", "mean", "blur" or "noise".
+        explain (Callable): (model, images, target) -> maps (M, B, gh, gw), for metrics that declare
+            needs_explain.
+        unattributed (Tensor): (M, B), what each method gives to no patch; None: nothing.
+        explained (Tensor): (M, B), the quantity that each map explains; None: the logit of the target.
 
+    Example:
     >>> from steadygaze.faithfulness import Values
     >>> def peak(given: MetricInput, names):  # whole example: `register_metric`
     ...     return {name: Values(given.maps.flatten(2).amax(-1)) for name in names}

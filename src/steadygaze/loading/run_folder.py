@@ -117,7 +117,7 @@ BACKBONE_PREFIX = "backbone."  # of the names of the vision transformer inside a
 
 
 def run_weights(name: str) -> Path | None:
-    """The weights file of a folder that `steadygaze train` wrote; None if the name is no such folder."""
+    """The weights file of a folder that `steadygaze train` wrote; None if the name is not such a folder."""
     folder = Path(name)
     if not (folder / "train.json").is_file():
         return None

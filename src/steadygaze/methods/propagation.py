@@ -230,7 +230,7 @@ class _Relevance(Interception):
         return self._constant(func, graph, x, y) if graph and graph[-1] is not y else func(x, y, **kwargs)
 
     def _constant(self, func: TorchFunction, graph: list[Tensor], x: Any, y: Any) -> Tensor:
-        """An operand that is no part of the graph (LayerScale, a bias, a scale): relevance passes."""
+        """An operand that is not part of the graph (LayerScale, a bias, a scale): relevance passes."""
         if len(graph) != 1:
             return func(x, y)
         value = func(*(t.detach() if isinstance(t, Tensor) else t for t in (x, y)))

@@ -1,9 +1,7 @@
-"""Stems of FAN (convolutional, or the first two stages of ConvNeXt-B) and its Fourier position encoding.
+"""FAN, fully attentional network (Zhou et al., ICML 2022): channel attention takes the place of the MLP.
 
-FAN, fully attentional network (Zhou et al., ICML 2022): channel attention takes the place of the MLP.
-
-FAN-ViT models have a convolutional stem, FAN-Hybrid models the first stages of ConvNeXt. The class token is
-added after the blocks, for two class-attention blocks.
+FAN-ViT models have a convolutional stem, FAN-Hybrid models the first two stages of ConvNeXt-B; positions are
+encoded by Fourier features. The class token is added after the blocks, for two class-attention blocks.
 """
 
 from __future__ import annotations

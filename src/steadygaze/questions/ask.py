@@ -103,7 +103,7 @@ def segments(model: Any) -> bool:
 
 
 def _check_segmenter(classifier: RegionClassifier) -> int:
-    """The number of classes; an error if the model is no segmenter."""
+    """The number of classes; an error if the model is not a segmenter."""
     model = classifier.model
     parameter = next(model.parameters())
     channels = getattr(getattr(model, "config", None), "num_channels", 3)

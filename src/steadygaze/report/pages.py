@@ -33,7 +33,6 @@ from steadygaze.runs.card import Card
 from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
-    MapSample,
     data_address,
     read_map_samples,
     read_setting_samples,
@@ -108,7 +107,7 @@ def draw(chart: Chart) -> Figure:
 
 
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """The settings of a run of either kind, line by line; settings that it does not have are left out."""
+    """List the settings of a run of either kind; those that it does not have are left out."""
     settings, about = run["settings"], run.get("about", {})
     count = (
         f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
@@ -152,7 +151,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def records_csv(records: Iterable[dict[str, Any]]) -> str:
-    """Records as comma-separated text, numbers with six digits."""
+    """Write records as comma-separated text, numbers with six digits."""
     listed = list(records)
     if not listed:
         return ""
@@ -165,61 +164,43 @@ def records_csv(records: Iterable[dict[str, Any]]) -> str:
 
 
 Titled = list[tuple[str, str]]  # words and data address
-NOT_STORED = (
-    "Images are left out: the run stored none (it was made in memory, by version 0.1, or is unfinished)."
-)
+NOT_STORED = "Images are left out: the run stored none (it was made in memory, or is unfinished)."
 
 
 def condition_images(run: Path) -> tuple[Titled, Titled, str]:
-    """One image under the conditions of the run's suites, sheets of several images, and what they are."""
+    """Read one image under the conditions of a run, sheets of several images, and a caption."""
     samples = read_setting_samples(run)
     if samples is None:
         return [], [], NOT_STORED
-    small = [(one.title, data_address(run, one.file)) for one in samples.conditions if not one.wide]
-    sheets = [(one.title, data_address(run, one.file)) for one in samples.conditions if one.wide]
+    small, sheets = (
+        [(image.title, data_address(run, image.file)) for image in samples.conditions if image.wide == wide]
+        for wide in (False, True)
+    )
     text = f"{samples.image} as the model sees it, and under conditions of the run{samples.note}."
     return small, sheets, text if small or sheets else ""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An image with its values; addresses: data addresses of the image and of one map for each method."""
-
-    name: str
-    title: str
-    values: list[float]
-    addresses: list[str]
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Best and worst images of the first method, beside the second; or the reason why there are none."""
-
-    methods: list[Line]
-    metric: str
-    best: list[Shown]
-    worst: list[Shown]
-    why_not: str = ""
-
-
-def gallery(folder: Path | None, run: dict[str, Any]) -> Gallery:
-    """The gallery of a run folder."""
+def _gallery(folder: Path | None, run: dict[str, Any]) -> dict[str, Any]:
+    """Collect the best and worst images of the leading method, or the reason why there are none."""
     samples = None if folder is None else read_map_samples(folder)
     if samples is None or folder is None:
-        return Gallery([], "", [], [], _missing(run))
-    best, worst = ([_shown(folder, sample) for sample in group] for group in (samples.best, samples.worst))
-    return Gallery(samples.methods, samples.metric, best, worst)
-
-
-def _missing(run: dict[str, Any]) -> str:
-    command = run.get("about", {}).get("command", "")
-    again = f" Repeat the command to store them: {command}" if command else ""
-    return f"Images are left out: the run stored none (it is unfinished, or of the first version).{again}"
-
-
-def _shown(folder: Path, sample: MapSample) -> Shown:
-    addresses = [data_address(folder, file) for file in sample.files]
-    return Shown(sample.name, sample.title, sample.values, addresses)
+        command = run.get("about", {}).get("command", "")
+        return {
+            "why_not": f"{NOT_STORED} Repeat the command to store them: {command}" if command else NOT_STORED
+        }
+    groups = {
+        name: [
+            {
+                "name": sample.name,
+                "title": sample.title,
+                "numbers": sample.values,
+                "addresses": [data_address(folder, file) for file in sample.files],
+            }
+            for sample in group
+        ]
+        for name, group in (("best", samples.best), ("worst", samples.worst))
+    }
+    return {"methods": samples.methods, "metric": samples.metric, **groups}
 
 
 def write_report(
@@ -231,9 +212,19 @@ def write_report(
     repeats: int = 2000,
     on_progress: OnProgress = ignore_progress,
 ) -> list[Path]:
-    """Write the report of these runs; returns the files: report.html, table.csv, table.md.
+    """Write the report of runs, as one HTML file that works offline, with table.csv and table.md beside it.
 
-    baseline: the method the others are compared with, as `method` or `method/score`; None: the best one
+    Args:
+        folders (Sequence[str | Path]): run folders of `verify`, or of `stress`; shards of a run together.
+        out (str | Path): HTML file; by default report.html in the first folder.
+        baseline (str): method that the others are compared with, as `method` or `method/score`; by default
+            the best one.
+        images (bool): whether example images are included.
+        repeats (int): number of bootstrap samples.
+        on_progress (Callable): called while rows are read.
+
+    Returns:
+        list[Path]: the files.
     """
     with damaged_files(*folders):
         rows = Rows.read(*folders)
@@ -284,7 +275,7 @@ def write_all(written: dict[Path, str]) -> list[Path]:
 
 
 def rendered(name: str, runs: Iterable[dict[str, Any]], rows: Rows | None = None, **given: Any) -> str:
-    """A page from a template of this folder, with its runs' settings and the rows that could not be used."""
+    """Render a template of this folder, with the settings of runs and the rows that could not be used."""
     return (
         _environment()
         .get_template(name)
@@ -314,13 +305,13 @@ def _environment() -> Environment:
 
 
 def _soft(name: str) -> Markup:
-    """A name that may be wrapped between its parts, and is copied as it is."""
+    """Let a name be wrapped between its parts, and copied unchanged."""
     pieces = re.split(r"(?<=[+:,=_/])", name)
     return Markup("<wbr>").join(pieces)
 
 
 def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> dict[str, Any]:
-    """Everything the template shows of one model on one data set."""
+    """Collect what the template shows about one model on one data set."""
     base = section.line(baseline) if baseline else section.lines[0]
     drawn = [line for line in section.lines if _start_of(line[0]) is None]
     ranks = {line: rank for rank, line in enumerate(drawn)}
@@ -343,19 +334,19 @@ def _part(section: Section, rows: Rows, baseline: str | None, images: bool) -> d
             for figure in (_scatter(section, ranks), _start(section), _agreement(section, run))
             if figure
         ],
-        "gallery": gallery(rows.folders[section.run] if rows.folders else None, run) if images else None,
+        "gallery": _gallery(rows.folders[section.run] if rows.folders else None, run) if images else None,
     }
 
 
 def _count(section: Section) -> str:
-    """How many methods, and how many rows if methods come with several scores."""
+    """Count the methods, and the rows if methods come with several scores."""
     count, lines = len({method for method, _ in section.lines}), len(section.lines)
     methods = plural(count, "attribution method")
     return f"{methods} ({lines} with their scores)" if lines > count else methods
 
 
 def _called(line: Line, section: Section) -> str:
-    """The method's name, with its score where it comes with several."""
+    """Name a method, with its score where it comes with several."""
     several = len({score for method, score in section.all_lines if method == line[0]}) > 1
     return f"{line[0]} · {line[1]}" if several else line[0]
 
@@ -434,7 +425,7 @@ def _scatter(section: Section, ranks: dict[Line, int]) -> Figure | None:
 
 
 def _start_of(name: str) -> tuple[str, int] | None:
-    """A method's name without the option `start`, and its value; None if it has none or is not installed."""
+    """Split a name into the method without the option `start`, and its value; None if it has none."""
     try:
         method = parse_method(name)
     except SteadygazeError:
@@ -445,7 +436,7 @@ def _start_of(name: str) -> tuple[str, int] | None:
 
 
 def _start(section: Section) -> Figure | None:
-    """The score over the layer where PLUS starts, one line for each method."""
+    """Draw the score over the layer where PLUS starts, one line for each method."""
     metric = section.shown[0]
     groups: dict[str, list[tuple[int, Cell]]] = {}
     for line in section.lines:
@@ -467,7 +458,7 @@ def _start(section: Section) -> Figure | None:
 
 
 def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
-    """Pairwise rank correlation of the maps of two methods, mean over the images; the best methods first."""
+    """Draw the rank correlation of the maps of each two methods, mean over images; best methods first."""
     columns = [(method, score) for method, score in run["settings"].get("columns", [])]
     lines = [line for line in section.lines if line in columns][: svg.CELLS]
     details = [section.detail("agreement", line) for line in lines]
@@ -485,7 +476,7 @@ def _agreement(section: Section, run: dict[str, Any]) -> Figure | None:
 
 
 def _explained(sections: Sequence[Section]) -> list[tuple[str, str, str]]:
-    """(metric, range and direction, meaning) of everything that is shown."""
+    """Explain the metrics that are shown: (name, range and direction, meaning)."""
     names = dict.fromkeys(name for section in sections for name in section.shown)
     shown = [q for q in map(quantity, names) if q.summary]
     return [(q.title, q.range_text, f"{q.label}: {q.summary}" if q.label else q.summary) for q in shown]

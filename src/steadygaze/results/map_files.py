@@ -298,7 +298,7 @@ def missing_message(name: MapName, missing: list[str], total: int, unknown: set[
     def shown(keys: list[str]) -> str:
         return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
 
-    strange = f" {len(unknown)} keys are no image of the data: {shown(sorted(unknown))}." if unknown else ""
+    strange = f" {len(unknown)} keys match no image: {shown(sorted(unknown))}." if unknown else ""
     return (
         f"maps: expected a map {name} for each image, got none for {len(missing)} of {total}: "
         f"{shown(missing)}.{strange} A key is the name of the image in rows: its path in the data folder, "

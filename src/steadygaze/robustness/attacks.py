@@ -28,6 +28,7 @@ from steadygaze.vit.outputs import logits_of
 from steadygaze.vit.view import ViT
 
 Images = Float[Tensor, "b c h w"]
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 OUTSIDE = 1e-3  # how far from [0, 1] a pixel may lie before mean and std must be wrong
 
 
@@ -40,7 +41,18 @@ def fgsm(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Images:
-    """One step of size epsilon against the labels; the attacked images, normalized like `images`.
+    """Attack with one step of size epsilon against the labels.
+
+    Args:
+        model (nn.Module | ViT): any classifier.
+        images (Tensor): (B, C, H, W), normalized.
+        labels (Tensor): (B,), class indices.
+        epsilon (float): size of the step, as a fraction of the pixel range.
+        mean (Sequence[float]): of the normalization, one number per channel.
+        std (Sequence[float]): of the normalization.
+
+    Returns:
+        Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
     >>> import steadygaze as sg
     >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
@@ -48,9 +60,8 @@ def fgsm(
     >>> fgsm(loaded.model, images, torch.tensor([3]), epsilon=2 / 255, **norm).shape
     torch.Size([1, 3, 32, 32])
     """
-    return _attack(
-        model, images, labels, mean, std, budget("epsilon", epsilon), budget("epsilon", epsilon), 1, None
-    )
+    epsilon = budget("epsilon", epsilon)
+    return _attack(model, images, labels, mean, std, epsilon, epsilon, 1, None)
 
 
 def pgd(
@@ -65,11 +76,23 @@ def pgd(
     step: float | None = None,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> Images:
-    """Projected gradient descent within epsilon of the images; the attacked images, normalized like `images`.
+    """Attack by projected gradient descent within epsilon of the images.
 
-    step: α, by default 2.5·epsilon / steps. generator: draws the random start, one for the batch, or one for
-    each image, so that an image's start does not depend on its neighbors; without one the start is the image
-    itself.
+    Args:
+        model (nn.Module | ViT): any classifier.
+        images (Tensor): (B, C, H, W), normalized.
+        labels (Tensor): (B,), class indices.
+        epsilon (float): largest change of a pixel, as a fraction of the pixel range.
+        mean (Sequence[float]): of the normalization, one number per channel.
+        std (Sequence[float]): of the normalization.
+        steps (int): number of steps.
+        step (float): α, by default 2.5·epsilon / steps.
+        generator (torch.Generator | Sequence[torch.Generator]): draws the random start: one for the batch, or
+            one for each image, so that an image's start does not depend on its neighbors. Without one, the
+            start is the image itself.
+
+    Returns:
+        Tensor: (B, C, H, W), the attacked images, normalized like `images`.
 
     >>> import steadygaze as sg
     >>> loaded, images = sg.load_model("embedded"), torch.zeros(1, 3, 32, 32)
@@ -85,35 +108,27 @@ def pgd(
 
 
 def budget(name: str, value: float) -> float:
-    """A perturbation size as a fraction of the pixel range, from 0 to below 1."""
+    """Check a perturbation size: a fraction of the pixel range, from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InputError(
-            f"{name}: expected a number from 0 to 1, a share of the full scale such as 8/255, got {value!r}"
-        )
+        raise InputError(f"{name}: expected a number from 0 to 1, such as 8/255, got {value!r}")
     if value >= 1:
-        raise InputError(
-            f"{name}: expected a share of the full scale, below 1, got {value:g}, which looks like "
-            f"gray levels of 0..255: pass {value:g}/255"
-        )
+        raise InputError(f"{name}: expected a number below 1, got {value:g}: pass {value:g}/255")
     return float(value)
 
 
 def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tuple[Images, Tensor, Tensor]:
-    """The images in [0, 1], and mean and std as tensors (1, c, 1, 1); an error if mean and std are not
-    theirs."""
-    if (
-        not isinstance(images, Tensor)
-        or images.dim() != 4
-        or not images.is_floating_point()
-        or not images.numel()
-    ):
-        got = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"expected normalized floating-point images (B, C, H, W), at least one, got {got}")
-    if len(mean) != images.shape[1] or len(std) != images.shape[1] or min(std, default=0) <= 0:
-        channels = images.shape[1]
+    """Return the images in [0, 1], and mean and std as tensors (1, c, 1, 1).
+
+    Raises:
+        InputError: if mean and std are not those of the images.
+    """
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.numel():
         raise InputError(
-            f"mean, std: expected {channels} numbers each, std above 0, got {list(mean)} and {list(std)}"
+            f"expected normalized images (B, C, H, W), at least one, got {getattr(images, 'shape', images)}"
         )
+    channels = images.shape[1]
+    if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        raise InputError(f"mean, std: expected {channels} numbers each, std above 0, got {mean} and {std}")
     m, s = (
         torch.tensor(list(v), dtype=images.dtype, device=images.device).view(1, -1, 1, 1) for v in (mean, std)
     )
@@ -121,28 +136,17 @@ def pixels_of(images: Images, mean: Sequence[float], std: Sequence[float]) -> tu
     low, high = float(x.min()), float(x.max())
     if not (low >= -OUTSIDE and high <= 1 + OUTSIDE):
         raise InputError(
-            f"with mean {list(mean)} and std {list(std)} the pixels would lie in [{low:.2f}, {high:.2f}], "
-            "expected [0, 1]: give the normalized images, and the mean and std that they were normalized with"
+            f"expected pixels in [0, 1], got [{low:.2f}, {high:.2f}] with mean {list(mean)} and std "
+            f"{list(std)}: give normalized images, and the mean and std that they were normalized with"
         )
     return x.clamp(0, 1), m, s
 
 
 def checked_labels(labels: Any, batch: int, device: torch.device) -> Tensor:
-    """One class index for each image."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.shape != (batch,)
-        or labels.is_floating_point()
-        or labels.dtype == torch.bool
-    ):
-        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise InputError(f"labels: expected {batch} class indices, an integer tensor ({batch},), got {got}")
+    """Check that there is one class index for each image."""
+    if not isinstance(labels, Tensor) or labels.shape != (batch,) or labels.dtype not in INTEGERS:
+        raise InputError(f"labels: expected {batch} class indices, integers ({batch},), got {labels}")
     return labels.to(device=device, dtype=torch.long)
-
-
-def module_of(model: nn.Module | ViT) -> nn.Module:
-    """The module itself, also of a view."""
-    return model.model if isinstance(model, ViT) else model
 
 
 def _attack(
@@ -158,7 +162,7 @@ def _attack(
 ) -> Images:
     clean, m, s = pixels_of(images, mean, std)
     labels = checked_labels(labels, len(clean), clean.device)
-    with torch.inference_mode(False), evaluation_mode(module_of(model)):
+    with torch.inference_mode(False), evaluation_mode(model.model if isinstance(model, ViT) else model):
         x = clean.clone()
         if generator is not None:
             x = (x + epsilon * (2 * _noise(x, generator) - 1)).clamp(0, 1)
@@ -169,7 +173,7 @@ def _attack(
 
 
 def _noise(x: Images, generator: torch.Generator | Sequence[torch.Generator]) -> Images:
-    """U(0, 1) of the shape of x."""
+    """Draw U(0, 1) of the shape of x."""
     if isinstance(generator, torch.Generator):
         return torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     if len(generator) != len(x):

@@ -130,7 +130,9 @@ def attention_stability(
     >>> attention_stability(model, images, images + 0.1 * torch.randn_like(images)).shape
     torch.Size([2, 6, 4])
     """
-    _same_shape(clean, corrupted)
+    if clean.shape != corrupted.shape:
+        shapes = f"{tuple(clean.shape)} and {tuple(corrupted.shape)}"
+        raise InputError(f"expected clean and corrupted images of one shape, got {shapes}")
     layers: list[Tensor] = []
     walk(adapt(model), [clean, corrupted], lambda layer, a, b: layers.append(stability(a, b)))
     return _layers(layers)
@@ -151,7 +153,7 @@ def entropy(a: Map) -> Float[Tensor, "b heads"]:
 
 def overfocus(a: Map, top: int = TOP) -> Float[Tensor, "b heads"]:
     """Share of all attention that the `top` most attended tokens get."""
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= a.shape[-1]:
+    if not 1 <= top <= a.shape[-1]:
         raise InputError(f"top: expected a number of tokens from 1 to {a.shape[-1]}, got {top!r}")
     return _wide(a).mean(-2).topk(top, dim=-1).values.sum(-1)
 
@@ -227,17 +229,6 @@ def _layers(values: list[Tensor]) -> Tensor:
     return torch.stack([nn.functional.pad(v, (0, most - v.shape[1]), value=float("nan")) for v in values], 1)
 
 
-def _same_shape(clean: Any, corrupted: Any) -> None:
-    if not isinstance(clean, Tensor) or not isinstance(corrupted, Tensor) or clean.shape != corrupted.shape:
-        raise InputError(
-            f"expected clean and corrupted images of one shape, got {_shape(clean)} and {_shape(corrupted)}"
-        )
-
-
-def _shape(images: Any) -> str:
-    return str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
-
-
 # -- images --------------------------------------------------------------------------------------
 
 
@@ -268,12 +259,9 @@ def attention_figure(
     if not -depth <= layer < depth:
         raise InputError(f"layer: expected 0..{depth - 1}, or from the end -1..-{depth}, got {layer}")
     batches = [clean] if corrupted is None else [clean, corrupted]
-    single = all(isinstance(b, Tensor) and b.dim() == 4 and len(b) == 1 for b in batches)
-    if not single or len(images) not in (0, len(batches)):
-        raise InputError(
-            f"expected one image (1, 3, H, W) in each row, and none or {len(batches)} in `images`, "
-            f"got {[_shape(b) for b in batches]}"
-        )
+    if any(len(batch) != 1 for batch in batches) or len(images) not in (0, len(batches)):
+        shapes = [tuple(batch.shape) for batch in batches]
+        raise InputError(f"expected one image (1, 3, H, W), and `images` for each or none, got {shapes}")
     kept: list[Tensor] = []
 
     def see(now: int, *maps: Map) -> None:

@@ -23,8 +23,16 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """ece and confidence in 0..1; the bins of a reliability diagram: number of images, mean confidence,
-    accuracy (NaN: empty)."""
+    """Calibration of a model.
+
+    Args:
+        ece (float): expected calibration error in 0..1; lower is better.
+        confidence (float): mean confidence in 0..1.
+        accuracy (float): fraction of correct predictions.
+        count (Tensor): number of images in each bin of the reliability diagram.
+        bin_confidence (Tensor): mean confidence of each bin; NaN where it is empty.
+        bin_accuracy (Tensor): accuracy of each bin; NaN where it is empty.
+    """
 
     ece: float
     confidence: float
@@ -35,47 +43,48 @@ class Calibration:
 
 
 def confidences(logits: Float[Tensor, "b classes"]) -> Float[Tensor, " b"]:
-    """Probability of the predicted class, (B,)."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or not logits.is_floating_point():
-        got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise InputError(f"expected logits (B, classes), floating point, got {got}")
+    """Return the probability of the predicted class, (B,), in float64."""
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise InputError(f"expected logits (B, classes), got {logits.dtype} {tuple(logits.shape)}")
     return logits.softmax(-1, dtype=torch.float64).amax(1)
 
 
 def reliability(logits: Float[Tensor, "b classes"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """ECE and mean confidence; `right` (B,) are the labels, or booleans if more than one label may be
-    correct.
+    """Measure the calibration of logits: ECE, mean confidence and the bins of a reliability diagram.
+
+    Args:
+        logits (Tensor): (B, classes).
+        right (Tensor): (B,), the labels, or booleans if more than one label may be correct.
+        bins (int): number of bins of equal width.
+
+    Returns:
+        Calibration: lower ECE is better.
 
     >>> logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])  # the second prediction is wrong
     >>> round(reliability(logits, torch.tensor([0, 0])).ece, 3)
     0.482
     """
     sure = confidences(logits)
-    if not isinstance(right, Tensor) or right.shape != sure.shape or not len(sure):
-        got = getattr(right, "shape", type(right).__name__)
-        raise InputError(f"right: expected {len(sure)} labels or booleans, at least one, got {got}")
+    if right.shape != sure.shape:
+        raise InputError(f"right: expected {len(sure)} labels or booleans, got {tuple(right.shape)}")
     ok = right if right.dtype == torch.bool else logits.argmax(1) == right
     return reliability_of(sure, ok, bins=bins)
 
 
 def reliability_of(sure: Float[Tensor, " b"], right: Tensor, *, bins: int = BINS) -> Calibration:
-    """The same from confidences in 0..1 and whether each prediction was correct, as a run stores them.
+    """Measure the calibration of confidences in 0..1, from whether each prediction was correct.
 
     >>> round(reliability_of(torch.tensor([0.9, 0.9]), torch.tensor([True, False])).ece, 3)
     0.4
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise InputError(f"bins: expected a whole number of 1 or more, got {bins!r}")
+    if bins < 1:
+        raise InputError(f"bins: expected 1 or more, got {bins!r}")
     if sure.dim() != 1 or sure.shape != right.shape or not len(sure):
-        raise InputError(
-            "expected one confidence and one label for each image, "
-            f"got {tuple(sure.shape)} and {tuple(right.shape)}"
-        )
+        shapes = f"{tuple(sure.shape)} and {tuple(right.shape)}"
+        raise InputError(f"expected one confidence and one label for each image, at least one, got {shapes}")
     sure, ok = sure.double(), right.double()
-    if not bool(((sure >= 0) & (sure <= 1)).all()):
-        raise InputError(
-            f"expected confidences in 0..1, got {float(sure.min()):.3g}..{float(sure.max()):.3g}"
-        )
+    if not ((sure >= 0) & (sure <= 1)).all():
+        raise InputError(f"expected confidences in 0..1, got {sure.min():.3g}..{sure.max():.3g}")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=sure.device)
     bin_index = (torch.bucketize(sure, edges) - 1).clamp(0, bins - 1)
     count = torch.bincount(bin_index, minlength=bins)

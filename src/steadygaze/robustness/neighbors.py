@@ -9,7 +9,6 @@ Formulas: docs/equations.md#knn.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -93,26 +92,23 @@ def knn_accuracy(
     >>> knn_accuracy(train, labels, test, correct, ks=(1,), metrics=("cosine",))
     {('cosine', 1): 1.0}
     """
-    if not ks:
-        raise InputError("ks: expected at least one number of neighbors, such as 1 and 10")
-    _labels("test", test, test_labels)
+    _check_labels("test", test, test_labels)
     out = {}
     for metric in metrics:
         nearest = _nearest(train, train_labels, test, max(ks), metric)
         for k in ks:
-            _checked_k(k, len(train))
             right = _votes(nearest[:, :k], train_labels, k) == test_labels.to(train_labels.device)
             out[metric, k] = float(right.double().mean())
     return out
 
 
-def _nearest(train: Tensor, labels: Any, test: Tensor, k: int, metric: str) -> Int[Tensor, "q k"]:
-    """Indices of the k nearest training images, nearest first; between equal distances the earlier
-    image."""
+def _nearest(train: Tensor, labels: Tensor, test: Tensor, k: int, metric: str) -> Int[Tensor, "q k"]:
+    """Find the k nearest training images, nearest first; of equal distances, the earlier image."""
     if metric not in METRICS:
         raise UnknownNameError("metric", str(metric), METRICS)
-    _labels("train", train, labels)
-    _checked_k(k, len(train))
+    _check_labels("train", train, labels)
+    if not 1 <= k <= len(train):
+        raise InputError(f"k: expected a number from 1 to {len(train)} training images, got {k!r}")
     if test.dim() != 2 or not len(test) or test.shape[1] != train.shape[1]:
         raise InputError(
             f"test: expected features (Q, {train.shape[1]}) like the training ones, got {tuple(test.shape)}"
@@ -144,17 +140,8 @@ def _votes(nearest: Int[Tensor, "q k"], labels: Int[Tensor, " m"], k: int) -> In
     return classes[votes.argmax(1)]
 
 
-def _checked_k(k: int, count: int) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= count:
-        raise InputError(
-            f"k: expected a whole number from 1 to {count}, the number of training images, got {k!r}"
-        )
-
-
-def _labels(name: str, x: Any, labels: Any) -> None:
-    if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point() or not len(x):
-        got = getattr(x, "shape", type(x).__name__)
-        raise InputError(f"{name}: expected features (images, width), floating point, got {got}")
-    if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
-        got = getattr(labels, "shape", type(labels).__name__)
-        raise InputError(f"{name} labels: expected {len(x)} class indices, got {got}")
+def _check_labels(name: str, features: Tensor, labels: Tensor) -> None:
+    if features.dim() != 2 or not len(features):
+        raise InputError(f"{name}: expected features (images, width), got {tuple(features.shape)}")
+    if labels.shape != (len(features),) or labels.is_floating_point():
+        raise InputError(f"{name} labels: expected {len(features)} class indices, got {tuple(labels.shape)}")

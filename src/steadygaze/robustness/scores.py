@@ -62,24 +62,18 @@ def _checked(errors: Errors, wanted: Sequence[str]) -> dict[str, np.ndarray]:
             raise UnknownNameError("corruption", str(name), CORRUPTIONS)
     missing = [name for name in wanted if name not in errors]
     if missing:
-        raise InputError(
-            f"expected errors for {len(wanted)} corruptions, got {len(errors)}; missing: {', '.join(missing)}"
-        )
-    out = {}
-    for name in wanted:
-        values = np.asarray(errors[name], dtype=np.float64)
+        raise InputError(f"expected errors for {len(wanted)} corruptions; missing: {', '.join(missing)}")
+    checked = {name: np.asarray(errors[name], dtype=np.float64) for name in wanted}
+    for name, values in checked.items():
         if values.shape != (5,):
             raise InputError(f"expected 5 errors of {name}, one for each severity, got shape {values.shape}")
         if not ((values >= 0) & (values <= 1)).all():
-            raise InputError(
-                f"expected errors of {name} in 0..1, got {values.tolist()}; divide percentages by 100"
-            )
-        out[name] = values
-    return out
+            raise InputError(f"expected errors of {name} in 0..1, got {values}; divide percentages by 100")
+    return checked
 
 
 def _names(baseline: Errors | None) -> tuple[str, ...]:
-    """Which corruptions an mCE is taken over: the 15 common, or all that a baseline of one's own has."""
+    """Return the corruptions of an mCE: the 15 common ones, or all that a custom baseline has."""
     return COMMON if baseline is None else tuple(name for name in CORRUPTIONS if name in baseline)
 
 
@@ -107,9 +101,7 @@ def relative_mean_corruption_error(
     65.1
     """
     if (baseline is None) != (baseline_clean is None):
-        raise InputError(
-            "expected baseline and baseline_clean together; a baseline's errors need its clean error too"
-        )
+        raise InputError("expected baseline and baseline_clean together, got one of them")
     if not 0 <= clean <= 1:
         raise InputError(f"expected a clean error in 0..1, got {clean}; divide percentages by 100")
     names = _names(baseline)
@@ -184,10 +176,8 @@ def flip_probability(predictions: np.ndarray, name: str, *, difficulty: int = 1)
     """
     predictions = np.asarray(predictions)
     if predictions.ndim != 2 or not np.issubdtype(predictions.dtype, np.integer) or not len(predictions):
-        raise InputError(
-            "expected predicted classes, integers (sequences, frames), "
-            f"got {predictions.dtype} {predictions.shape}"
-        )
+        got = f"{predictions.dtype} {predictions.shape}"
+        raise InputError(f"expected predicted classes, integers (sequences, frames), got {got}")
     before, later = _pairs(predictions.shape[1], name, difficulty)
     return float((predictions[:, before] != predictions[:, later]).mean())
 
@@ -219,10 +209,7 @@ def _mean_ratio(values: Mapping[str, float], baseline: Mapping[str, float]) -> f
             raise UnknownNameError("perturbation", str(name), PERTURBATIONS)
     missing = [name for name in PERTURBATIONS if name not in values or name not in baseline]
     if missing:
-        raise InputError(
-            f"expected values and a baseline for {len(PERTURBATIONS)} perturbations; "
-            f"missing: {', '.join(missing)}"
-        )
+        raise InputError(f"expected all {len(PERTURBATIONS)} perturbations; missing: {', '.join(missing)}")
     return 100 * float(np.mean([values[name] / baseline[name] for name in PERTURBATIONS]))
 
 
@@ -234,9 +221,7 @@ def mean_flip_rate(flips: Mapping[str, float], *, baseline: Mapping[str, float] 
     """
     for name, value in flips.items():
         if not 0 <= value <= 1:
-            raise InputError(
-                f"expected a flip probability of {name} in 0..1, got {value}; divide percentages by 100"
-            )
+            raise InputError(f"expected flips of {name} in 0..1, got {value}; divide percentages by 100")
     return _mean_ratio(flips, baseline)
 
 

@@ -22,31 +22,24 @@ def any_correct(
     k: int,
     classes: Sequence[int] | None = None,
 ) -> Bool[Tensor, " b"]:
-    """Whether any correct class is among the k highest logits, of all classes or of `classes`; ties: lower
-    index first.
+    """Return whether any correct class is among the k highest logits; of equal logits, the lower index first.
+
+    Args:
+        logits (Tensor): (B, classes).
+        right (Sequence[Sequence[int]]): the correct classes of each image, at least one.
+        k (int): number of highest logits.
+        classes (Sequence[int]): the classes that are compared; by default all.
 
     >>> any_correct(torch.tensor([[0.1, 0.7, 0.2]]), [[0, 2]], k=2)
     tensor([True])
     """
-    if logits.dim() != 2 or len(right) != len(logits):
-        shape = tuple(logits.shape)
-        raise InputError(
-            f"expected logits (B, classes) and correct classes for each, got {shape} and {len(right)}"
-        )
     columns = logits.shape[1] if classes is None else len(classes)
     highest = max((c for row in (*right, classes or ()) for c in row), default=-1)
-    if highest >= logits.shape[1] or any(not row for row in right):
-        raise InputError(
-            f"expected correct classes in 0..{logits.shape[1] - 1}, at least one per image; "
-            f"the highest is {highest}"
-        )
+    if highest >= logits.shape[1] or len(right) != len(logits) or not all(right):
+        raise InputError(f"expected classes in 0..{logits.shape[1] - 1}, at least one each, got {highest}")
     if not 1 <= k <= columns:
         raise InputError(f"k: expected 1..{columns}, got {k}")
-    chosen = (
-        torch.arange(columns, device=logits.device)
-        if classes is None
-        else torch.tensor(list(classes), device=logits.device)
-    )
+    chosen = torch.tensor(list(range(columns) if classes is None else classes), device=logits.device)
     best = chosen[logits[:, chosen].argsort(dim=1, descending=True, stable=True)[:, :k]]
     most = max(len(row) for row in right)
     padded = torch.tensor([[*row, *[-1] * (most - len(row))] for row in right], device=logits.device)
@@ -56,11 +49,10 @@ def any_correct(
 def shift_scores(
     logits: Float[Tensor, "b classes"], items: Sequence[Shifted], shift: Shift
 ) -> dict[str, Bool[Tensor, " b"]]:
-    """Whether each image is classified correctly, by the name of the protocol: "top1 of 1000", "top5 of
-    200", ...
+    """Return whether each image is classified correctly, by protocol: "top1 of 1000", "top5 of 200", ...
 
     >>> from pathlib import Path
-    >>> shift = Shift("mine", [Shifted(Path("a.jpg"), 2, "a.jpg", right=(2, 3))])
+    >>> shift = Shift("mine", [Shifted("a.jpg", Path("a.jpg"), label=2, right=(2, 3))])
     >>> shift_scores(torch.eye(1000)[[3]], shift.items, shift)
     {'top1 of 1000': tensor([True]), 'top5 of 1000': tensor([True])}
     """

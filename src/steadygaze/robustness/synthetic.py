@@ -78,10 +78,7 @@ def place(
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise InputError(f"x, y: expected the center of the object in 0..1, got {x}, {y}")
     if not 0 < area <= 4:
-        raise InputError(
-            "area: expected the share of the image that the object's box covers, above 0, such as 0.2, "
-            f"got {area}"
-        )
+        raise InputError(f"area: expected the share of the image that the object's box covers, got {area}")
     height, width = background.shape[:2]
     scale = (area * height * width / (cut.shape[0] * cut.shape[1])) ** 0.5
     size = (max(1, round(cut.shape[1] * scale)), max(1, round(cut.shape[0] * scale)))
@@ -190,17 +187,9 @@ def _blend(image: Pixels, alpha: UInt8[np.ndarray, "h w"], behind: Pixels) -> Pi
 
 
 def _checked(image: Any) -> Pixels:
-    if (
-        not isinstance(image, np.ndarray)
-        or image.dtype != np.uint8
-        or image.ndim != 3
-        or image.shape[2] != 3
-        or not image.size
-    ):
-        got = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
         raise InputError(
-            f"expected a uint8 array (H, W, 3), got {got}; "
-            "np.asarray(image.convert('RGB')) converts any PIL image"
+            f"expected a uint8 array (H, W, 3), such as np.asarray(image.convert('RGB')), got {type(image)}"
         )
     return image
 
@@ -210,18 +199,14 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
     other."""
     image, mask = _checked(image), np.asarray(mask)
     if mask.shape != image.shape[:2]:
-        raise InputError(
-            f"mask: expected one value for each pixel, {image.shape[:2]}, got shape {mask.shape}"
-        )
+        raise InputError(f"mask: expected one value for each pixel, {image.shape[:2]}, got {mask.shape}")
     values = set(np.unique(mask).tolist())
     if values <= {0, 1}:
         alpha = np.where(mask, 255, 0)
     elif values <= {0, 128, 255}:
         alpha = mask
     else:
-        raise InputError(
-            f"mask: expected 255 (object), 128 (border) and 0, or 1 and 0, got {sorted(values)[:8]}"
-        )
+        raise InputError(f"mask: expected 255, 128 and 0, or 1 and 0, got {sorted(values)[:8]}")
     if not (alpha == 255).any():
         raise InputError("mask: no pixel is marked as object; leave such an image out")
     border = alpha == 128
@@ -229,9 +214,8 @@ def _alpha(image: Any, mask: Any) -> UInt8[np.ndarray, "h w"]:
         return alpha.astype(np.uint8)
     inner, outer = _steps(alpha == 255, border), _steps(alpha == 0, border)
     with np.errstate(invalid="ignore"):
-        fading = np.where(
-            np.isinf(outer), 1.0, outer / (inner + outer)
-        )  # where no background is near, all is object
+        # where no background is near, all is object
+        fading = np.where(np.isinf(outer), 1.0, outer / (inner + outer))
     return np.where(border, (255 * fading).round(), alpha).astype(np.uint8)
 
 

@@ -5,7 +5,7 @@ Input x gradient taken apart: what no patch gets, and how much comes from conten
     Σ_j ⟨x_j, g_j⟩ over all tokens and biases = Σ map + u            u: prefix tokens, biases behind them
     ⟨x⁰_j, g_j⟩ = ⟨c_j, g_j⟩ + ⟨e_j, g_j⟩,   x⁰_j = c_j + e_j         c: embedded patch, e: position embedding
 
-The score T is no step of the network: its own offset T − ⟨y, ∂T/∂y⟩ is part of u, and zero for a logit.
+The score T is not a step of the network: its own offset T − ⟨y, ∂T/∂y⟩ is part of u, and zero for a logit.
 
 Formulas: docs/equations.md#completeness, docs/equations.md#content-position.
 """

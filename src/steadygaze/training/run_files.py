@@ -103,7 +103,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def load_state(path: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for files that are no checkpoints
+    except Exception as error:  # torch raises many kinds for files that are not checkpoints
         reason = _first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to run the file's code
             reason = "not a file of torch.save, or it holds more than tensors and numbers"

@@ -33,7 +33,7 @@ def refusal(model: nn.Module) -> str:
     name = f"{type(model).__module__}.{type(model).__name__}"
     kind = next((kind for kind in KINDS if kind.matches(model)), None)
     if kind is None:
-        return f"{name} is no vision transformer that steadygaze knows. {GENERAL}"
+        return f"{name} is not a vision transformer that steadygaze supports. {GENERAL}"
     return f"{name} is {kind.name}, not a vision transformer that steadygaze knows. {kind.advice}"
 
 

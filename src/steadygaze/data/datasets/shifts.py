@@ -1,7 +1,4 @@
-"""A shifted data set, and how folders of images by class, JSON files and tables are read for it.
-
-Distribution shifts: other images of the same 1,000 classes, read in their published layouts and scored by
-their protocols.
+"""Distribution shifts: other images of ImageNet's classes, read in their published layouts.
 
 | name | layout | right | group |
 | --- | --- | --- | --- |
@@ -13,19 +10,13 @@ their protocols.
 | objectnet | `images/<folder>/*.png`, `mappings/*.json`; a red border | any of several | |
 | si-score | `<class>/<id>.jpg`, maybe metadata.csv and foreground_classes.csv | one | what is varied |
 | imagenet-c | `[<kind>/]<corruption>/<1..5>/<synset>/*.JPEG`, 224 x 224 | one | corruption:severity |
-| imagenet-p | `<kind>/<synset>/*.mp4`, see `clips` | flips, not answers | kind |
+| imagenet-p | `<kind>/<synset>/*.mp4`, about 30 frames | flips, not answers | kind |
 
 A prediction is correct in the top k if any correct class is among the k highest logits: of all 1,000
 ("top1 of 1000"), and, where the official protocol restricts the classes, of those alone ("top1 of 200").
 Higher is better. Nothing is skipped silently: missing files are an error (`partial=True`: a note), and what a
-protocol leaves out is counted in `left_out`.
-
-ImageNet-P in its published layout: `<kind>/<synset>/*.mp4`, one clip of about 30 frames of 224 x 224 for
-each image.
-
-The archives contain more than the ten kinds of mFR: harder noise (`gaussian_noise_2`), and kinds for
-validation (`spatter`, ...). Those are left out and counted. Videos are decoded by PyAV or OpenCV, whichever
-is installed.
+protocol leaves out is counted in `left_out`, such as the kinds of ImageNet-P's archives that are not part of
+mFR. Videos are decoded by PyAV or OpenCV, whichever is installed.
 """
 
 from __future__ import annotations
@@ -75,9 +66,17 @@ class Shifted(Item):
 
 @dataclass(frozen=True)
 class Shift:
-    """A data set. classes: the official restriction, None for all 1,000. border: pixels to cut off each side.
-    ready: the images already have the model's size and are not resized. left_out: {reason: names}. notes:
-    what is missing."""
+    """A data set of shifted images.
+
+    Args:
+        name (str): of the data set.
+        items (list[Shifted]): the images.
+        classes (tuple[int, ...]): the official restriction of the classes; None for all 1,000.
+        border (int): pixels to cut off each side.
+        ready (bool): whether the images already have the model's size and are not resized.
+        left_out (dict): reason -> names of what the protocol leaves out.
+        notes (tuple[str, ...]): what is missing.
+    """
 
     name: str
     items: list[Shifted]
@@ -88,7 +87,7 @@ class Shift:
     notes: tuple[str, ...] = ()
 
     def read(self, item: Item) -> Image.Image:
-        """The image as RGB, without its border if it has one."""
+        """Read the image as RGB, without its border if it has one."""
         image = read_image(item.path)
         if not self.border:
             return image
@@ -104,14 +103,14 @@ def read_synset_folders(
     partial: bool,
     group: Callable[[Path], str] | str = "",
 ) -> Shift:
-    """The images of ROOT/<synset>/, each labeled with the class of its synset."""
+    """Read the images of ROOT/<synset>/, each labeled with the class of its synset."""
     root = require_folder(root, what, f"a folder with {len(synsets)} synset folders such as {synsets[0]}/")
-    place = {s: i for i, s in enumerate(imagenet_synsets())}
-    made = read_class_folders(
-        what, root, {s: (place[s],) for s in synsets}, expected, partial=partial, group=group
+    index = {s: i for i, s in enumerate(imagenet_synsets())}
+    labeled = read_class_folders(
+        what, root, {s: (index[s],) for s in synsets}, expected, partial=partial, group=group
     )
-    classes = tuple(sorted(place[s] for s in synsets)) if len(synsets) < 1000 else None
-    return Shift(what, made.items, classes, notes=made.notes)
+    classes = tuple(sorted(index[s] for s in synsets)) if len(synsets) < 1000 else None
+    return Shift(what, labeled.items, classes, notes=labeled.notes)
 
 
 def read_class_folders(
@@ -125,21 +124,20 @@ def read_class_folders(
     others: bool = False,
     above: Path | None = None,
 ) -> Shift:
-    """The images of ROOT/<folder>/, labeled with the classes of their folder, in an order that visits the
-    classes evenly."""
+    """Read the images of ROOT/<folder>/, labeled by their folder, in an order that visits classes evenly."""
     present = [name for name in subfolders(root) if name in right or not others]
     notes = [check_complete(what, root, "class folder", right, present, partial=partial)]
     groups = []
     for name in present:
-        found = image_files(root / name)
-        if not found and not partial:
+        files = image_files(root / name)
+        if not files and not partial:
             raise InputError(
                 f"{what}: {root / name} contains no image. Incomplete download? partial=True reads what is "
                 "there"
             )
-        notes.append("" if found else f"{name} is empty")
+        notes.append("" if files else f"{name} is empty")
         base = root if above is None else above
-        paths = ((p, p.relative_to(base).as_posix()) for p in found)
+        paths = ((p, p.relative_to(base).as_posix()) for p in files)
         groups.append(
             [
                 Shifted(rel, p, right[name][0], None, right[name], group(p) if callable(group) else group)
@@ -155,7 +153,7 @@ def read_class_folders(
 
 
 def read_json(what: str, file: Path, kind: type) -> Any:
-    """The content of a JSON file, which must be a non-empty `kind`."""
+    """Read a JSON file, which must be a non-empty `kind`."""
     if not file.is_file():
         raise InputError(f"{what}: {file} is missing; it comes with the data set")
     try:
@@ -170,7 +168,7 @@ def read_json(what: str, file: Path, kind: type) -> Any:
 
 
 def read_table(what: str, file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that must have these columns."""
+    """Read the rows of a CSV file that must have these columns."""
     with file.open(newline="", encoding="utf-8-sig") as opened:
         reader = csv.DictReader(opened)
         missing = [c for c in columns if c not in (reader.fieldnames or ())]
@@ -191,12 +189,25 @@ SI_SCORE = {  # its names that are not ImageNet's own
     "light switch": "switch",
     "maracas": "maraca",
 }
+EXTRA = re.compile(r"spatter|shear|gaussian_blur|speckle_noise|(gaussian|shot|speckle)_noise_[23]")
+FILMS = (".mp4", ".avi")
 BORDER = 2  # pixels around every image of ObjectNet
 
 
 def read_shift(name: str, root: str | Path, *, partial: bool = False, **options: Any) -> Shift:
-    """The data set of that name; options: `real` (real.json), `border` and `labels` (ObjectNet).
+    """Read a data set of shifted images.
 
+    Args:
+        name (str): a name of the table above, such as "imagenet-a".
+        root (str | Path): folder of the data set.
+        partial (bool): read an incomplete folder, with a note.
+        **options: `real` (file of imagenet-real), `border` and `labels` (objectnet), `corruptions` and
+            `severities` (imagenet-c).
+
+    Returns:
+        Shift: the images with their correct classes.
+
+    Example:
     >>> from tempfile import TemporaryDirectory
     >>> from PIL import Image
     >>> with TemporaryDirectory() as folder:  # a part of the data: one image
@@ -212,12 +223,12 @@ def read_shift(name: str, root: str | Path, *, partial: bool = False, **options:
 
 
 def imagenet_a(root: str | Path, *, partial: bool = False) -> Shift:
-    """ImageNet-A: natural adversarial examples, 200 classes."""
+    """Read ImageNet-A: natural adversarial examples, 200 classes."""
     return read_synset_folders("imagenet-a", root, imagenet_synsets("a"), 7_500, partial=partial)
 
 
 def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
-    """ImageNet-R: renditions, 200 classes; groups are the styles."""
+    """Read ImageNet-R: renditions, 200 classes; groups are the styles."""
     return read_synset_folders(
         "imagenet-r",
         root,
@@ -229,27 +240,21 @@ def imagenet_r(root: str | Path, *, partial: bool = False) -> Shift:
 
 
 def imagenet_sketch(root: str | Path, *, partial: bool = False) -> Shift:
-    """ImageNet-Sketch: 1,000 classes in black and white."""
-    root = Path(root)
-    inner = root / "sketch"
-    return read_synset_folders(
-        "imagenet-sketch", inner if inner.is_dir() else root, imagenet_synsets(), 50_889, partial=partial
-    )
+    """Read ImageNet-Sketch: 1,000 classes in black and white."""
+    inner = Path(root) / "sketch"
+    folder = inner if inner.is_dir() else root
+    return read_synset_folders("imagenet-sketch", folder, imagenet_synsets(), 50_889, partial=partial)
 
 
 def imagenet_v2(root: str | Path, *, partial: bool = False) -> Shift:
-    """ImageNet-V2, one of its three samplings; folders are the class indices."""
+    """Read ImageNet-V2, one of its three samplings; folders are the class indices."""
     what = "imagenet-v2"
     root = require_folder(root, what, "a folder with the class indices 0/ .. 999/ as folders")
-    names = [str(i) for i in range(1000)]
-    return read_class_folders(
-        what, root, dict(zip(names, ((i,) for i in range(1000)), strict=True)), 10_000, partial=partial
-    )
+    return read_class_folders(what, root, {str(i): (i,) for i in range(1000)}, 10_000, partial=partial)
 
 
 def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: bool = False) -> Shift:
-    """The validation images of ImageNet with the reassessed labels. Images without a label are left out and
-    counted.
+    """Read the validation images of ImageNet with the reassessed labels; images without one are left out.
 
     real: the published real.json; by default the one in `root`.
     """
@@ -283,7 +288,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
 
 
 def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", partial: bool = False) -> Shift:
-    """ObjectNet's classes that ImageNet has too; the others are left out, and named.
+    """Read ObjectNet's classes that ImageNet has too; the others are left out, and named.
 
     border: cut off the red border. labels: "any" of a class's ImageNet classes is right, or the "first" alone
         (RobustViT).
@@ -323,8 +328,7 @@ def objectnet(root: str | Path, *, border: bool = True, labels: str = "any", par
 
 
 def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
-    """ImageNet's label texts to the index of the logits, by way of the ILSVRC2012 order that the mapping
-    files use."""
+    """Map ImageNet's label texts to class indices, through the ILSVRC2012 order of the mapping files."""
     file = maps / "imagenet_to_label_2012_v2"
     if not file.is_file():
         raise InputError(f"{what}: {file} is missing; expected one label per line")
@@ -339,8 +343,7 @@ def _objectnet_index(what: str, maps: Path) -> dict[str, int]:
 
 
 def si_score(root: str | Path, *, partial: bool = False) -> Shift:
-    """SI-Score, one of object_size (area), object_location, object_rotation; groups are the values of what is
-    varied."""
+    """Read SI-Score (object_size, object_location or object_rotation); groups: the values that are varied."""
     what = "si-score"
     root = require_folder(
         root, what, "a folder with <class>/<id>.jpg, such as area/, rotation/ or location20_area02_min0pc/"
@@ -384,7 +387,7 @@ def imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     partial: bool = False,
 ) -> Shift:
-    """The published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities. Other
+    """Read the published ImageNet-C: 15 corruptions (or those given) of 50,000 images at 5 severities. Other
     corruptions in the folder are left out and listed."""
     what = "imagenet-c"
     for name in corruptions:
@@ -429,30 +432,8 @@ def imagenet_c(
     )
 
 
-def _imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
-
-    return imagenet_p(root, partial=partial)
-
-
-READERS: dict[str, Callable[..., Shift]] = {
-    "imagenet-a": imagenet_a,
-    "imagenet-r": imagenet_r,
-    "imagenet-sketch": imagenet_sketch,
-    "imagenet-v2": imagenet_v2,
-    "imagenet-real": imagenet_real,
-    "objectnet": objectnet,
-    "si-score": si_score,
-    "imagenet-c": imagenet_c,
-    "imagenet-p": _imagenet_p,
-}
-
-
-EXTRA = re.compile(r"spatter|shear|gaussian_blur|speckle_noise|(gaussian|shot|speckle)_noise_[23]")
-FILMS = (".mp4", ".avi")
-
-
 def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
-    """The published clips of the ten kinds; group: the kind."""
+    """Read the published clips of ImageNet-P's ten kinds; group: the kind."""
     what = "imagenet-p"
     root = require_folder(root, what, "a folder with <kind>/<synset>/*.mp4, the ten kinds of ImageNet-P")
     there = subfolders(root)
@@ -493,8 +474,21 @@ def imagenet_p(root: str | Path, *, partial: bool = False) -> Shift:
     return Shift(what, items, ready=True, left_out=left_out, notes=tuple(filter(None, notes)))
 
 
+READERS: dict[str, Callable[..., Shift]] = {
+    "imagenet-a": imagenet_a,
+    "imagenet-r": imagenet_r,
+    "imagenet-sketch": imagenet_sketch,
+    "imagenet-v2": imagenet_v2,
+    "imagenet-real": imagenet_real,
+    "objectnet": objectnet,
+    "si-score": si_score,
+    "imagenet-c": imagenet_c,
+    "imagenet-p": imagenet_p,
+}
+
+
 def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
-    """The frames of a video, RGB; at least two.
+    """Read the frames of a video, RGB; at least two.
 
     Example:
 
@@ -504,7 +498,15 @@ def read_clip(path: str | Path) -> UInt8[np.ndarray, "t h w 3"]:
     if not Path(path).is_file():
         raise ImageError(f"{path} is not a video: no such file")
     try:
-        frames = _by_av(library, path) if name == "av" else _by_opencv(library, path)
+        frames: list[np.ndarray] = []
+        if name == "av":
+            with library.open(str(path)) as film:
+                frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        else:
+            film = library.VideoCapture(str(path))
+            while (read := film.read())[0]:
+                frames.append(np.ascontiguousarray(read[1][..., ::-1]))
+            film.release()
     except Exception as error:  # each library has errors of its own
         raise ImageError(f"{path} is not a readable video ({str(error) or type(error).__name__})") from error
     if len(frames) < 2 or len({frame.shape for frame in frames}) > 1:
@@ -519,18 +521,3 @@ def _decoder() -> tuple[str, Any]:
         except ImportError:
             continue
     raise InputError("imagenet-p: its videos need a decoder: pip install av, or opencv-python-headless")
-
-
-def _by_av(av: Any, path: str | Path) -> list[np.ndarray]:
-    with av.open(str(path)) as film:
-        return [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
-
-
-def _by_opencv(cv2: Any, path: str | Path) -> list[np.ndarray]:
-    film, frames = cv2.VideoCapture(str(path)), []
-    try:
-        while (read := film.read())[0]:
-            frames.append(np.ascontiguousarray(read[1][..., ::-1]))
-    finally:
-        film.release()
-    return frames

@@ -36,7 +36,7 @@ def plan(model: Any) -> Plan | None:
         return _vision_transformer(tower)
     inner = find_plan(tower.trunk) if name == "TimmModel" else None
     if inner is None:
-        raise UnsupportedModelError(f"open_clip {type(model).__name__}: its image tower, a {name}, is no ViT")
+        raise UnsupportedModelError(f"open_clip {type(model).__name__}: its image tower {name} is not a ViT")
     trunk = inner
 
     def head(x: Tensor, layout: Layout) -> Tensor:
