@@ -91,7 +91,7 @@ def cost(model: str, methods: list[str], rounds: int, batch: int) -> None:
 def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     import torch
 
-    from steadygaze.data.folders import Classes, by_class
+    from steadygaze.data.folders import ClassLookup, read_class_folders
     from steadygaze.data.images import read_image
     from steadygaze.faithfulness.evaluate import evaluate
     from steadygaze.faithfulness.inputs import Batch
@@ -100,7 +100,7 @@ def parts(model: str, checkpoint: str | None, folder: Path, batch: int) -> None:
     torch.set_num_threads(1)
     ready = load_model(model, checkpoint=checkpoint)
     vit = sg.adapt(ready.model)
-    items = by_class(folder, Classes(ready.classes, ready.model.num_classes))
+    items = read_class_folders(folder, ClassLookup(ready.class_names, ready.model.num_classes))
     batches = []
     for start in range(0, len(items), batch):
         some = items[start : start + batch]

@@ -1,6 +1,6 @@
-"""HTML fragments for notebooks. Every text is escaped, and nothing in them is a script.
+"""HTML fragments for notebooks, and `Listing`, a list of descriptions that shows itself as a table.
 
-A list of descriptions that shows itself as a table.
+Every text is escaped, and nothing in them is a script.
 """
 
 from __future__ import annotations

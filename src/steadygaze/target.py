@@ -283,6 +283,3 @@ def target_value(
             f"target: a callable must return a differentiable tensor of shape ({logits.shape[0]},), got {got}"
         )
     return value
-
-
-resolve = resolve_target

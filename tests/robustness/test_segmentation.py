@@ -18,7 +18,7 @@ import steadygaze as sg
 from helpers.segmentation import MODEL, SIDE, recipe, squares
 from steadygaze import robustness as r
 from steadygaze.cli import app
-from steadygaze.data.label_maps import CITYSCAPES_IDS, find_maps
+from steadygaze.data.label_maps import CITYSCAPES_IDS, find_label_maps
 from steadygaze.data.masks import read_mask
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.errors import InputError
@@ -127,13 +127,13 @@ def test_cityscapes(tmp_path):
             save(tmp_path / "leftImg8bit" / split / city / f"{city}_0_leftImg8bit.png", np.zeros((2, 2, 3)))
             values = [[0, 18], [255, 7]] if kind == "labelTrainIds" else [[7, 33], [0, 20]]
             save(tmp_path / "gtFine" / split / city / f"{city}_0_gtFine_{kind}.png", values)
-    found = find_maps(tmp_path)
+    found = find_label_maps(tmp_path)
     assert (found.layout, found.classes, len(found.items), found.names[0]) == ("Cityscapes", 19, 2, "road")
     assert found.items[0].name == "leftImg8bit/val/aachen/aachen_0_leftImg8bit.png" and read(found) == [
         [0, 18],
         [255, 7],
     ]
-    assert read(find_maps(tmp_path, part="train")) == [[0, 18], [255, 7]] and len(CITYSCAPES_IDS) == 19
+    assert read(find_label_maps(tmp_path, part="train")) == [[0, 18], [255, 7]] and len(CITYSCAPES_IDS) == 19
 
 
 def acdc(folder: Path, part: str = "val", kind: str = "labelTrainIds") -> Path:
@@ -150,19 +150,19 @@ def acdc(folder: Path, part: str = "val", kind: str = "labelTrainIds") -> Path:
 def test_acdc(tmp_path):
     acdc(tmp_path)
     acdc(tmp_path, "train", "labelIds")
-    found = find_maps(tmp_path)
+    found = find_label_maps(tmp_path)
     assert (found.layout, found.classes, len(found.items), found.names[18]) == ("ACDC", 19, 4, "bicycle")
     assert sorted(item.name.split("/")[1] for item in found.items) == ["fog", "night", "rain", "snow"]
     assert found.items[0].name == "rgb_anon/fog/val/GOPR0/GOPR0_frame_000001_rgb_anon.png"
     assert read(found, 3) == [[3, 18], [255, 7]]
-    assert read(find_maps(tmp_path, part="train")) == [[0, 18], [255, 7]]
+    assert read(find_label_maps(tmp_path, part="train")) == [[0, 18], [255, 7]]
     (tmp_path / "rgb_anon" / "sleet").mkdir()
     with pytest.raises(InputError, match=r"ACDC: expected folders fog, night, rain, snow in .*, got sleet"):
-        find_maps(tmp_path)
+        find_label_maps(tmp_path)
     (tmp_path / "rgb_anon" / "sleet").rmdir()
     shutil.rmtree(tmp_path / "rgb_anon" / "snow" / "val")
     with pytest.raises(InputError, match=r"ACDC: .*snow/val is missing"):
-        find_maps(tmp_path)
+        find_label_maps(tmp_path)
 
 
 def test_acdc_is_measured_by_condition(tmp_path):
@@ -198,7 +198,7 @@ def test_ade20k(tmp_path):
         save(tmp_path / "images" / part / "a.png", np.zeros((2, 2, 3)))
         save(tmp_path / "annotations" / part / "a.png", [[0, 1], [150, 2]])
     save(tmp_path / "images" / "validation" / "b.png", np.zeros((2, 2, 3)))
-    found = find_maps(tmp_path)
+    found = find_label_maps(tmp_path)
     assert (found.layout, found.classes, found.without, found.names) == ("ADE20K", 150, 1, None)
     assert read(found) == [[255, 0], [149, 1]]
     save(tmp_path / "annotations" / "validation" / "a.png", np.zeros((2, 2, 3)))
@@ -213,7 +213,7 @@ def test_pascal_voc(tmp_path):
         listing = tmp_path / "ImageSets" / "Segmentation" / f"{'val' if stem == 'one' else 'train'}.txt"
         listing.parent.mkdir(parents=True, exist_ok=True)
         listing.write_text(f"{stem}\n")
-    found = find_maps(tmp_path)
+    found = find_label_maps(tmp_path)
     assert (found.layout, found.classes, found.names[:2], len(found.items)) == (
         "Pascal VOC",
         21,
@@ -221,7 +221,7 @@ def test_pascal_voc(tmp_path):
         1,
     )
     assert read(found) == [[0, 20], [255, 5]]
-    assert find_maps(tmp_path, part="train").items[0].name == "JPEGImages/two.jpg"
+    assert find_label_maps(tmp_path, part="train").items[0].name == "JPEGImages/two.jpg"
 
 
 def test_maps_of_your_own(tmp_path):
@@ -229,7 +229,7 @@ def test_maps_of_your_own(tmp_path):
     save(tmp_path / "images" / "deep" / "b.png", np.zeros((2, 2, 3)))
     save(tmp_path / "maps" / "a.png", [[0, 1], [2, 255]])
     (tmp_path / "maps" / "classes.txt").write_text("ground\nsea\nsky\n")
-    found = find_maps(tmp_path / "images", tmp_path / "maps")
+    found = find_label_maps(tmp_path / "images", tmp_path / "maps")
     assert (found.layout, found.classes, found.names, found.without) == (
         "your own",
         3,
@@ -244,11 +244,11 @@ def test_maps_of_your_own(tmp_path):
         read(found)
     (tmp_path / "maps" / "classes.txt").write_text("ground\n")
     with pytest.raises(sg.InputError, match="expected 2 to 255 class names, one on each line, got 1"):
-        find_maps(tmp_path / "images", tmp_path / "maps")
+        find_label_maps(tmp_path / "images", tmp_path / "maps")
 
 
 def test_masks_of_an_object(tmp_path):
-    found = find_maps(squares(tmp_path / "data", 4), limit=3)
+    found = find_label_maps(squares(tmp_path / "data", 4), limit=3)
     assert (found.layout, found.classes, found.names, len(found.items)) == (
         "index.csv",
         2,
@@ -260,7 +260,7 @@ def test_masks_of_an_object(tmp_path):
     with pytest.raises(sg.InputError, match="segmentation: expected a folder of masks"):
         (tmp_path / "bare" / "1").mkdir(parents=True)
         save(tmp_path / "bare" / "1" / "a.png", np.zeros((2, 2, 3)))
-        find_maps(tmp_path / "bare")
+        find_label_maps(tmp_path / "bare")
 
 
 # -- a run in memory -------------------------------------------------------------------------------
@@ -614,7 +614,7 @@ def test_segmenters_of_torchvision(tmp_path):
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=2)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     loaded = sg.load_model("torchvision:lraspp_mobilenet_v3_large", tmp_path / "weights.pth")
-    assert loaded.size == (520, 520) and loaded.classes is None
+    assert loaded.size == (520, 520) and loaded.class_names is None
     rows = sg.stress(
         loaded, squares(tmp_path / "data", 1), "segmentation", corruptions="contrast", severities="1"
     )

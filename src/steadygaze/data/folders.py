@@ -203,9 +203,3 @@ def interleave(groups: Sequence[Sequence[Item]]) -> list[Item]:
     order = sorted(range(len(groups)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
     longest = max((len(group) for group in groups), default=0)
     return [groups[g][turn] for turn in range(longest) for g in order if turn < len(groups[g])]
-
-
-Classes = ClassLookup
-by_class = read_class_folders
-from_index = read_index
-evenly = interleave

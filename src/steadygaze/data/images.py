@@ -1,4 +1,4 @@
-"""Image files: finding them, and reading any kind of them as upright 8-bit RGB.
+"""Image files: finding them, reading any kind of them as upright 8-bit RGB, and hashing their content.
 
 `read_image` is the only reader: of the command line, the page, verify, stress and training. So the same bytes
 give the same pixels everywhere:
@@ -13,9 +13,9 @@ give the same pixels everywhere:
 
 Files may be untrusted. Only the formats in FORMATS are decoded, whatever a file is called; size and
 aspect ratio are checked in the header, before any pixel is decoded; and only regular files are opened.
-Everything else is a `ImageError` that names the file.
+Everything else is an `ImageError` that names the file.
 
-Content hashes: 16 hex digits that identify the bytes of an image, whatever the file is called.
+A content hash has 16 hex digits and identifies the bytes of an image, whatever the file is called.
 """
 
 from __future__ import annotations
@@ -267,10 +267,6 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         unit = (block.astype(np.float64) - low) / (high - low or 1.0)
         gray[index * step : (index + 1) * step] = (unit * 255).round().astype(np.uint8)
     return Image.fromarray(gray).convert("RGB")
-
-
-below = images_below
-size_of = image_size
 
 
 DIGITS = 16

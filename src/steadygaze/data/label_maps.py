@@ -127,9 +127,6 @@ def pixel_accuracy(counts: Int[Tensor, "*b c c"]) -> Float[Tensor, "*b"]:
     return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))
 
 
-iou_of = iou_from_counts
-
-
 CITYSCAPES = (
     *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
     *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
@@ -319,7 +316,3 @@ def _decode_ids(ids: Sequence[int], strict: bool = False) -> Decode:
         return table[values]
 
     return decode
-
-
-Segmented = SegmentationImages
-find_maps = find_label_maps

@@ -235,8 +235,3 @@ def _most_frequent(ids: np.ndarray, leave_out: tuple[int, ...]) -> int:
 
 def _coded(inside: np.ndarray, border: np.ndarray) -> Pixels:
     return np.where(border, BORDER, np.where(inside, OBJECT, 0)).astype(np.uint8)
-
-
-Labeled = LabeledImages
-find = find_labeled_images
-VOC = VOC_CLASSES

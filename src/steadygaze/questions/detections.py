@@ -35,8 +35,13 @@ NO_OBJECT = "no object"
 class Detection:
     """An object that a detector finds: a class, and a box around it.
 
-    label: the class, by name or index; None is the class that the model gives the box
-    box: (left, top, right, bottom), in pixels of the image as the model sees it (after preprocessing)
+    Attributes:
+        label: The class, by name or index; None is the class that the model gives the box.
+        box: (left, top, right, bottom), in pixels of the image as the model sees it (after preprocessing).
+
+    Example:
+        >>> Detection("dog", box=(10, 20, 110, 140)).label
+        'dog'
     """
 
     label: str | int | None = None

@@ -8,15 +8,13 @@
 | w      | the region on the grid of the scores: the adjoint of the upsampling  | `region_weights`        |
 
 Scores are upsampled bilinearly to the image, as segmenters are used. A region makes a segmenter a classifier
-of images, whose classes are those of the segmenter. Its views are in `segmenters`.
-
-Views of segmenters that are asked about a region (`regions.RegionClassifier`).
+of images, whose classes are those of the segmenter (`RegionClassifier`). Its view depends on the segmenter:
 
 | segmenter                               | patches                                                          |
 | `modules.segmenter`, linear decoder     | removed where those of the backbone can be, else masked          |
 | the same with decoder="segformer", DPT, | masked: their heads read several layers and mix patches          |
 | SegFormer of transformers               |                                                                  |
-| any other around one ViT                | as that of `vit.wrappers`: the segmenter's own code is the head  |
+| any other around one ViT                | as that of `vit.wrapped`: the segmenter's own code is the head  |
 
 A head that reads several layers is given them as the layout's `taps`: block l adds its input, so that the
 gradient at x^l has both paths, through the blocks above and straight to the head.
@@ -47,12 +45,17 @@ Size = tuple[int, int]  # height, width
 class Region:
     """Some pixels of an image, and a class that a segmenter may give them.
 
-    label: the class, by name or index; None is the class that the model predicts for the region
-    mask: (H, W), booleans or 0 and 1; an array or tensor
-    box: (left, top, right, bottom): pixels with left <= x < right and top <= y < bottom
-    point: (x, y), one pixel
+    Give one of mask, box and point, in pixels of the image as the model sees it (after preprocessing).
 
-    Give one of the three, in pixels of the image as the model sees it (after preprocessing).
+    Attributes:
+        label: The class, by name or index; None is the class that the model predicts for the region.
+        mask: Booleans, or 0 and 1, (H, W); an array or tensor.
+        box: (left, top, right, bottom): pixels with left <= x < right and top <= y < bottom.
+        point: (x, y), one pixel.
+
+    Example:
+        >>> int(Region("road", box=(0, 0, 2, 3)).pixels((4, 4)).sum())
+        6
     """
 
     label: str | int | None = None

@@ -1,6 +1,4 @@
-"""From prompts to the inputs of a text tower: which tokenizer, how long, how padded.
-
-Text as the question: how similar is an image to each of K prompts? (docs/equations.md#text-similarity)
+"""Text as the question: how similar is an image to each of K prompts? (docs/equations.md#text-similarity)
 
     y_k = s · ⟨f / ‖f‖, t_k⟩ + b
 
@@ -11,6 +9,7 @@ Text as the question: how similar is an image to each of K prompts? (docs/equati
 
 y_k is the model's own logit of image and text. With several templates, t_k is the mean of the unit-length
 embeddings of prompt k in each template, scaled to unit length again (Radford et al. 2021, section 3.1.4).
+Prompts are tokenized with the model's own tokenizer, padded and truncated as the model was trained.
 """
 
 from __future__ import annotations
@@ -305,17 +304,27 @@ def embedding_classifier(
 def zero_shot(
     model: Any, class_names: Sequence[str], templates: str | Sequence[str] = "photo", *, tokenizer: Any = None
 ) -> Any:
-    """A classifier of images made of class names, by a model that compares images with text.
+    """Make a classifier of images from class names and a model that compares images with text.
 
-    model: CLIPModel, SiglipModel, Siglip2Model of transformers, a model of open_clip, or the result of
-        `load_model` with one
-    class_names: one for each class
-    templates: a set of ours ("photo": "a photo of a {}.", "seven", "none": the names alone), a template with
-        {} where the class name goes, or several; their embeddings are averaged
-    tokenizer: by default the model's own
+    Args:
+        model: CLIPModel, SiglipModel, Siglip2Model of transformers, a model of open_clip, or the result of
+            `load_model` with one.
+        class_names: A name or prompt for each class.
+        templates: A built-in set ("photo": "a photo of a {}.", "seven", "none": the names alone), a template
+            with {} where the class name goes, or several; their embeddings are averaged.
+        tokenizer: By default the model's own.
 
-    Returns a module with forward(images) -> logits (B, classes); for a result of `load_model`, a copy of that
-    with this module and these class names. verify, stress, compare, the page and the command line take both.
+    Returns:
+        A module, images (B, 3, H, W) -> logits (B, classes); for a result of `load_model`, a copy of that
+        with this module and these class names. It is accepted wherever a model is.
+
+    Raises:
+        InputError: If the model has no text tower, or names or templates are empty.
+
+    Example:
+        >>> import steadygaze as sg
+        >>> classifier = sg.zero_shot(clip, ["dog", "cat"])  # doctest: +SKIP
+        >>> sg.explain(classifier, images, target="dog", score="log_odds")  # doctest: +SKIP
     """
     names = list(class_names) if not isinstance(class_names, str) else [class_names]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):

@@ -39,18 +39,23 @@ class Attribution:
 
     In a notebook it shows the images with their overlays and the explained classes.
 
-    scores: (B, grid_h, grid_w), or (B, K, grid_h, grid_w) for K targets of each image
-    target: (B,) or (B, K), the class explained; None where the target was a callable
-    logits: (B, C), the model's output           method, score: the names this was made with
-    outputs: what these are: "classes", "labels" (multi-label), "values" (regression) or "features"
-    images, classes: images and class names for display; `with_images` sets them
-    pixels: (n, 3, H, W), the first n <= 12 images in 0..255, set by `explain` for display in notebooks
-    unattributed: (B,) or (B, K), the part of the explained quantity that the method gives to no patch (prefix
-        tokens, biases, a baseline); None if the method accounts for no quantity
-    parts: for input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of the
-        embedded patches and of the position embeddings, whose sum is `scores`; None for other methods, and
-        for models whose tokens are not the sum of the two
-    words, word_scores: of a question about the image, its words and their scores, (B, W) or (B, K, W)
+    Attributes:
+        scores: (B, rows, columns), or (B, K, rows, columns) for K targets of each image.
+        target: The class explained, (B,) or (B, K); None where the target was a callable.
+        logits: The model's output, (B, C).
+        method: Name of the method.
+        score: The quantity that is explained, such as "logit".
+        images: Images for display; `with_images` sets them.
+        classes: Class names for display.
+        outputs: What the logits are: "classes", "labels" (multi-label), "values" (regression) or "features".
+        words: Words of a question about the image.
+        word_scores: Their scores, (B, W) or (B, K, W).
+        unattributed: The part of the explained quantity that the method gives to no patch (prefix tokens,
+            biases, a baseline), (B,) or (B, K); None if the method accounts for no quantity.
+        parts: For input x gradient at the input of block 0, {"content": ..., "position": ...}: the maps of
+            the embedded patches and of the position embeddings, whose sum is `scores`; None for other
+            methods, and for models whose tokens are not the sum of the two.
+        pixels: The first n <= 12 images in 0..255, (n, 3, H, W), set by `explain` for display in notebooks.
     """
 
     scores: Float[Tensor, "b gh gw"] | Float[Tensor, "b k gh gw"]

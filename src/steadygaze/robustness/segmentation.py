@@ -24,7 +24,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from steadygaze.data.datasets.imagenet import CORRUPTIONS
-from steadygaze.data.label_maps import IGNORED, confusion, iou, iou_of, miou, overlaps, pixel_accuracy
+from steadygaze.data.label_maps import (
+    IGNORED,
+    confusion,
+    iou,
+    iou_from_counts,
+    miou,
+    overlaps,
+    pixel_accuracy,
+)
 from steadygaze.errors import InputError, UnknownNameError
 from steadygaze.questions.regions import scores_of
 from steadygaze.vit.contexts import evaluation_mode
@@ -35,7 +43,7 @@ __all__ = [
     "NOISE",
     "confusion",
     "iou",
-    "iou_of",
+    "iou_from_counts",
     "label_map",
     "mean_miou",
     "miou",

@@ -22,10 +22,16 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.datasets.tree import abbreviated, subfolders
-from steadygaze.data.folders import Classes, Item, Unlabeled
-from steadygaze.data.images import below, bytes_hash, names_hash, read_image, source_hash, tensor_hash
-from steadygaze.data.label_maps import IGNORED, Segmented, find_maps
-from steadygaze.data.masks import Decode, Labeled, find, read_mask
+from steadygaze.data.folders import ClassLookup as Classes
+from steadygaze.data.folders import Item, Unlabeled
+from steadygaze.data.images import bytes_hash, names_hash, read_image, source_hash, tensor_hash
+from steadygaze.data.images import images_below as below
+from steadygaze.data.label_maps import IGNORED
+from steadygaze.data.label_maps import SegmentationImages as Segmented
+from steadygaze.data.label_maps import find_label_maps as find_maps
+from steadygaze.data.masks import Decode, read_mask
+from steadygaze.data.masks import LabeledImages as Labeled
+from steadygaze.data.masks import find_labeled_images as find
 from steadygaze.data.memory import InMemoryData, TensorBatch
 from steadygaze.data.preprocess import Preprocess
 from steadygaze.data.stream_spec import StreamSpec

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from steadygaze import __version__
-from steadygaze.data.folders import Classes, ClassLookup, Item, Unlabeled
+from steadygaze.data.folders import ClassLookup, Item, Unlabeled
 from steadygaze.data.images import names_hash, read_image, source_hash, tensor_hash
 from steadygaze.data.masks import LabeledImages, find_labeled_images, read_mask
 from steadygaze.data.memory import Data, InMemoryData, TensorBatch
@@ -718,7 +718,7 @@ def _prepare_files(request: VerifyRequest, world: World) -> PreparedVerify:
     vit, classes = adapt(loaded), number_of_classes(loaded.model, loaded.size)
     loaded = named_by_data(loaded, place, classes)
     plan = _plan(request, vit)
-    lookup = Classes(loaded.class_names, classes)
+    lookup = ClassLookup(loaded.class_names, classes)
     if vit.plan.outputs == "values":
         lookup = Unlabeled()  # folders are not named by values
     target = _class_target(request.target, loaded, classes, vit.plan.outputs)

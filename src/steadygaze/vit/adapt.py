@@ -1,6 +1,6 @@
 """Views of vision transformers: `adapt(model)` finds an adapter, checks its view once, and caches it.
 
-What inserted modules (`steadygaze.modules`) change in a plan; `mixes_tokens` marks them.
+Modules that `steadygaze.modules` inserted change the plan of their model; `mixes_tokens` marks them.
 """
 
 from __future__ import annotations
@@ -22,33 +22,37 @@ from steadygaze.vit.view import Headless, Plan, ViT, check_weights, verify
 from steadygaze.vit.wrapped import CustomForward, wrapped_plan
 
 _VIEWS: "weakref.WeakValueDictionary[int, ViT]" = weakref.WeakValueDictionary()
-_CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = (
-    weakref.WeakKeyDictionary()
-)  # model -> structure checked
-_OWN_FORWARD: "weakref.WeakSet[nn.Module]" = (
-    weakref.WeakSet()
-)  # models whose forward pass is more than a plan
+# model -> the structure that was checked
+_CHECKED: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary()
+# models whose forward pass is more than a plan
+_OWN_FORWARD: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 def adapt(model: Any, task: str | None = None, *, forward: Callable[[Any, Tensor], Any] | None = None) -> ViT:
     """View a vision transformer as embed -> blocks -> head.
 
-    model: a vision transformer of timm, transformers or torchvision, a module with one inside (a head of your
-        own, normalization, LoRA, a LightningModule), one of a class known to `register_adapter`, or the
-        result of `load_model`
-    task: "classification", "multilabel" (independent labels) or "regression" (values). By default the task of
-        `load_model`, or what the model's configuration states (`problem_type` of transformers), or
-        classification
-    forward: how the model is called, if not by model(images): a function (model, images) -> logits
-        (B, classes), or an output that holds them
+    Args:
+        model: A vision transformer of timm, transformers or torchvision, a module with one inside (a head of
+            your own, normalization, LoRA, a LightningModule), one of a class known to `register_adapter`, or
+            the result of `load_model`, `ask` or `zero_shot`.
+        task: "classification", "multilabel" (independent labels) or "regression" (values). By default the
+            task of `load_model`, or what the model's configuration states (`problem_type` of transformers),
+            or classification.
+        forward: How the model is called, if not by model(images): a function (model, images) -> logits
+            (B, classes), or an output that holds them.
 
-    The view must reproduce the model's own logits, or `UnsupportedModelError` is raised; that is checked once
-    per model.
+    Returns:
+        The view. It is cached, and refers to the model, which stays as it is.
 
-    >>> from steadygaze import load_model
-    >>> vit = adapt(load_model("embedded"))
-    >>> vit.grid, vit.prefix, vit.readout  # 8 x 8 patches and a class token, which feeds the head
-    ((8, 8), 1, 'class')
+    Raises:
+        UnsupportedModelError: If no adapter knows the model, or the view does not reproduce the model's own
+            logits, which is checked once per model.
+
+    Example:
+        >>> from steadygaze import load_model
+        >>> vit = adapt(load_model("embedded"))
+        >>> vit.grid, vit.prefix, vit.readout  # 8 x 8 patches and a class token, which feeds the head
+        ((8, 8), 1, 'class')
     """
     if isinstance(model, ViT):
         return _with_task(model if forward is None else adapt(model.model, forward=forward), task)

@@ -1,11 +1,11 @@
-"""Contexts in which a model is run without leaving a trace on it.
+"""Contexts in which a model is run without leaving a trace on it, also by several threads at once.
 
-Several threads may run one model at once: what they share is switched on by the first and off by the last.
-A thread that changes the mode or the weights of the model meanwhile keeps its change, and the calls that it
-disturbed raise `ModelChangedError`. Two changes cannot be seen and are undone with
-it: a `model.eval()` or `requires_grad_(False)` of what is in that state already.
+What threads share (mode, gradients of the weights) is switched on by the first and off by the last. A thread
+that changes the mode or the weights of the model meanwhile keeps its change, and the calls that it disturbed
+raise `ModelChangedError`. Two changes cannot be seen and are undone with it: a `model.eval()` or
+`requires_grad_(False)` of what is in that state already.
 
-Answering the calls of some modules in place of the modules, in one thread, for as long as a context lasts.
+`answered` runs a function in place of a module's call, in one thread, as long as the context lasts:
 
     with answered({block: answer}):
         model(images)               # where the model calls `block`, answer(call, args, kwargs) runs instead

@@ -1,6 +1,4 @@
-"""The logits in what a model returns.
-
-What a model itself gives for images: logits, or the image embedding of one that compares images with text.
+"""What a model gives for images: logits, or the image embedding of one that compares images with text.
 
 Such models (CLIP, SigLIP, open_clip) have two towers, one for images and one for texts, and their own forward
 pass needs both; the view is one of the image tower.
@@ -17,11 +15,7 @@ from torch import Tensor, nn
 from steadygaze.errors import UnsupportedModelError
 
 FORWARD = "sg.adapt(model, forward=lambda m, x: ...)"
-NAMED = (
-    "logits",
-    "image_embeds",
-    "out",
-)  # image_embeds: of CLIP's image tower; out: of torchvision's segmenters
+NAMED = ("logits", "image_embeds", "out")  # image_embeds: CLIP's image tower; out: torchvision's segmenters
 NO_LOGITS = ("pooler_output", "loss")
 
 

@@ -1,11 +1,4 @@
-"""Packing: many subsets of patches run through the blocks as one sequence, each attending only to itself.
-
-Everything in a plain ViT's block but attention works on each token alone, so subsets can be laid end to
-end; attention is answered group by group (a group: subsets of one size). That saves the overhead of many
-short runs. Whether a model can be packed is determined by trying: once for a model, against separate runs,
-and at every run its attention calls are counted.
-
-Many runs of a model on subsets of its patches: grouped by size, in bounded chunks, packed if possible.
+"""Many runs of a model on subsets of its patches: grouped by size, in bounded chunks, packed if possible.
 
 | mode   | a patch that is not kept                                                                      |
 | remove | its token is removed after `embed`, the others keep their positions; short runs are cheap     |
@@ -13,6 +6,12 @@ Many runs of a model on subsets of its patches: grouped by size, in bounded chun
 | fill   | its pixels are set to zero, the mean color of a normalized image; every run is a full one     |
 
 A model whose head reads only patches has nothing to read when none is left: its logits are then zeros.
+
+Packed subsets run through the blocks as one sequence, each attending only to itself. Everything in a plain
+ViT's block but attention works on each token alone, so subsets can be laid end to end; attention is answered
+group by group (a group: subsets of one size). That saves the overhead of many short runs. Whether a model can
+be packed is determined by trying: once for a model, against separate runs, and at every run its attention
+calls are counted.
 """
 
 import weakref

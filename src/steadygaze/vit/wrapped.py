@@ -1,6 +1,4 @@
-"""Which tokens feed the head of an outer model: read from the gradient of its outputs.
-
-Views of models around a vision transformer: normalization before it, a head of one's own behind it, ...
+"""Views of models around a vision transformer: normalization before it, a head of one's own behind it, ...
 
 The view of such an outer model has the embedding and the blocks of the ViT inside. Its head is the outer
 model's own code, run with the blocks short-circuited: each returns its input at once, the last one returns
@@ -8,6 +6,8 @@ the given tokens. So whatever the outer model does behind the blocks is done, an
 
     embed(images)   the outer model runs until it gives the ViT its images; these go to the ViT's own `embed`
     head(x)         the outer model runs on a blank image; the last block "returns" x
+
+Which tokens feed the head of the outer model is read from the gradient of its outputs.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from steadygaze.data.datasets.tree import (
     require_folder,
     subfolders,
 )
-from steadygaze.data.folders import Item, evenly
+from steadygaze.data.folders import Item, interleave
 from steadygaze.errors import InputError
 
 NAME = "cue_conflict"
@@ -83,7 +83,7 @@ def read_cue_conflict(folder: str | Path, *, partial: bool = False) -> CueConfli
         count, agreeing = count + len(items), agreeing + len(items) - len(conflicting)
         by_shape.append(list(conflicting))
     notes.append(check_count(NAME, root, "images", count, EXPECTED, partial=partial))
-    ordered = tuple(cast(list[CueItem], evenly([group for group in by_shape if group])))
+    ordered = tuple(cast(list[CueItem], interleave([group for group in by_shape if group])))
     if not ordered:
         raise InputError(f"{NAME}: expected images such as {root}/cat/cat1-truck3.png, found none")
     return CueConflict(ordered, groups, agreeing, tuple(note for note in notes if note))

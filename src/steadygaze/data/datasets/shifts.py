@@ -50,8 +50,8 @@ from steadygaze.data.datasets.tree import (
     require_folder,
     subfolders,
 )
-from steadygaze.data.folders import Classes, Item, evenly
-from steadygaze.data.images import below, read_image
+from steadygaze.data.folders import ClassLookup, Item, interleave
+from steadygaze.data.images import images_below, read_image
 from steadygaze.errors import ImageError, InputError, SteadygazeError, UnknownNameError
 
 
@@ -144,7 +144,7 @@ def read_class_folders(
                 for p, rel in paths
             ]
         )
-    items = cast(list[Shifted], evenly(groups))
+    items = cast(list[Shifted], interleave(groups))
     if not items:
         raise InputError(f"{what}: expected images in {root}/<class>/, found none")
     if expected is not None:
@@ -263,7 +263,7 @@ def imagenet_real(root: str | Path, *, real: str | Path | None = None, partial: 
     file = root / "real.json" if real is None else Path(real)
     labels = read_json(what, file, list)
     found: dict[int, Path] = {}
-    for path in sorted(p for p in below(root) if VALIDATION.fullmatch(p.stem)):
+    for path in sorted(p for p in images_below(root) if VALIDATION.fullmatch(p.stem)):
         found[int(VALIDATION.fullmatch(path.stem)[1])] = path  # type: ignore[index]
     beyond = [path.name for number, path in found.items() if not 1 <= number <= len(labels)]
     if not found or beyond:
@@ -354,7 +354,7 @@ def si_score(root: str | Path, *, partial: bool = False) -> Shift:
             row["label"]: int(row["int"])
             for row in read_table(what, root / "foreground_classes.csv", ("int", "label"))
         }
-    classes, there, strange = Classes(imagenet_names(), 1000), subfolders(root), []
+    classes, there, strange = ClassLookup(imagenet_names(), 1000), subfolders(root), []
     for name in (n for n in there if n not in known):
         try:
             known[name] = classes.index(SI_SCORE.get(name, name.split(" (")[0]))

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from steadygaze.data.datasets import image_sets
-from steadygaze.data.folders import Item, evenly
+from steadygaze.data.folders import Item, interleave
 from steadygaze.data.images import names_hash
 from steadygaze.errors import InputError
 from steadygaze.robustness.neighbors import METRICS, features, knn_predict
@@ -185,7 +185,7 @@ class Neighbors(Suite):
             SIDES, (source.train, source.test), (self.values["bank"], limit), strict=True
         ):
             groups = [_entries(name, side, images, label) for label in range(len(source.classes))]
-            chosen = evenly([group for group in groups if group])[:most]
+            chosen = interleave([group for group in groups if group])[:most]
             sides.append(tuple(RunImage(e.name, (int(e.label or 0),), e, reader) for e in chosen))
         return OpenedSet(name, source, bank=sides[0], images=sides[1])
 

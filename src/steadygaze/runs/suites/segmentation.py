@@ -32,7 +32,7 @@ from steadygaze.data.label_maps import (
     ACDC_CONDITIONS,
     acdc_condition,
     confusion,
-    iou_of,
+    iou_from_counts,
     miou,
     overlaps,
 )
@@ -259,7 +259,7 @@ def resampled(counts: Float[np.ndarray, "n 3 c"], repeats: int, seed: int) -> Fl
 def set_numbers(sums: Float[np.ndarray, "r 3 c"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """mIoU (r,), share of correct pixels (r,) and IoU by class (r, c), NaN where there is none, of summed
     counts."""
-    by_class = iou_of(*np.moveaxis(sums, 1, 0))
+    by_class = iou_from_counts(*np.moveaxis(sums, 1, 0))
     present = ~np.isnan(by_class)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(present, by_class, 0).sum(1) / present.sum(1)
