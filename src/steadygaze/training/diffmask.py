@@ -192,7 +192,7 @@ class Trainer(explainers.Trainer):
     diverged_advice = (
         "Try --set restarts=3, restart_with=stretch, another seed or other rates (with a new --out)"
     )
-    Settings = Settings
+    settings_class = Settings
     learned: DiffMask
     read, write = staticmethod(read_file), staticmethod(write)
 

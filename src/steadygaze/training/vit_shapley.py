@@ -142,7 +142,7 @@ class Trainer(explainers.Trainer):
     stage = "train explainer"
     too_early_advice = "Continue with more --steps, or start again with another rate"
     diverged_advice = "Try a lower rate, with a new --out"
-    Settings = Settings
+    settings_class = Settings
     learned: Explainer
     read, write = staticmethod(read_file), staticmethod(write)
 

@@ -1,6 +1,4 @@
-"""Logits of whatever a model returns, also while a distillation token is trained.
-
-The registry of training losses: what a recipe may list under `[losses.NAME]`.
+"""The registry of training losses: what a recipe may list under `[losses.NAME]`.
 
 A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks,
 attention seen during the forward pass, a pass of its own) and computes its terms of a batch. The training
