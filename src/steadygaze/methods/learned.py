@@ -1,4 +1,4 @@
-"""What learned methods share: their files, and the hidden states that they read, with the same tokens in each.
+"""What learned methods share: their files, and the hidden states that they read, with equal tokens in each.
 
 A file is one safetensors file with the weights, facts about them and the trainer's state. Nothing in it is
 executed. The metadata key says which method wrote it.

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, blank_image
 
 Decoder = Literal["linear", "segformer"]
 LEVELS = 4  # hidden states that the SegFormer decoder reads of a ViT with one grid
@@ -144,8 +144,7 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
     else:
         layers, widths = _levels(vit)
         layer = SegFormerDecoder(widths, classes)
-    made = Segmenter(model, norm, classes, layer.to(z.device, z.dtype), layers)
-    return made.train(model.training)
+    return Segmenter(model, norm, classes, layer.to(z.device, z.dtype), layers).train(model.training)
 
 
 def hidden_maps(vit: ViT, x: Tensor, layers: Sequence[int]) -> list[Float[Tensor, "b _ _ _"]]:
@@ -164,10 +163,8 @@ def _levels(vit: ViT) -> tuple[tuple[int, ...], list[int]]:
     """(hidden states that the SegFormer decoder reads, their widths): the last on each grid, or with one grid
     four at equal distances, fewer if there are fewer blocks."""
     depth = len(vit.blocks)
-    parameter = next(vit.model.parameters())
-    images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     with torch.no_grad(), evaluation_mode(vit.model):
-        shapes = [z.shape[1:] for z in hidden_maps(vit, vit.embed(images), range(depth + 1))]
+        shapes = [z.shape[1:] for z in hidden_maps(vit, vit.embed(blank_image(vit)), range(depth + 1))]
     last = [l for l in range(1, depth + 1) if l == depth or shapes[l + 1] != shapes[l]]
     if len(last) == 1:
         last = sorted({round(depth * i / LEVELS) for i in range(1, LEVELS + 1)} - {0})
@@ -187,11 +184,9 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
     }
     called: list[str] = []
     handles = [m.register_forward_hook(lambda m, given, out: called.append(names[m])) for m in names]
-    parameter = next(vit.model.parameters())
-    images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     try:
         with torch.no_grad(), evaluation_mode(vit.model):
-            x = vit.embed(images)
+            x = vit.embed(blank_image(vit))
             for block in vit.blocks:
                 x = block(x)
             called.clear()
