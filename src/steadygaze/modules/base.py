@@ -41,7 +41,10 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in 
 class Cost:
     """Cost that modules add, for one image.
 
-    multiply_adds: of convolutions. operations: twice those, and every other addition and multiplication.
+    Attributes:
+        parameters: Number of weights.
+        multiply_adds: Of convolutions.
+        operations: Twice those, and every other addition and multiplication.
 
     >>> Cost(parameters=10) + Cost(parameters=5, operations=8)
     Cost(parameters=15, multiply_adds=0, operations=8)
@@ -62,7 +65,8 @@ class Cost:
 class Inserted(nn.Module):
     """A module inside a block of a model. `before` and `after` are its hooks on modules of that block.
 
-    gate: g of a module with start="identity", shape (1,); None without one.
+    Attributes:
+        gate: g of a module with start="identity", shape (1,); None without one.
 
     >>> import steadygaze as sg
     >>> model = sg.modules.insert(sg.load_model("embedded").model, cb=sg.modules.CB(start="identity"))

@@ -48,6 +48,18 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     are logged (logger "steadygaze.modules") and returned by `cost`. A block can hold one module of each
     kind.
 
+    Args:
+        model: A vision transformer; it is not changed.
+        tap: Options of token-aware average pooling, None to leave it out.
+        cb: Options of context broadcasting, None to leave it out.
+
+    Returns:
+        The copy, of the same class.
+
+    Raises:
+        InputError: Neither module is given, or the model has it already or cannot hold it.
+        UnsupportedModelError: The blocks have no place for it.
+
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2)
     >>> sorted(inserted(insert(model, tap=TAP()))), inserted(model)

@@ -75,8 +75,9 @@ class SegFormerDecoder(nn.Module):
 class Segmenter(nn.Module):
     """images (B, 3, H, W) -> class scores of each pixel (B, classes, H, W). Created by `segmenter`.
 
-    backbone: the classifier, with its inserted modules; its own head is kept but not used.
-    layers: the hidden states that the SegFormer decoder reads, x^l; L is the output of the last block
+    Attributes:
+        backbone: The classifier, with its inserted modules; its own head is kept but not used.
+        layers: The hidden states that the SegFormer decoder reads, x^l; L is the output of the last block.
 
     >>> import steadygaze as sg
     >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
@@ -121,10 +122,20 @@ class Segmenter(nn.Module):
 def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Segmenter:
     """A segmentation model with `classes` classes around this classifier (the module itself, not a copy).
 
-    decoder: "linear", one linear layer on the last block; "segformer", the all-MLP decoder on several blocks
+    The decoder is initialized by torch with its global random state.
 
-    The decoder is initialized by torch with its global random state. Any model that `adapt` supports can be
-    used.
+    Args:
+        model: Any classifier that `adapt` supports.
+        classes: Number of classes, 2..255.
+        decoder: "linear", one linear layer on the last block; "segformer", the all-MLP decoder on several
+            blocks.
+
+    Returns:
+        images (B, 3, H, W) -> class scores of each pixel (B, classes, H, W).
+
+    Raises:
+        InputError: The model is not a classifier, or the number of classes is out of range.
+        UnsupportedModelError: The patch tokens do not lie on a grid.
 
     >>> import steadygaze as sg
     >>> segmenter(sg.load_model("embedded").model, classes=5)(torch.randn(1, 3, 32, 32)).shape

@@ -165,7 +165,7 @@ def evaluate(
     batch_size: int,
     seed: tuple[int, ...],
 ) -> dict[str, float]:
-    """test_loss and test_top1, or test_miou for segmentation (both 0..1).
+    """Compute test_loss and test_top1, or test_miou for segmentation (both 0..1), over all processes.
 
     The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs,
     otherwise cross-entropy.
@@ -227,13 +227,26 @@ def train(
     """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
     stopped run.
 
-    recipe: a TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`
-    changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}
-    on_progress: called with a `TrainingProgress` after every logged step, and with a `Progress` while masks
-        are prepared
-    device: "auto" or "cpu"
-    stop_after: save a checkpoint and return after this step
-    trust_remote_code: as for `load_model`, for the models that the recipe names
+    Args:
+        recipe: A TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`.
+        out: Folder of the run. `load_model` accepts it as a name afterwards.
+        changes: Values by full key, such as {"data.train": "FOLDER", "seed": 1}.
+        on_progress: Called with a `TrainingProgress` after every logged step, and with a `Progress` while
+            masks are prepared.
+        device: "auto" or "cpu".
+        stop_after: Save a checkpoint and return after this step.
+        trust_remote_code: As for `load_model`, for the models that the recipe names.
+
+    Returns:
+        The folder, the model with the resulting weights, and the log.
+
+    Raises:
+        InputError: The recipe or its images are not valid, or the folder holds a run of another recipe.
+        TrainingStoppedError: The loss is not finite, or the disk is full. The last good checkpoint is kept.
+
+    Example:
+
+        result = sg.train("cifar10-tap", "runs/tap", changes={"data.train": "cifar10/train"})
     """
     if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe, changes)

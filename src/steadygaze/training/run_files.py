@@ -249,11 +249,13 @@ def read_log(folder: Path) -> list[dict[str, str]]:
 class TrainingProgress(Progress):
     """Reported after every logged step and every test.
 
-    epoch: the current one, from 1; epochs: in all
-    lr: learning rate
-    values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1
-        (or test_miou)
-    seconds: that training took so far, over all resumed parts
+    Attributes:
+        epoch: The current one, from 1.
+        epochs: Number of epochs in all.
+        lr: Learning rate.
+        values: The loss and its terms, averaged since the previous row; after a test also test_loss and
+            test_top1 (or test_miou).
+        seconds: Time that training took so far, over all resumed parts.
 
     >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
     >>> progress.done, progress.values["loss"]
@@ -271,13 +273,15 @@ class TrainingProgress(Progress):
 class TrainingResult:
     """The result of `train`.
 
-    folder: of the run; `load_model` accepts it as a name
-    weights: the file of the weights, for `load_model(name, checkpoint=...)`
-    model: with these weights, in eval mode
-    log: the rows of log.csv
-    notes: what the user should know, also logged as warnings
-    steps: that this call took; 0 if the run had finished before
-    unreadable: files of images that were skipped because they do not decode
+    Attributes:
+        folder: Folder of the run; `load_model` accepts it as a name.
+        weights: The file of the weights, for `load_model(name, checkpoint=...)`.
+        model: The model with these weights, in eval mode.
+        recipe: The recipe.
+        log: The rows of log.csv.
+        notes: What the user should know, also logged as warnings.
+        steps: Number of steps that this call took; 0 if the run had finished before.
+        unreadable: Files of images that were skipped because they do not decode.
 
     Example:
 
