@@ -1,4 +1,4 @@
-"""Attention diversification from fused attention is `losses.adl` of the maps, in value and in every
+"""Attention diversification from fused attention is `adl_loss` of the maps, in value and in every
 gradient."""
 
 import pytest
@@ -9,7 +9,7 @@ import steadygaze as sg
 from helpers.losses import tiny
 from helpers.tiers import tiered
 from steadygaze.trace import Seam, Want
-from steadygaze.training import losses
+from steadygaze.training.losses import adl as adl_loss
 from steadygaze.training.losses import adl as fused_adl
 from steadygaze.training.losses.adl import DiversitySeam, seam_loss
 
@@ -32,7 +32,7 @@ def test_fused_is_the_same_as_kept(form, size, stored, monkeypatch):
     kept = Seam(want=Want(hidden=False, attention=True))
     with kept:
         plain = model(images)
-    wanted = losses.adl.adl([a.a for a in kept.record.attention], form=form)
+    wanted = adl_loss.adl([a.a for a in kept.record.attention], form=form)
     assert seam_loss(seam).item() == pytest.approx(wanted.item(), rel=1e-10) and wanted.item() > 0
     assert torch.allclose(logits, plain, rtol=1e-10)
     both = [

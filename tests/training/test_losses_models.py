@@ -14,7 +14,9 @@ from benchmarks import zoo
 from helpers.losses import small
 from helpers.tiers import tiered
 from steadygaze.modules import CB, TAP, insert
-from steadygaze.training import losses
+from steadygaze.training.losses import adl as adl_loss
+from steadygaze.training.losses import input_gradient as input_gradient_loss
+from steadygaze.training.losses import relevance as relevance_loss
 from steadygaze.training.losses.adl import AdlOptions
 from steadygaze.training.objective import Objective
 
@@ -92,7 +94,7 @@ def test_adl_finds_the_attention_between_tokens(name, modules):
     assert len(written.maps) == MAKES[name]
     weights = [p for p in model.parameters() if p.requires_grad]
     for form in ("paper", "per_head"):
-        wanted = losses.adl.adl(written.maps, tau=0.5, form=form)
+        wanted = adl_loss.adl(written.maps, tau=0.5, form=form)
         total, terms, _ = Objective(model, {"adl": AdlOptions(form=form, tau=0.5, weight=2.0)})(
             images, labels
         )
@@ -118,9 +120,9 @@ def test_relevance_through_heads_that_attend(name, method):
     images, masks, labels = batch(model)
 
     def value() -> Tensor:
-        return losses.relevance.relevance_terms(
-            model, images, masks, labels, method=method, second_order=True
-        )["background"]
+        return relevance_loss.relevance_terms(model, images, masks, labels, method=method, second_order=True)[
+            "background"
+        ]
 
     weights = [p for p in model.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -142,7 +144,7 @@ def test_input_gradients_reach_the_weights(name):
     """Attention pooling by nn.MultiheadAttention runs as it is, and a hard sigmoid is differentiated
     twice."""
     model = model_of(name)
-    for function in (losses.input_gradient.gradmask_terms, losses.input_gradient.rrr_terms):
+    for function in (input_gradient_loss.gradmask_terms, input_gradient_loss.rrr_terms):
         background = function(model, *batch(model))["background"]
         grads = torch.autograd.grad(
             background, [p for p in model.parameters() if p.requires_grad], allow_unused=True
@@ -163,8 +165,8 @@ def test_a_map_that_cannot_be_trained_is_refused(method, words):
     """Otherwise the terms of the map would be numbers, and only the confidence would be trained."""
     model = zoo.plain("vit_tiny_patch16_224")[0]
     with pytest.raises(sg.MethodUnavailableError, match=f"{method} cannot be trained: .*{words}"):
-        losses.relevance.relevance_terms(model, *batch(model), method=method)
+        relevance_loss.relevance_terms(model, *batch(model), method=method)
     if "second" in words:
-        assert losses.relevance.relevance_terms(model, *batch(model), method=method, second_order=True)[
+        assert relevance_loss.relevance_terms(model, *batch(model), method=method, second_order=True)[
             "background"
         ].requires_grad

@@ -134,26 +134,19 @@ def run(method: str, request: ExplainerRequest) -> int:
     """Train with a progress bar and print the result; returns the exit code."""
     from rich.console import Console
 
-    from steadygaze.cli.output import print_line, progress_bar
-    from steadygaze.cli.train import print_list, printed_log
-    from steadygaze.errors import RowsNotWrittenError
+    from steadygaze.cli.output import print_line
+    from steadygaze.cli.train import print_list, supervised
     from steadygaze.training.explainers import ExplainerRun
 
-    console, notes = Console(), Console(stderr=True)
     trainer = import_module(f"steadygaze.training.{method}").Trainer
     training = ExplainerRun(trainer, request)
     begin = f", resumed after {training.resumed}" if training.resumed else ""
     steps = f"{training.total_steps} steps of {training.settings.batch}"
+    notes = Console(stderr=True)
     print_line(notes, f"{request.model}: {len(training.images.files)} images, {steps}{begin}")
-    try:
-        with progress_bar(notes) as on_progress, printed_log(notes):
-            result = training.execute(on_progress)
-    except RowsNotWrittenError as error:
-        print_line(notes, f"error: {error}", "red")
-        return 3
-    except KeyboardInterrupt:
-        print_line(notes, f"interrupted; repeat the command to resume ({request.out})")
-        return 130
+    with supervised(request.out) as on_progress:
+        result = training.execute(on_progress)
+    console = Console()
     print_line(console, f"{request.out}: {result.steps} steps; {result.summary}")
     print_list(console, "not used", result.unreadable)
     if result.too_early:

@@ -15,8 +15,7 @@ from rich.table import Table
 
 from steadygaze.cli.output import Column, duration, print_line, progress_bar, wide
 from steadygaze.cli.output import print_table as print_columns
-from steadygaze.cli.train import printed_log
-from steadygaze.errors import RowsNotWrittenError
+from steadygaze.cli.train import supervised
 from steadygaze.report.pages import SEED_INTERVALS, write_sweep
 from steadygaze.runs.estimate import estimate_train
 from steadygaze.runs.shards import Shard
@@ -49,22 +48,15 @@ def run(
         return _estimate(sweep, runs, device, trust_remote_code=trust_remote_code)
     part = f", shard {shard}" if shard else ""
     print_line(notes, f"{plural(len(runs), 'run')}: {_shape(sweep)}{part}")
-    try:
-        with progress_bar(notes) as on_progress, printed_log(notes):
-            result = run_sweep(
-                runs,
-                shard=shard,
-                device=device,
-                command=command,
-                trust_remote_code=trust_remote_code,
-                on_progress=on_progress,
-            )
-    except KeyboardInterrupt:
-        print_line(notes, f"interrupted; repeat the command to resume ({out})")
-        return 130
-    except RowsNotWrittenError as error:
-        print_line(notes, f"error: {error}", "red")
-        return 3
+    with supervised(out) as on_progress:
+        result = run_sweep(
+            runs,
+            shard=shard,
+            device=device,
+            command=command,
+            trust_remote_code=trust_remote_code,
+            on_progress=on_progress,
+        )
     table = summarize(runs)
     if table.numbers:
         print_table(table, console)

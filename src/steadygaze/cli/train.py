@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from steadygaze.cli.output import Column, print_line, print_table, progress_bar, wide
-from steadygaze.errors import InputError
+from steadygaze.errors import InputError, RowsNotWrittenError
+from steadygaze.progress import OnProgress
 from steadygaze.training.loop import train
 from steadygaze.training.recipe import Recipe, parse_value, read_recipe, recipe_text, shipped_recipes
-from steadygaze.training.run_files import TrainingResult, TrainingStoppedError
+from steadygaze.training.run_files import TrainingStoppedError
 
 LISTED = 20  # unreadable images that are listed at the end
 
@@ -34,25 +36,37 @@ def run(
     trust_remote_code: bool = False,
 ) -> int:
     """Train; returns the exit code."""
-    console, notes = wide(Console()), Console(stderr=True)
     is_main = os.environ.get("RANK", "0") == "0"
     chosen = _chosen(recipe, parse_settings(settings) | {"command": command})
-    try:
-        with progress_bar(notes, visible=is_main) as on_progress, printed_log(notes, visible=is_main):
-            result = train(
-                chosen, out, on_progress=on_progress, device=device, trust_remote_code=trust_remote_code
-            )
-    except TrainingStoppedError as error:
-        print_line(notes, f"error: {error}", "red")
-        return 3
-    except KeyboardInterrupt:
-        if is_main:
-            print_line(notes, f"interrupted; repeat the command to resume from the last checkpoint ({out})")
-        return 130
+    with supervised(out, visible=is_main) as on_progress:
+        result = train(
+            chosen, out, on_progress=on_progress, device=device, trust_remote_code=trust_remote_code
+        )
     if is_main:
-        print_result(result, console)
+        console = wide(Console())
+        for title, score in (("top-1 accuracy", result.top1), ("mIoU", result.miou)):
+            if score is not None:
+                print_line(console, f"{title} on the test images: {100 * score:.2f} %", "bold")
+        text = "wrote" if result.steps else "the run had finished before; its weights are"
+        print_line(console, f"{text} {result.weights}")
         print_list(console, "skipped, unreadable", result.unreadable)
     return 1 if result.unreadable else 0
+
+
+@contextmanager
+def supervised(out: Path, *, visible: bool = True) -> Iterator[OnProgress]:
+    """Show progress and log; exit with code 3 if the run cannot continue, 130 if it is interrupted."""
+    notes = Console(stderr=True)
+    try:
+        with progress_bar(notes, visible=visible) as on_progress, printed_log(notes, visible=visible):
+            yield on_progress
+    except (TrainingStoppedError, RowsNotWrittenError) as error:
+        print_line(notes, f"error: {error}", "red")
+        raise typer.Exit(3) from error
+    except KeyboardInterrupt:
+        if visible:
+            print_line(notes, f"interrupted; repeat the command to resume ({out})")
+        raise typer.Exit(130) from None
 
 
 def estimate(
@@ -83,17 +97,6 @@ def _chosen(recipe: str, changes: dict[str, Any]) -> Recipe:
     if not chosen.data.train:
         raise InputError("data.train: expected a folder of images. Add --set data.train=FOLDER.")
     return chosen
-
-
-def print_result(result: TrainingResult, console: Console) -> None:
-    if result.top1 is not None:
-        print_line(console, f"top-1 accuracy on the test images: {100 * result.top1:.2f} %", "bold")
-    if result.miou is not None:
-        print_line(console, f"mIoU on the test images: {100 * result.miou:.2f} %", "bold")
-    if result.steps:
-        print_line(console, f"wrote {result.weights}")
-    else:
-        print_line(console, f"the run had finished before; its weights are {result.weights}")
 
 
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ from steadygaze.methods.learned import FileKind, changed_at, hidden_states, on_g
 from steadygaze.methods.registry import register_method
 from steadygaze.trace.query import Query
 from steadygaze.vit.masking import token_indices
-from steadygaze.vit.view import ViT, remember
+from steadygaze.vit.view import ViT, blank_image, remember
 
 NODES = 24  # of the quadrature of E[z]
 PREFIX_PARAMETERS = (
@@ -156,9 +156,9 @@ def prefix_tokens(vit: ViT, empty: Tensor) -> Float[Tensor, "1 p d"]:
     """
     width = empty.shape[-1]
     named = [p for name, p in vit.model.named_parameters() if name.rpartition(".")[2] in PREFIX_PARAMETERS]
-    found = [p.detach().reshape(-1, width) for p in named if p.shape[-1] == width]
-    if sum(map(len, found)) == vit.prefix:
-        return torch.cat([empty.new_zeros(0, width), *found])[None]
+    tokens = [p.detach().reshape(-1, width) for p in named if p.shape[-1] == width]
+    if sum(map(len, tokens)) == vit.prefix:
+        return torch.cat([empty.new_zeros(0, width), *tokens])[None]
     return empty[:, : vit.prefix]
 
 
@@ -204,9 +204,9 @@ def write(
 def read_file(path: str | Path) -> tuple[DiffMask, dict[str, Any], dict[str, Tensor]]:
     """(gates, facts, the trainer's state) from a file that `write` wrote. No code in it is executed."""
     facts, tensors = FILE.read(path)
-    made = facts.pop("shape")
-    shape = Shape(tuple(made["widths"]), made["stretch"], made["shift"], HardConcrete(**made["concrete"]))
-    mask = DiffMask(shape)
+    shape = facts.pop("shape")
+    shape |= {"widths": tuple(shape["widths"]), "concrete": HardConcrete(**shape["concrete"])}
+    mask = DiffMask(Shape(**shape))
     mask.load_state_dict(take_prefix("mask.", tensors))
     return mask.eval().requires_grad_(False), facts, tensors
 
@@ -235,8 +235,8 @@ def trained(vit: ViT, file: Any = None) -> str:
             "it needs gates that are trained for the model. Train them with `steadygaze diffmask train`, "
             "then use sg.method('diffmask', file=FILE)."
         )
-    widths, parameter = load(file, vit)[0].shape.widths, next(vit.model.parameters())
-    empty = blank(vit, torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype))
+    widths = load(file, vit)[0].shape.widths
+    empty = blank(vit, blank_image(vit))
     blocks = len(widths) - 2
     if widths[0] == empty.shape[-1] and (blocks == len(vit.blocks) or not vit.plan.global_attention):
         return ""
@@ -263,7 +263,7 @@ def diffmask(query: Query, *, file: Any = None, read: str = "expected") -> Float
         how = "is not trained yet" if facts.get("early") else "diverged in training"
         warn(f"diffmask: {file} {how}: {facts['diverged']}. It explains nothing.", stacklevel=2)
     only = facts.get("settings", {}).get("target")
-    if only is not None and _explains_another(query, only):
+    if only is not None and not (isinstance(query.target, Tensor) and bool((query.target == only).all())):
         raise MethodUnavailableError(
             f"diffmask: {file} was trained for class {only} alone. Use target={only}.", option="target"
         )
@@ -276,7 +276,3 @@ def diffmask(query: Query, *, file: Any = None, read: str = "expected") -> Float
         kept = mask.map(mask.logits(seen), read)
     prefix = query.vit.prefix if query.vit.plan.global_attention else 0
     return kept[:, prefix:].unflatten(1, query.grid)
-
-
-def _explains_another(query: Query, only: int) -> bool:
-    return not isinstance(query.target, Tensor) or bool((query.target != only).any())

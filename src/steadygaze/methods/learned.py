@@ -1,8 +1,7 @@
-"""Files of learned methods: one safetensors file with the weights, facts about them and the trainer's state.
+"""What learned methods share: their files, and the hidden states that they read, with equal tokens in each.
 
-Nothing in a file is executed. The metadata key says which method wrote it.
-
-The hidden states that learned methods read, with the same tokens in each.
+A file is one safetensors file with the weights, facts about them and the trainer's state. Nothing in it is
+executed. The metadata key says which method wrote it.
 """
 
 from __future__ import annotations

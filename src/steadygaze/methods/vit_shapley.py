@@ -40,7 +40,7 @@ from steadygaze.target import predictions
 from steadygaze.trace.query import Query
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import HidingMode, can_mask, subset_logits
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, blank_image
 
 FILE = FileKind("steadygaze.shapley", "weights of ViT-Shapley", "steadygaze shapley train")
 HEAD_WIDTH = 64  # channels of an attention head
@@ -209,9 +209,9 @@ def read_file(path: str | Path) -> tuple[Explainer, dict[str, Any], dict[str, Te
     """(explainer, facts, tensors) of a file that `write` wrote. No code in it is executed."""
     facts, tensors = FILE.read(path)
     try:
-        made = facts.pop("shape")
+        shape = facts.pop("shape")
         weights = take_prefix("explainer.", tensors)
-        explainer = Explainer(Shape(tuple(made["widths"]), made["classes"]))
+        explainer = Explainer(Shape(tuple(shape["widths"]), shape["classes"]))
         explainer.to(weights["join.weight"].dtype).load_state_dict(weights)
         if tensors["null"].shape != (explainer.shape.classes,):
             raise ValueError("v(∅) does not have one number per class")
@@ -248,15 +248,15 @@ def fine_tuned(vit: ViT, path: str | Path, which: str, tensors: Mapping[str, Ten
         return vit
     copies, written = _COPIES.setdefault(vit, {}), changed_at(path)
     if which not in copies or copies[which][:2] != (str(path), written):
-        made = copy.deepcopy(vit)
+        tuned = copy.deepcopy(vit)
         try:
-            made.model.load_state_dict(weights)
+            tuned.model.load_state_dict(weights)
         except RuntimeError as error:
             raise MethodUnavailableError(
                 f"vit_shapley: the weights in {path} are of another model. Train them for this model."
             ) from error
-        made.model.eval().requires_grad_(False)
-        copies[which] = (str(path), written, made)
+        tuned.model.eval().requires_grad_(False)
+        copies[which] = (str(path), written, tuned)
     return copies[which][2]
 
 
@@ -268,8 +268,7 @@ _SHAPES: "WeakKeyDictionary[ViT, Shape]" = WeakKeyDictionary()
 def shape_of(vit: ViT) -> Shape:
     """The shape of an explainer for this model, from one forward pass; cached."""
     if vit not in _SHAPES:
-        parameter = next(vit.model.parameters())
-        image = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
+        image = blank_image(vit)
         with torch.no_grad(), evaluation_mode(vit.model):
             hidden = trunk_hidden(vit, image)
             classes = vit.head(hidden[-1]).shape[-1]
@@ -285,17 +284,14 @@ def trained(vit: ViT, file: Any = None) -> str:
             "it needs an explainer that is trained for the model. Train it with `steadygaze shapley train`, "
             "then use sg.method('vit_shapley', file=FILE)."
         )
-    made, here = load(file, vit)[0].shape, shape_of(vit)
-    if made == here:
+    shape, expected = load(file, vit)[0].shape, shape_of(vit)
+    if shape == expected:
         return ""
+    widths, expected_widths = (", ".join(map(str, s.widths)) for s in (shape, expected))
     return (
-        f"{file} was trained for states of widths {_text(made.widths)} and {made.classes} classes; this "
-        f"model has {_text(here.widths)} and {here.classes}. Train an explainer for this model."
+        f"{file} was trained for states of widths {widths} and {shape.classes} classes; this "
+        f"model has {expected_widths} and {expected.classes}. Train an explainer for this model."
     )
-
-
-def _text(widths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, widths))
 
 
 @register_method(

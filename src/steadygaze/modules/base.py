@@ -1,4 +1,4 @@
-"""Base of inserted modules: checkpoint metadata, cost, and the hooks through which they act on their block.
+"""Base of inserted modules: checkpoint metadata, cost, and where and how they are hooked into a block.
 
 An inserted module is a child of its block (`blocks.3.tap`), so that the block's own parameters keep their
 names. Its specification is stored in the state dict as JSON in bytes (`blocks.3.tap._extra_state`). Every
@@ -11,9 +11,7 @@ way of saving a state dict therefore saves it, and a checkpoint records which mo
 | "paper"    | those of the module's authors                                                          |
 | "identity" | x + g (M(x) − x) with a learned scalar g = 0: the model's outputs are those without it |
 
-Where modules are hooked into a block.
-
-Sites are found by the submodule names of timm, transformers, torchvision and `steadygaze.models`.
+Sites of a block are found by the submodule names of timm, transformers, torchvision and `steadygaze.models`.
 """
 
 from __future__ import annotations
@@ -43,7 +41,10 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # kind of module -> its options in 
 class Cost:
     """Cost that modules add, for one image.
 
-    multiply_adds: of convolutions. operations: twice those, and every other addition and multiplication.
+    Attributes:
+        parameters: Number of weights.
+        multiply_adds: Of convolutions.
+        operations: Twice those, and every other addition and multiplication.
 
     >>> Cost(parameters=10) + Cost(parameters=5, operations=8)
     Cost(parameters=15, multiply_adds=0, operations=8)
@@ -64,7 +65,8 @@ class Cost:
 class Inserted(nn.Module):
     """A module inside a block of a model. `before` and `after` are its hooks on modules of that block.
 
-    gate: g of a module with start="identity", shape (1,); None without one.
+    Attributes:
+        gate: g of a module with start="identity", shape (1,); None without one.
 
     >>> import steadygaze as sg
     >>> model = sg.modules.insert(sg.load_model("embedded").model, cb=sg.modules.CB(start="identity"))
@@ -78,7 +80,7 @@ class Inserted(nn.Module):
 
     def __init__(self, spec: dict[str, Any], start: Start, *, gated: bool) -> None:
         super().__init__()
-        # not recorded for "paper": such checkpoints are those of versions without `start`
+        # "paper" is not recorded: it is what a checkpoint without `start` means
         self.spec = spec if start == "paper" else {**spec, "start": start}
         self.gate = nn.Parameter(torch.zeros(1)) if gated and start == "identity" else None
 

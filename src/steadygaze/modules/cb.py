@@ -33,9 +33,15 @@ Where = Literal["mlp", "msa", "both"]
 
 @dataclass(frozen=True)
 class CB:
-    """Options of context broadcasting. init: initial value of Λ in "scaled"; 0 changes no output.
+    """Options of context broadcasting.
 
-    start: "paper", or "identity" for a module that changes no output before it is trained.
+    Attributes:
+        variant: "plain", "scaled", "gate" or "hybrid".
+        position: "end", "mid" or "front" of the branch.
+        where: The branch: "mlp", "msa" or "both".
+        allocation: The blocks that get it: "all", "shallow", "deep", "middle_deep", or block indices.
+        init: Initial value of Λ in "scaled"; 0 changes no output.
+        start: "paper", or "identity" for a module that changes no output before it is trained.
 
     >>> CB("scaled", start="identity").variant
     'scaled'

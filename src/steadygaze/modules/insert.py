@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,8 @@ from steadygaze.modules.cb import CB, ContextBroadcast
 from steadygaze.modules.tap import TAP, TokenPool
 from steadygaze.questions.vqa import answers_questions, any_question
 from steadygaze.vit.adapt import adapt
-from steadygaze.vit.view import ViT
+from steadygaze.vit.contexts import evaluation_mode
+from steadygaze.vit.view import ViT, blank_image
 
 log = logging.getLogger("steadygaze.modules")
 NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block
@@ -45,6 +47,18 @@ def insert(model: Model, tap: TAP | None = None, cb: CB | None = None) -> Model:
     New weights are initialized by torch with its global random state. The added parameters and operations
     are logged (logger "steadygaze.modules") and returned by `cost`. A block can hold one module of each
     kind.
+
+    Args:
+        model: A vision transformer; it is not changed.
+        tap: Options of token-aware average pooling, None to leave it out.
+        cb: Options of context broadcasting, None to leave it out.
+
+    Returns:
+        The copy, of the same class.
+
+    Raises:
+        InputError: Neither module is given, or the model has it already or cannot hold it.
+        UnsupportedModelError: The blocks have no place for it.
 
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2)
@@ -181,17 +195,8 @@ def _copy_with_view(model: Any) -> tuple[Any, ViT, list[tuple[int, int]]]:
 
 def _grids(vit: ViT) -> list[tuple[int, int]]:
     """Rows and columns of the patches at the input of every block, at the model's input size."""
-    parameter = next(vit.model.parameters())
-    images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
-    modes = [(m, m.training) for m in vit.model.modules()]
-    try:
-        for m, _ in modes:
-            m.training = False
-        with torch.no_grad():
-            layout = vit.layout(vit.embed(images))
-    finally:
-        for m, mode in modes:
-            m.training = mode
+    with torch.no_grad(), evaluation_mode(vit.model):
+        layout = vit.layout(vit.embed(blank_image(vit)))
     if vit.plan.global_attention:
         return [layout.grid] * len(vit.blocks)
     return list(layout.state[: len(vit.blocks)])
@@ -261,8 +266,11 @@ def _attach(block: nn.Module, name: str, module: Inserted, site: Site) -> None:
 
 
 def _log_cost(model: nn.Module, depth: int, added: Cost) -> None:
-    for description, names in _by_description(model):
-        log.info("%s in %d of %d blocks", description, len(names), depth)
+    counts = Counter(
+        f"{describe(module.spec)} as {name.rpartition('.')[2]}" for name, module in inserted(model).items()
+    )
+    for description, count in counts.items():
+        log.info("%s in %d of %d blocks", description, count, depth)
     total = sum(p.numel() for p in model.parameters())
     log.info(
         "%+d parameters (%.2f %%), %+.4g GFLOP per image (%+.4g GMAC of convolutions)",
@@ -271,11 +279,3 @@ def _log_cost(model: nn.Module, depth: int, added: Cost) -> None:
         added.operations / 1e9,
         added.multiply_adds / 1e9,
     )
-
-
-def _by_description(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """(description, names) of the inserted modules that are alike."""
-    groups: dict[str, list[str]] = {}
-    for name, module in inserted(model).items():
-        groups.setdefault(f"{describe(module.spec)} as {name.rpartition('.')[2]}", []).append(name)
-    yield from groups.items()

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from steadygaze.errors import InputError, UnknownNameError, UnsupportedModelError
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, blank_image
 
 Decoder = Literal["linear", "segformer"]
 LEVELS = 4  # hidden states that the SegFormer decoder reads of a ViT with one grid
@@ -75,8 +75,9 @@ class SegFormerDecoder(nn.Module):
 class Segmenter(nn.Module):
     """images (B, 3, H, W) -> class scores of each pixel (B, classes, H, W). Created by `segmenter`.
 
-    backbone: the classifier, with its inserted modules; its own head is kept but not used.
-    layers: the hidden states that the SegFormer decoder reads, x^l; L is the output of the last block
+    Attributes:
+        backbone: The classifier, with its inserted modules; its own head is kept but not used.
+        layers: The hidden states that the SegFormer decoder reads, x^l; L is the output of the last block.
 
     >>> import steadygaze as sg
     >>> model = sg.modules.segmenter(sg.load_model("embedded").model, classes=2)
@@ -121,10 +122,20 @@ class Segmenter(nn.Module):
 def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Segmenter:
     """A segmentation model with `classes` classes around this classifier (the module itself, not a copy).
 
-    decoder: "linear", one linear layer on the last block; "segformer", the all-MLP decoder on several blocks
+    The decoder is initialized by torch with its global random state.
 
-    The decoder is initialized by torch with its global random state. Any model that `adapt` supports can be
-    used.
+    Args:
+        model: Any classifier that `adapt` supports.
+        classes: Number of classes, 2..255.
+        decoder: "linear", one linear layer on the last block; "segformer", the all-MLP decoder on several
+            blocks.
+
+    Returns:
+        images (B, 3, H, W) -> class scores of each pixel (B, classes, H, W).
+
+    Raises:
+        InputError: The model is not a classifier, or the number of classes is out of range.
+        UnsupportedModelError: The patch tokens do not lie on a grid.
 
     >>> import steadygaze as sg
     >>> segmenter(sg.load_model("embedded").model, classes=5)(torch.randn(1, 3, 32, 32)).shape
@@ -144,8 +155,7 @@ def segmenter(model: nn.Module, classes: int, decoder: Decoder = "linear") -> Se
     else:
         layers, widths = _levels(vit)
         layer = SegFormerDecoder(widths, classes)
-    made = Segmenter(model, norm, classes, layer.to(z.device, z.dtype), layers)
-    return made.train(model.training)
+    return Segmenter(model, norm, classes, layer.to(z.device, z.dtype), layers).train(model.training)
 
 
 def hidden_maps(vit: ViT, x: Tensor, layers: Sequence[int]) -> list[Float[Tensor, "b _ _ _"]]:
@@ -164,10 +174,8 @@ def _levels(vit: ViT) -> tuple[tuple[int, ...], list[int]]:
     """(hidden states that the SegFormer decoder reads, their widths): the last on each grid, or with one grid
     four at equal distances, fewer if there are fewer blocks."""
     depth = len(vit.blocks)
-    parameter = next(vit.model.parameters())
-    images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     with torch.no_grad(), evaluation_mode(vit.model):
-        shapes = [z.shape[1:] for z in hidden_maps(vit, vit.embed(images), range(depth + 1))]
+        shapes = [z.shape[1:] for z in hidden_maps(vit, vit.embed(blank_image(vit)), range(depth + 1))]
     last = [l for l in range(1, depth + 1) if l == depth or shapes[l + 1] != shapes[l]]
     if len(last) == 1:
         last = sorted({round(depth * i / LEVELS) for i in range(1, LEVELS + 1)} - {0})
@@ -187,11 +195,9 @@ def _final_norm(vit: ViT) -> tuple[str, Tensor]:
     }
     called: list[str] = []
     handles = [m.register_forward_hook(lambda m, given, out: called.append(names[m])) for m in names]
-    parameter = next(vit.model.parameters())
-    images = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
     try:
         with torch.no_grad(), evaluation_mode(vit.model):
-            x = vit.embed(images)
+            x = vit.embed(blank_image(vit))
             for block in vit.blocks:
                 x = block(x)
             called.clear()

@@ -45,9 +45,14 @@ DENSE = 512  # number of tokens up to which T is a dense matrix
 
 @dataclass(frozen=True)
 class TAP:
-    """Options of token-aware average pooling. temperature: divides the branch scores before the softmax.
+    """Options of token-aware average pooling.
 
-    start: "paper", or "identity" for a module that changes no output before it is trained.
+    Attributes:
+        branches: Number of branches, 2..64: the tokens and pools of growing reach.
+        allocation: The blocks that get it: "all", "shallow", "deep", "middle_deep", or block indices.
+        kind: What the branches are; see the module's table.
+        temperature: Divides the branch scores before the softmax.
+        start: "paper", or "identity" for a module that changes no output before it is trained.
 
     >>> TAP(branches=2, start="identity").branches
     2

@@ -52,7 +52,7 @@ from steadygaze.trace.capture import forward
 from steadygaze.training import explainers
 from steadygaze.training.recipe import CountFromZero, NonNegative, Positive, PositiveInt
 from steadygaze.vit.contexts import evaluation_mode
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, blank_image
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cifar10": {},
@@ -192,7 +192,7 @@ class Trainer(explainers.Trainer):
     diverged_advice = (
         "Try --set restarts=3, restart_with=stretch, another seed or other rates (with a new --out)"
     )
-    Settings = Settings
+    settings_class = Settings
     learned: DiffMask
     read, write = staticmethod(read_file), staticmethod(write)
 
@@ -379,8 +379,7 @@ class Trainer(explainers.Trainer):
 
 def hidden_widths(vit: ViT) -> tuple[int, ...]:
     """Widths of the model's hidden states, from one forward pass."""
-    parameter = next(vit.model.parameters())
-    image = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
+    image = blank_image(vit)
     with torch.no_grad(), evaluation_mode(vit.model):
         run = forward(vit, vit.embed(image), grad=False)
         return tuple(h.shape[-1] for h in states(vit, blank(vit, image), run.hidden))

@@ -88,7 +88,7 @@ class Trainer(ABC):
     stage: ClassVar[str]  # name of the progress bar
     too_early_advice: ClassVar[str]
     diverged_advice: ClassVar[str]
-    Settings: ClassVar[type[Settings]]
+    settings_class: ClassVar[type[Settings]]
     # path -> learned, facts, tensors
     read: ClassVar[Callable[..., tuple[Any, dict[str, Any], dict[str, Tensor]]]]
     write: ClassVar[Callable[..., None]]  # path, learned, facts, tensors
@@ -278,9 +278,9 @@ class ExplainerRun:
         self.version: tuple[int, int] | None = None  # of the file that was read
         self.on_progress: OnProgress = ignore_progress
         options = dict(request.options)
-        if options.get("target") is not None and "target" in method.Settings.model_fields:
+        if options.get("target") is not None and "target" in method.settings_class.model_fields:
             options["target"] = self.loaded.class_index(str(options["target"]))
-        self.settings = method.Settings(**options)
+        self.settings = method.settings_class(**options)
         requested = request.steps or request.epochs * max(1, len(self.images.files) // self.settings.batch)
         self.total_steps = self.settings.first_steps + requested
         self.trainer = method(self.vit, self.settings)
@@ -388,7 +388,7 @@ class ExplainerRun:
         self.attempt = int(facts["attempt"])
         # after a restart they are not those of the request
         settings = {**self.settings.model_dump(), **facts["settings"]}
-        self.trainer = self.method(self.vit, self.method.Settings(**settings))
+        self.trainer = self.method(self.vit, self.method.settings_class(**settings))
         self.trainer.restore(learned, facts, tensors)
         self.problem = facts["diverged"] if facts.get("stopped") else ""
         self.resumed = self.trainer.steps

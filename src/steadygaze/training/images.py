@@ -1,17 +1,12 @@
-"""Augmentation of one image with its mask: crops, flips, colors, timm's RandAugment and random erasing.
-
-The images and masks that a recipe selects, checked before the first step.
-
-The dataset of a training run: images are read, augmented, and their masks move along.
+"""The images of a training run: selected, checked before the first step, and augmented with their masks.
 
 What is random follows from (seed, view, index), where view numbers the augmented copies of an image: not from
 a state that a killed run would lose, nor from the number of processes or workers.
 
-Linear probe (`train = "head"`): the last linear layer of a frozen model, trained on cached features.
-
-The features of an image are the input of that layer for the image's center view, the one that is tested. They
-are computed once, before the first step, so that an epoch costs one matrix product for each step. Random
-augmentation would need the backbone again, and is left out.
+A linear probe (`train = "head"`) trains the last linear layer of a frozen model on cached features: the input
+of that layer for each image's center view, the one that is tested. They are computed once, before the first
+step, so that an epoch costs one matrix product for each step. Random augmentation would need the backbone
+again, and is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -73,7 +68,8 @@ class Augmentation:
             box = RandomResizedCrop.get_params(image, o.scale, o.ratio)
             image = F.resized_crop(image, *box, [height, width], interpolation)
         elif o.crop == "none":
-            image = self._center_crop(image, is_mask)
+            mask_or_pixels = self.preprocess.mask(image).numpy() if is_mask else self.preprocess.pixels(image)
+            image = Image.fromarray(mask_or_pixels)  # the crop of testing
         else:
             if o.crop == "resize":
                 image = F.resize(image, [o.resize, o.resize], interpolation)
@@ -98,12 +94,6 @@ class Augmentation:
     def erase(self, image: Tensor) -> Tensor:
         """Random erasing, of the normalized image."""
         return self._erase(image) if self.options.erase else image
-
-    def _center_crop(self, image: Image.Image, is_mask: bool) -> Image.Image:
-        """The crop of testing."""
-        if is_mask:
-            return Image.fromarray(self.preprocess.mask(image).numpy())
-        return Image.fromarray(self.preprocess.pixels(image))
 
     @cached_property
     def _color_operations(self) -> list[ImageOperation]:
@@ -133,11 +123,6 @@ class Augmentation:
         return InterpolationMode(random.choice(RANDOM_INTERPOLATIONS) if name == "random" else name)
 
 
-def mask_to_tensor(mask: Image.Image) -> Tensor:
-    """The codes of a mask or label map, (H, W) uint8."""
-    return torch.from_numpy(np.array(mask, dtype=np.uint8))
-
-
 def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: str | None = None) -> Any:
     """timm's RandAugment, on every version of Pillow.
 
@@ -153,7 +138,8 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
         options["interpolation"] = str_to_pil_interp(interpolation)
     try:
         transform = rand_augment_transform(config, options)
-        _check_layers(transform)
+        if not 0 <= transform.num_layers <= MAX_OPERATIONS:
+            raise ValueError(f"{transform.num_layers} operations")
     except Exception as error:  # timm's parser of the notation raises many kinds
         raise InputError(
             f"augment.rand_augment: expected timm's notation, such as rand-m9-mstd0.5-inc1, got {config!r}"
@@ -162,11 +148,6 @@ def rand_augment(config: str, mean: Sequence[float], side: int, interpolation: s
         if operation.name.startswith("Posterize"):
             operation.aug_fn = posterize
     return transform
-
-
-def _check_layers(transform: Any) -> None:
-    if not 0 <= transform.num_layers <= MAX_OPERATIONS:
-        raise ValueError(f"{transform.num_layers} operations")
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
@@ -225,7 +206,13 @@ def select_images(data: Data, part: str, classes: ClassLookup | None, masks: str
         chosen = set(labels[slice(*class_range)])
         items = [item for item in items if item.label in chosen]
     if image_range is not None:
-        items = _range_of_each_class(items, image_range)
+        seen: Counter[int | None] = Counter()
+        kept = []
+        for item in items:
+            if image_range[0] <= seen[item.label] < image_range[1]:
+                kept.append(item)
+            seen[item.label] += 1
+        items = kept
     if not items:
         raise InputError(f"data.{part}: the recipe selects no image of {folder}")
     return replace(labeled, items=items)
@@ -249,17 +236,6 @@ def _listed_shards(spec: StreamSpec, part: str, classes: ClassLookup) -> Labeled
     if stream.damaged:
         raise InputError(f"data.{part}: {stream.damaged[0]}")
     return LabeledImages(items, stream.decode, layout=stream.layout)
-
-
-def _range_of_each_class(items: Sequence[Item], image_range: Sequence[int]) -> list[Item]:
-    first, stop = image_range
-    seen: Counter[int | None] = Counter()
-    kept = []
-    for item in items:
-        if first <= seen[item.label] < stop:
-            kept.append(item)
-        seen[item.label] += 1
-    return kept
 
 
 def _check_masks_have_images(masks: Path, folder: Path, items: Sequence[Item]) -> None:
@@ -320,12 +296,8 @@ class TrainingImages(Dataset[Sample | None]):
     """
 
     def __init__(self, labeled: LabeledImages, preprocess: Preprocess, augment: Augment, seed: int) -> None:
-        self.items, self.decode, self.preprocess, self.seed = (
-            labeled.items,
-            labeled.decode,
-            preprocess,
-            seed,
-        )
+        self.items, self.decode = labeled.items, labeled.decode
+        self.preprocess, self.seed = preprocess, seed
         self.segmentation_classes = labeled.classes if isinstance(labeled, SegmentationImages) else 0
         self.generated_masks: dict[str, Tensor] | None = None
         self._unreadable = torch.zeros(len(self.items), dtype=torch.bool).share_memory_()  # also by workers
@@ -412,7 +384,7 @@ class TrainingImages(Dataset[Sample | None]):
             cropped = self._crop_with_object(mask)
             if cropped is None:
                 return self.for_testing(image, mask)
-            codes = mask_to_tensor(cropped)
+            codes = torch.from_numpy(np.array(cropped, dtype=np.uint8))
         pixels = a.to_tensor(a.recolor(a.random_crop(image)))
         return a.erase(pixels), codes
 
@@ -489,7 +461,11 @@ class CachedFeatures(Dataset[Sample | None]):
             raise ImageError(f"none of the {len(images)} images can be read, such as {images.unreadable[0]}")
         self.features, self.readable, self._images = features, readable, images
         self.labels = torch.tensor([item.label for item in images.items])
-        self._used = _next_readable(readable)
+        # each image, or the next one that can be read, as in `TrainingImages`
+        self._used = torch.arange(len(readable))
+        for index in (~readable).nonzero().flatten().tolist():
+            later = torch.cat([readable[index:], readable[:index]]).nonzero()[0]
+            self._used[index] = (index + int(later)) % len(readable)
 
     @property
     def unreadable(self) -> list[str]:
@@ -509,15 +485,6 @@ class CachedFeatures(Dataset[Sample | None]):
         """Features, labels and no masks of a micro-batch."""
         used = self._used[torch.tensor([index for _, index in keys])]
         return self.features[used], self.labels[used], torch.empty(len(keys), 0, dtype=torch.uint8)
-
-
-def _next_readable(readable: Bool[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Each image, or the next one that can be read, as in `TrainingImages`."""
-    used = torch.arange(len(readable))
-    for index in (~readable).nonzero().flatten().tolist():
-        later = torch.cat([readable[index:], readable[:index]]).nonzero()[0]
-        used[index] = (index + int(later)) % len(readable)
-    return used
 
 
 def cache_features(

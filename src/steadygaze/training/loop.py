@@ -1,15 +1,9 @@
-"""Accelerator, optimizer, schedule and weight average of a recipe, from accelerate and timm.
-
-Test loss and top-1 accuracy, or mIoU, of the weights during training, over all processes.
-
-Everything the steps of a training run need: model, images, objective, optimizer.
-
-The training loop, on accelerate: one process, several, or several machines.
+"""The training loop of recipes, on accelerate and timm: one process, several, or several machines.
 
 A killed run resumes, and on one process ends with exactly the weights of an unbroken one: what is random
-follows from the seed and the step (`random_state.seeded`), and everything else is in the checkpoint. The
-images of a step depend neither on the number of processes that share them nor on the number of micro-batches
-they are accumulated from.
+follows from the seed and the step (`run_files.seeded`), and everything else is in the checkpoint. The images
+of a step depend neither on the number of processes that share them nor on the number of micro-batches they
+are accumulated from.
 """
 
 from __future__ import annotations
@@ -32,7 +26,6 @@ from steadygaze.errors import CheckpointError, ImageError, InputError
 from steadygaze.files import FileLock, lock_folder
 from steadygaze.loading.checkpoint import fit, read_weights
 from steadygaze.modules import inserted
-from steadygaze.modules.base import Start
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
 from steadygaze.training.images import (
@@ -64,7 +57,7 @@ from steadygaze.training.run_files import (
     save_weights,
     seeded,
 )
-from steadygaze.training.sampling import RemainingBatches, StepSampler, make_mixer
+from steadygaze.training.sampling import StepSampler
 
 
 def make_accelerator(recipe: Recipe, device: str) -> Any:
@@ -164,21 +157,6 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_ep
     return scheduler
 
 
-def make_average(model: nn.Module, recipe: Recipe) -> Any:
-    """The exponential moving average of the weights; None if the recipe does not use it."""
-    if not recipe.ema.decay:
-        return None
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
-
-
-def _readable(samples: list[Any]) -> Any:
-    """The samples of images that could be read as a batch; None if there are none."""
-    kept = [sample for sample in samples if sample is not None]
-    return default_collate(kept) if kept else None
-
-
 def evaluate(
     model: nn.Module,
     objective: Objective,
@@ -187,7 +165,7 @@ def evaluate(
     batch_size: int,
     seed: tuple[int, ...],
 ) -> dict[str, float]:
-    """test_loss and test_top1, or test_miou for segmentation (both 0..1).
+    """Compute test_loss and test_top1, or test_miou for segmentation (both 0..1), over all processes.
 
     The loss is the recipe's objective if `model` is the one it trains and the images have the masks it needs,
     otherwise cross-entropy.
@@ -196,17 +174,18 @@ def evaluate(
     indices = range(accelerator.process_index, len(test), accelerator.num_processes)
     keys = [(None, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
-    loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator(), collate_fn=_readable)
+    loader = DataLoader(test, batch_sampler=batches, generator=torch.Generator(), collate_fn=list)
     device, num_classes = accelerator.device, test.segmentation_classes
     # loss, number of images, then correct predictions or the confusion matrix
     sums = torch.zeros(2 + max(1, num_classes**2), dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
     with seeded(*seed), accelerator.autocast():
-        for batch in loader:
-            if batch is None:
+        for samples in loader:
+            readable = [sample for sample in samples if sample is not None]
+            if not readable:
                 continue
-            images, labels, masks = batch
+            images, labels, masks = default_collate(readable)
             images, labels = images.to(device), labels.to(device)
             with torch.set_grad_enabled(use_objective and objective.needs_gradients):
                 if use_objective:
@@ -231,120 +210,6 @@ def evaluate(
     return {"test_loss": loss / num_images, "test_top1": counts[0] / num_images}
 
 
-class TrainingSetup:
-    """What a recipe describes, ready to be trained.
-
-    notes: what the user should know before the first step
-    module_start: as for `build_recipe_model`
-    head_name: of a linear probe, the layer that is trained; its images are replaced by features before the
-        first step
-    parallel_objective, parallel_optimizer: as accelerate wraps them for several processes
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        device: str = "auto",
-        on_progress: OnProgress = ignore_progress,
-        *,
-        trust_remote_code: bool = False,
-        module_start: Start | None = None,
-    ) -> None:
-        self.trust_remote_code = trust_remote_code
-        self.recipe, self.on_progress = recipe, on_progress
-        self.accelerator = make_accelerator(recipe, device)
-        self.built = build_recipe_model(
-            recipe, trust_remote_code=trust_remote_code, module_start=module_start
-        )
-        self.images: TrainingImages | CachedFeatures
-        self.images, self.notes = self._prepare_images("train")
-        self.test_images: TrainingImages | CachedFeatures | None = None
-        if recipe.data.test:
-            self.test_images, notes = self._prepare_images("test")
-            self.notes += notes
-        processes = self.accelerator.num_processes
-        probe = recipe.train == "head"
-        self.head_name = head_name(self.built.model, self.built.preprocess.size) if probe else None
-        self.sampler = StepSampler(
-            len(self.images),
-            recipe.batch,
-            recipe.accumulate,
-            recipe.seed,
-            self.accelerator.process_index,
-            processes,
-            1 if probe else recipe.augment.repeats,
-        )
-        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
-        self.notes += self._schedule_notes()
-        self.model = self.built.model.to(self.accelerator.device)
-        parts = recipe.accumulate * processes
-        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess, trust_remote_code)
-        self.objective = Objective(self.trained_part(self.model), recipe.active_losses, setup)
-        self.mixer: Any = None
-        self.frozen: list[nn.Parameter] = []
-        if probe:
-            self._freeze_backbone()
-        else:
-            self.mixer = make_mixer(recipe.augment, self.built.num_classes, self.objective.label_smoothing)
-        if self.mixer is not None and self.sampler.micro_batch_size % 2:
-            raise InputError(
-                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
-                f"in each micro-batch, got {self.sampler.micro_batch_size}"
-            )
-        self.optimizer = make_optimizer(self.model, recipe)
-        self.schedule = make_schedule(self.optimizer, recipe, self.sampler.steps_per_epoch)
-        self.average = make_average(self.model, recipe)
-        self.parallel_objective, self.parallel_optimizer = self.accelerator.prepare(
-            self.objective, self.optimizer
-        )
-
-    def trained_part(self, model: nn.Module) -> nn.Module:
-        """Of a model, what is trained: all of it, or its head."""
-        return model if self.head_name is None else model.get_submodule(self.head_name)
-
-    def _freeze_backbone(self) -> None:
-        self.frozen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.model.requires_grad_(False)
-        self.trained_part(self.model).requires_grad_(True)
-        unused = unused_augmentation(self.recipe.augment)
-        if unused:
-            self.notes.append(
-                "train = 'head' uses the features of each image's center view, which are computed once: "
-                f"{', '.join(sorted(unused))} have no effect"
-            )
-
-    def _prepare_images(self, part: str) -> tuple[TrainingImages, list[str]]:
-        return prepare_images(
-            self.recipe,
-            self.built,
-            part,
-            self.accelerator.device,
-            self.on_progress,
-            trust_remote_code=self.trust_remote_code,
-        )
-
-    def _schedule_notes(self) -> list[str]:
-        recipe, notes = self.recipe, []
-        if self.sampler.step_size < recipe.batch:
-            notes.append(f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}")
-        if recipe.keep == "best" and self.test_images is None:
-            notes.append(
-                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
-            )
-        warmup = recipe.schedule.warmup_epochs
-        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
-            notes.append(
-                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
-                "the learning rate of the recipe is never reached"
-            )
-        return notes
-
-    @property
-    def kept_model(self) -> nn.Module:
-        """The model that is tested and written: the weight average if the recipe uses one."""
-        return self.model if self.average is None else self.average.module
-
-
 log = logging.getLogger(__name__)
 MicroBatch = tuple[Tensor, Tensor, Tensor]  # images (of a linear probe: features), labels, masks
 
@@ -362,13 +227,26 @@ def train(
     """Train by a recipe; log, checkpoints and weights go into the folder `out`. The same call resumes a
     stopped run.
 
-    recipe: a TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`
-    changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}
-    on_progress: called with a `TrainingProgress` after every logged step, and with a `Progress` while masks
-        are prepared
-    device: "auto" or "cpu"
-    stop_after: save a checkpoint and return after this step
-    trust_remote_code: as for `load_model`, for the models that the recipe names
+    Args:
+        recipe: A TOML file, the name of a shipped recipe, its tables as a dict, or a `Recipe`.
+        out: Folder of the run. `load_model` accepts it as a name afterwards.
+        changes: Values by full key, such as {"data.train": "FOLDER", "seed": 1}.
+        on_progress: Called with a `TrainingProgress` after every logged step, and with a `Progress` while
+            masks are prepared.
+        device: "auto" or "cpu".
+        stop_after: Save a checkpoint and return after this step.
+        trust_remote_code: As for `load_model`, for the models that the recipe names.
+
+    Returns:
+        The folder, the model with the resulting weights, and the log.
+
+    Raises:
+        InputError: The recipe or its images are not valid, or the folder holds a run of another recipe.
+        TrainingStoppedError: The loss is not finite, or the disk is full. The last good checkpoint is kept.
+
+    Example:
+
+        result = sg.train("cifar10-tap", "runs/tap", changes={"data.train": "cifar10/train"})
     """
     if isinstance(recipe, (str, Path)):
         recipe = read_recipe(recipe, changes)
@@ -385,8 +263,15 @@ def train(
         run.close()
 
 
-class TrainingRun(TrainingSetup):
-    """The steps of a training run, with its log, tests and checkpoints."""
+class TrainingRun:
+    """The steps of a training run, with its log, tests and checkpoints.
+
+    Attributes:
+        notes: What the user should know before the first step.
+        head_name: Of a linear probe, the layer that is trained; its images are replaced by features before
+            the first step.
+        parallel_objective, parallel_optimizer: As accelerate wraps them for several processes.
+    """
 
     def __init__(
         self,
@@ -397,19 +282,121 @@ class TrainingRun(TrainingSetup):
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        super().__init__(
-            recipe,
-            device,
-            on_progress,
-            trust_remote_code=trust_remote_code,
-            module_start=read_module_start(out),
-        )
-        self.out = out
+        self.recipe, self.out, self.on_progress = recipe, out, on_progress
+        self.trust_remote_code = trust_remote_code
         self.step = self.resumed = 0
         self.sums: dict[str, float] = {}  # of the values since the last row of the log, and their count
         self.best_loss, self.seconds = math.inf, 0.0
         self.log: Log | None = None  # of the main process
         self.lock: FileLock | None = None  # likewise
+        self.accelerator = make_accelerator(recipe, device)
+        self.built = build_recipe_model(
+            recipe, trust_remote_code=trust_remote_code, module_start=read_module_start(out)
+        )
+        self.notes: list[str] = []
+        self.images: TrainingImages | CachedFeatures = self._prepare_images("train")
+        self.test_images: TrainingImages | CachedFeatures | None = None
+        if recipe.data.test:
+            self.test_images = self._prepare_images("test")
+        processes = self.accelerator.num_processes
+        probe = recipe.train == "head"
+        self.head_name = head_name(self.built.model, self.built.preprocess.size) if probe else None
+        self.sampler = StepSampler(
+            len(self.images),
+            recipe.batch,
+            recipe.accumulate,
+            recipe.seed,
+            self.accelerator.process_index,
+            processes,
+            1 if probe else recipe.augment.repeats,
+        )
+        self.total_steps = recipe.epochs * self.sampler.steps_per_epoch
+        self._add_schedule_notes()
+        self.model = self.built.model.to(self.accelerator.device)
+        parts = recipe.accumulate * processes
+        setup = LossSetup(self.model, parts, self.built.num_classes, self.built.preprocess, trust_remote_code)
+        self.objective = Objective(self.trained_part(self.model), recipe.active_losses, setup)
+        self.mixer: Any = None
+        self.frozen: list[nn.Parameter] = []
+        if probe:
+            self.frozen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.model.requires_grad_(False)
+            self.trained_part(self.model).requires_grad_(True)
+        elif recipe.augment.mixup or recipe.augment.cutmix:
+            self.mixer = self._make_mixer()
+        self.optimizer = make_optimizer(self.model, recipe)
+        self.schedule = make_schedule(self.optimizer, recipe, self.sampler.steps_per_epoch)
+        self.average: Any = None  # exponential moving average of the weights
+        if recipe.ema.decay:
+            from timm.utils import ModelEmaV3
+
+            self.average = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
+        self.parallel_objective, self.parallel_optimizer = self.accelerator.prepare(
+            self.objective, self.optimizer
+        )
+
+    def _make_mixer(self) -> Any:
+        """timm's mixup and cutmix: (images, labels) -> (images, soft targets)."""
+        from timm.data import Mixup
+
+        if self.sampler.micro_batch_size % 2:
+            raise InputError(
+                "augment.mixup, augment.cutmix: images are mixed in pairs: expected an even number of images "
+                f"in each micro-batch, got {self.sampler.micro_batch_size}"
+            )
+        augment = self.recipe.augment
+        return Mixup(
+            mixup_alpha=augment.mixup,
+            cutmix_alpha=augment.cutmix,
+            prob=augment.mix_probability,
+            switch_prob=augment.switch,
+            label_smoothing=self.objective.label_smoothing,
+            num_classes=self.built.num_classes,
+        )
+
+    def trained_part(self, model: nn.Module) -> nn.Module:
+        """Of a model, what is trained: all of it, or its head."""
+        return model if self.head_name is None else model.get_submodule(self.head_name)
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is tested and written: the weight average if the recipe uses one."""
+        return self.model if self.average is None else self.average.module
+
+    def _prepare_images(self, part: str) -> TrainingImages:
+        images, notes = prepare_images(
+            self.recipe,
+            self.built,
+            part,
+            self.accelerator.device,
+            self.on_progress,
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.notes += notes
+        return images
+
+    def _add_schedule_notes(self) -> None:
+        recipe = self.recipe
+        if self.sampler.step_size < recipe.batch:
+            self.notes.append(
+                f"only {self.sampler.step_size} images: a step uses all of them, not {recipe.batch}"
+            )
+        if recipe.keep == "best" and self.test_images is None:
+            self.notes.append(
+                "keep = 'best' needs test images, and data.test is not given: the last weights are kept"
+            )
+        warmup = recipe.schedule.warmup_epochs
+        if recipe.schedule.name != "none" and warmup >= recipe.epochs:
+            self.notes.append(
+                f"epochs = {recipe.epochs} ends within schedule.warmup_epochs = {warmup:g}: "
+                "the learning rate of the recipe is never reached"
+            )
+        unused = unused_augmentation(recipe.augment) if recipe.train == "head" else []
+        if unused:
+            self.notes.append(
+                "train = 'head' uses the features of each image's center view, which are computed once: "
+                f"{', '.join(sorted(unused))} have no effect"
+            )
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -435,6 +422,7 @@ class TrainingRun(TrainingSetup):
         weights = self.out / WEIGHTS
         if self.recipe.keep == "best" and weights.is_file():
             fit(self.kept_model, read_weights(weights), str(weights))  # not those of the last epoch
+        datasets = (self.images, self.test_images)
         return TrainingResult(
             self.out,
             weights,
@@ -443,12 +431,8 @@ class TrainingRun(TrainingSetup):
             read_log(self.out),
             self.notes,
             steps=self.step - first_step,
-            unreadable=self._unreadable(),
+            unreadable=sorted({file for images in datasets if images for file in images.unreadable}),
         )
-
-    def _unreadable(self) -> list[str]:
-        datasets = (self.images, self.test_images)
-        return sorted({file for images in datasets if images is not None for file in images.unreadable})
 
     def _begin(self) -> None:
         """Lock and prepare the folder, resume from its checkpoint and open the log."""
@@ -493,7 +477,8 @@ class TrainingRun(TrainingSetup):
 
     def _remaining_steps(self) -> Iterator[list[MicroBatch]]:
         """The micro-batches of this process, for every step that is left."""
-        remaining = RemainingBatches(self.sampler, self.step, self.total_steps)
+        steps = range(self.step, self.total_steps)
+        remaining = (keys for step in steps for keys in self.sampler.micro_batches(step))
         loader: Iterable[MicroBatch]
         if isinstance(self.images, CachedFeatures):
             loader = (self.images.batch(keys) for keys in remaining)
@@ -555,13 +540,22 @@ class TrainingRun(TrainingSetup):
             self.sums = {}
         improved = False
         if self._test_is_due():
-            row |= self._test()
+            assert self.test_images is not None
+            row |= evaluate(
+                self.trained_part(self.kept_model),
+                self.objective,
+                self.test_images,
+                self.accelerator,
+                max(1, self.sampler.micro_batch_size),
+                (recipe.seed, 4, self.step),
+            )
             improved = row["test_loss"] < self.best_loss or not (self.out / WEIGHTS).exists()
             self.best_loss = min(self.best_loss, row["test_loss"])
         if row:
             self._report(row)
-        if epoch_ended and (recipe.keep == "last" or self.test_images is None or improved):
-            self._save_weights()
+        keep = recipe.keep == "last" or self.test_images is None or improved
+        if epoch_ended and keep and self.accelerator.is_main_process:
+            save_weights(self.out / WEIGHTS, self.kept_model.state_dict(), self.built.metadata)
         if epoch_ended or stop or self.step % recipe.save_every == 0:
             self._save_checkpoint()
 
@@ -571,13 +565,6 @@ class TrainingRun(TrainingSetup):
             return False
         every = self.recipe.test_every
         return self.step == self.total_steps or (every > 0 and epoch % every == 0)
-
-    def _test(self) -> dict[str, float]:
-        assert self.test_images is not None
-        batch_size = max(1, self.sampler.micro_batch_size)
-        seed = (self.recipe.seed, 4, self.step)
-        part = self.trained_part(self.kept_model)
-        return evaluate(part, self.objective, self.test_images, self.accelerator, batch_size, seed)
 
     def _report(self, row: dict[str, float]) -> None:
         epoch = self.step / self.sampler.steps_per_epoch
@@ -600,10 +587,6 @@ class TrainingRun(TrainingSetup):
                 seconds=self.seconds,
             )
         )
-
-    def _save_weights(self) -> None:
-        if self.accelerator.is_main_process:
-            save_weights(self.out / WEIGHTS, self.kept_model.state_dict(), self.built.metadata)
 
     def _save_checkpoint(self) -> None:
         for name, parameter in self.model.named_parameters():

@@ -11,7 +11,6 @@ import copy
 import json
 import logging
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +107,13 @@ def build_recipe_model(
         std=data.std,
     )
     if preprocess.size != initial.preprocess.size:
-        _check_accepts_size(model, preprocess.size)
+        height, width = preprocess.size
+        try:
+            _run_once(copy.deepcopy(model), preprocess.size)
+        except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers differ
+            raise InputError(
+                f"data.size: the model does not accept images of {height}x{width} ({error}). Leave it out."
+            ) from error
     side = max(preprocess.size)
     if recipe.augment.crop == "resize" and recipe.augment.resize < side:
         raise InputError(
@@ -233,7 +238,14 @@ def _created_model(recipe: Recipe, folders: tuple[str, ...] | None) -> _InitialM
     except InputError as error:
         raise InputError(f"model.{error}") from error
     if o.arguments:
-        _check_runs(built.model, built.preprocess.size, o.arguments)
+        height, width = built.preprocess.size
+        try:
+            _run_once(built.model, (height, width))
+        except Exception as error:  # of layers that were given odd values
+            raise InputError(
+                f"model.arguments: with {o.arguments} the model does not run on images of {height}x{width} "
+                f"({type(error).__name__}: {error})"
+            ) from error
     origin = {"model": o.name, "arguments": o.arguments}
     trained = weights is not None or o.pretrained or not is_timm_name(o.name)
     return _InitialModel(built.model, built.preprocess, built.class_names, origin, trained)
@@ -277,29 +289,14 @@ def _segmenter(
 # -- what the model accepts and returns ------------------------------------------------------------
 
 
-def _check_accepts_size(model: nn.Module, size: tuple[int, int]) -> None:
-    """Whether the model runs on images of a size other than its own."""
-    try:
-        with torch.no_grad():
-            copy.deepcopy(model).eval()(torch.zeros(1, 3, *size))
-    except (AssertionError, RuntimeError, ValueError) as error:  # timm, torch and transformers differ here
-        raise InputError(
-            f"data.size: the model does not accept images of {size[0]}x{size[1]} ({error}). Leave it out."
-        ) from error
-
-
-def _check_runs(model: nn.Module, size: tuple[int, int], arguments: Mapping[str, Any]) -> None:
-    """Whether a model that was built with these arguments takes an image."""
+def _run_once(model: nn.Module, size: tuple[int, int]) -> Any:
+    """The model's output for a blank image of this size."""
     was_training = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, *size))
-    except Exception as error:  # of layers that were given odd values
-        raise InputError(
-            f"model.arguments: with {dict(arguments)} the model does not run on images of "
-            f"{size[0]}x{size[1]} ({type(error).__name__}: {error})"
-        ) from error
-    model.train(was_training)
+            return model.eval()(torch.zeros(1, 3, *size))
+    finally:
+        model.train(was_training)
 
 
 def _num_classes(model: nn.Module, size: tuple[int, int]) -> int:
@@ -307,11 +304,8 @@ def _num_classes(model: nn.Module, size: tuple[int, int]) -> int:
     declared = declared or getattr(getattr(model, "config", None), "num_labels", None)
     if declared:
         return int(declared)
-    was_training = model.training
-    with torch.no_grad():
-        output = model.eval()(torch.zeros(1, 3, *size))
-    model.train(was_training)
-    return (output if isinstance(output, torch.Tensor) else output.logits).shape[-1]
+    output = _run_once(model, size)
+    return (output if isinstance(output, Tensor) else output.logits).shape[-1]
 
 
 SMALL_MASK = 0.05  # share of an image; masks that cover less may miss the object
@@ -327,66 +321,40 @@ def prepare_images(
     trust_remote_code: bool = False,
 ) -> tuple[TrainingImages, list[str]]:
     """The dataset of "train" or "test", and notes for the user."""
-    masks = recipe.data.masks if part == "train" else recipe.data.test_masks
+    data, needs_masks = recipe.data, bool(recipe.losses_with_masks)
+    masks = data.masks if part == "train" else data.test_masks
     if recipe.task == "segmentation":
-        return _with_label_maps(recipe, built, part, masks, on_progress)
-    if not recipe.losses_with_masks:
-        labeled = select_images(recipe.data, part, built.classes, None)
-        labeled = replace(labeled, decode=None)  # index.csv may list masks that no loss needs
-        return TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed), []
-    if masks == "tokencut":
-        labeled = select_images(recipe.data, part, built.classes, None)
-        images = TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed)
-        images.generated_masks = _generate_masks(
-            recipe, built, images, device, on_progress, trust_remote_code=trust_remote_code
-        )
-        return images, _mask_notes(recipe, images.generated_masks)
-    labeled = select_images(recipe.data, part, built.classes, masks)
-    notes = []
-    if part == "train" and labeled.decode is None:
-        losses = ", ".join(recipe.losses_with_masks)
-        raise InputError(f"data.masks: expected masks for {losses}, found none in {masks}")
-    if labeled.without:
-        notes.append(f"data.{part}: {labeled.without} images without a mask are left out")
-    check_masks(labeled, on_progress)
-    return TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed), notes
-
-
-def _with_label_maps(
-    recipe: Recipe, built: RecipeModel, part: str, masks: str | None, on_progress: OnProgress
-) -> tuple[TrainingImages, list[str]]:
-    labeled = select_images(recipe.data, part, None, masks)
+        labeled = select_images(data, part, None, masks)
+    elif needs_masks and masks != "tokencut":
+        labeled = select_images(data, part, built.classes, masks)
+        if part == "train" and labeled.decode is None:
+            losses = ", ".join(recipe.losses_with_masks)
+            raise InputError(f"data.masks: expected masks for {losses}, found none in {masks}")
+    else:
+        labeled = select_images(data, part, built.classes, None)
+        if not needs_masks:
+            labeled = replace(labeled, decode=None)  # index.csv may list masks that no loss needs
     images = TrainingImages(labeled, built.preprocess, recipe.augment, recipe.seed)
-    trained = built.description["segments"]
-    if images.segmentation_classes != trained:
+    if recipe.task == "segmentation" and images.segmentation_classes != built.description["segments"]:
         raise InputError(
-            f"data.{part}: expected masks of the {trained} classes that are trained, "
+            f"data.{part}: expected masks of the {built.description['segments']} classes that are trained, "
             f"got {images.segmentation_classes}"
         )
-    check_masks(labeled, on_progress)
-    if not labeled.without:
+    if recipe.task != "segmentation" and not needs_masks:
         return images, []
-    return images, [f"data.{part}: {labeled.without} images without a mask are left out"]
-
-
-def _generate_masks(
-    recipe: Recipe,
-    built: RecipeModel,
-    images: TrainingImages,
-    device: Any,
-    on_progress: OnProgress,
-    *,
-    trust_remote_code: bool,
-) -> dict[str, Tensor]:
-    """TokenCut masks from the keys of the model that the recipe names, or of this one before training."""
-    data, model, preprocess = recipe.data, built.model, built.preprocess
+    if recipe.task == "segmentation" or masks != "tokencut":
+        check_masks(labeled, on_progress)
+        count = labeled.without
+        return images, [f"data.{part}: {count} images without a mask are left out"] if count else []
+    # TokenCut, from the keys of the model that the recipe names, or of this one before training
+    model, preprocess = built.model, built.preprocess
     if data.cut_by:
         loaded = load_model(
             data.cut_by, data.cut_checkpoint, device=device, trust_remote_code=trust_remote_code
         )
         model = loaded.model
         preprocess = preprocess.override(size=loaded.size, mean=loaded.mean, std=loaded.std)
-    return tokencut_masks(
+    images.generated_masks = tokencut_masks(
         model,
         images.items,
         preprocess,
@@ -394,16 +362,10 @@ def _generate_masks(
         centered=data.cut_centered,
         on_progress=on_progress,
     )
-
-
-def _mask_notes(recipe: Recipe, masks: dict[str, Tensor]) -> list[str]:
-    covered = statistics.median(float(mask.bool().double().mean()) for mask in masks.values())
+    shares = (float(mask.bool().double().mean()) for mask in images.generated_masks.values())
+    covered = statistics.median(shares)
     if covered >= SMALL_MASK:
-        return []
-    advice = (
-        "Use another model, data.cut_by." if recipe.data.cut_centered else "Try data.cut_centered = true."
-    )
-    return [
-        f"TokenCut's masks cover {100 * covered:.1f} % of an image (median): "
-        f"they may miss the object. {advice}"
-    ]
+        return images, []
+    advice = "Use another model, data.cut_by." if data.cut_centered else "Try data.cut_centered = true."
+    note = f"TokenCut's masks cover {100 * covered:.1f} % of an image (median): they may miss the object."
+    return images, [f"{note} {advice}"]

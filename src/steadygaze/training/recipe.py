@@ -260,12 +260,13 @@ class Data(Table):
 class Augment(Table):
     """Augmentation.
 
-    crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random crop),
-        "pad" (by `pad` pixels, then a random crop), "none" (as in testing)
-    interpolation: of the crop and of RandAugment, "random" draws bilinear or bicubic for each image; None:
-        the model's for the crop, random for RandAugment
-    repeats: repeated augmentation (Hoffer et al. 2020): an epoch has this many augmented copies of each of
-        1 / `repeats` of the images
+    Attributes:
+        crop: "resized" (random area and aspect ratio), "resize" (to `resize` x `resize`, then a random
+            crop), "pad" (by `pad` pixels, then a random crop), "none" (as in testing).
+        interpolation: Of the crop and of RandAugment, "random" draws bilinear or bicubic for each image;
+            None: the model's for the crop, random for RandAugment.
+        repeats: Repeated augmentation (Hoffer et al. 2020): an epoch has this many augmented copies of each
+            of 1 / `repeats` of the images.
     """
 
     crop: Literal["resized", "resize", "pad", "none"] = "resized"
@@ -291,8 +292,9 @@ class Optimizer(Table):
     """Optimizer of timm.optim. `lr` is for `lr_batch` images per step and scaled in proportion; None: not
     scaled.
 
-    module_factor: learning rate of inserted modules (TAP, CB) as a multiple of `lr`. A gate that starts at 0
-        moves by about one learning rate per step of Adam, too little in a short fine-tuning
+    Attributes:
+        module_factor: Learning rate of inserted modules (TAP, CB) as a multiple of `lr`. A gate that starts
+            at 0 moves by about one learning rate per step of Adam, too little in a short fine-tuning.
     """
 
     name: str = "adamw"
@@ -311,7 +313,8 @@ class Optimizer(Table):
 class Schedule(Table):
     """Learning rate schedule of timm; step: lr · rate^⌊epoch / every⌋; none: constant. Updated every step.
 
-    cooldown_epochs: the last epochs, at `min_lr`; cosine and linear reach it before them
+    Attributes:
+        cooldown_epochs: The last epochs, at `min_lr`; cosine and linear reach it before them.
     """
 
     name: Literal["cosine", "linear", "step", "none"] = "cosine"
@@ -333,11 +336,13 @@ class Ema(Table):
 class Measure(Table):
     """How `steadygaze sweep` measures the trained model: a run of `steadygaze stress`.
 
-    suites: None: corruptions, or segmentation for task = "segmentation"
-    data, masks: as for `stress`; without `data` both are those of the test, data.test and data.test_masks
-    options: of the suites, such as { severities = [3], corruptions = "all15" }
-    show: numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: the
-        summary numbers of a report
+    Attributes:
+        suites: None: corruptions, or segmentation for task = "segmentation".
+        data, masks: As for `stress`; without `data` both are those of the test, data.test and
+            data.test_masks.
+        options: Of the suites, such as { severities = [3], corruptions = "all15" }.
+        show: Numbers in the table, as SETTING/METRIC of the run's table.csv, such as clean/top1; None: the
+            summary numbers of a report.
     """
 
     suites: list[str] | None = None
@@ -353,15 +358,16 @@ class Measure(Table):
 class Recipe(Table):
     """A training run.
 
-    train: "all" weights, or the "head" alone: the last linear layer, on features of each image's center view
-        that are computed once, without random augmentation (a linear probe)
-    measure: how a sweep measures the result; it does not change the weights
-    losses: options by name of a registered loss (`sg.list_losses()`); the total is their sum. None:
-        cross-entropy
-    batch: images per step, over all processes and accumulated micro-batches
-    task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and trains
-        by cross-entropy over pixels; pixels without a class (border) are ignored
-    keep: which weights are written: of the last epoch, or of the one with the lowest test loss
+    Attributes:
+        train: "all" weights, or the "head" alone: the last linear layer, on features of each image's center
+            view that are computed once, without random augmentation (a linear probe).
+        measure: How a sweep measures the result; it does not change the weights.
+        losses: Options by name of a registered loss (`sg.list_losses()`); the total is their sum. Without
+            any: cross-entropy.
+        batch: Images per step, over all processes and accumulated micro-batches.
+        task: "segmentation" wraps the model in `sg.modules.segmenter`, with the classes of the masks, and
+            trains by cross-entropy over pixels; pixels without a class (border) are ignored.
+        keep: Which weights are written: of the last epoch, or of the one with the lowest test loss.
 
     >>> from steadygaze.training import read_recipe
     >>> recipe = read_recipe("cifar10-tap", {"data.train": "cifar10/train", "seed": 1})
@@ -518,7 +524,16 @@ def _check_augmentation(who: str, augment: Augment) -> None:
 def read_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a TOML file, or a shipped one by name.
 
-    changes: values by full key, such as {"data.train": "FOLDER", "seed": 1}; None removes a key
+    Args:
+        source: Path of the file, or the name of a shipped recipe.
+        changes: Values by full key, such as {"data.train": "FOLDER", "seed": 1}; None removes a key.
+
+    Returns:
+        The recipe, checked.
+
+    Raises:
+        InputError: A value is not valid; the message names the key.
+        UnknownNameError: A key or name is not known; the message suggests the nearest one.
 
     >>> read_recipe("cifar10-tap", {"data.train": "cifar10/train", "epochs": 2}).epochs
     2

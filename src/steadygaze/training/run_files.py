@@ -1,8 +1,4 @@
-"""Random numbers that follow from numbers such as (seed, step): a resumed run draws what an unbroken one
-draws.
-
-The files of a training run. A run may be killed at any moment: files are replaced atomically, and read
-without running code.
+"""The files of a training run, what it reports and returns, and its random numbers.
 
 | file              | content                                                                        |
 | ----------------- | ------------------------------------------------------------------------------ |
@@ -12,7 +8,8 @@ without running code.
 | model.safetensors | the resulting weights, for `load_model`                                        |
 | tensorboard/      | the curves of log.csv                                                          |
 
-What a training run reports while it runs, and what it returns.
+A run may be killed at any moment: files are replaced atomically, and read without running code. Random
+numbers follow from numbers such as (seed, step), so that a resumed run draws what an unbroken one draws.
 """
 
 from __future__ import annotations
@@ -191,7 +188,13 @@ class Log:
     def __init__(self, folder: Path, columns: Sequence[str], step: int, tensorboard: bool) -> None:
         self.path, self.columns = folder / LOG, list(columns)
         resumed = self.path.exists() and step > 0
-        rows = [row for row in read_log(folder) if _step(row, self.path) <= step] if resumed else []
+        rows = read_log(folder) if resumed else []
+        try:
+            rows = [row for row in rows if int(row["step"]) <= step]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.path} is not a readable log (a row without its step). Remove it."
+            ) from error
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -199,8 +202,17 @@ class Log:
         write_file(self.path, text.getvalue())
         self.file = self.path.open("a", encoding="utf-8", newline="")
         self.writer = csv.DictWriter(self.file, self.columns, restval="", lineterminator="\n")
-        self.board: Any
-        self.board, self.note = _summary_writer(folder, step) if tensorboard else (None, "")
+        self.board: Any = None
+        self.note = ""
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                install = "pip install tensorboard"
+                self.note = f"TensorBoard is not installed: the curves are in log.csv only ({install})"
+            else:
+                purge = step + 1 if step else None
+                self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def add(self, row: Mapping[str, Any]) -> None:
         try:
@@ -221,14 +233,6 @@ class Log:
             self.board.close()
 
 
-def _summary_writer(folder: Path, step: int) -> tuple[Any, str]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None, "TensorBoard is not installed: the curves are in log.csv only (pip install tensorboard)"
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None), ""
-
-
 def read_log(folder: Path) -> list[dict[str, str]]:
     """The rows of log.csv, without a last row that a kill cut off."""
     path = folder / LOG
@@ -241,22 +245,17 @@ def read_log(folder: Path) -> list[dict[str, str]]:
         raise InputError(f"{path} is not a readable log ({error}). Remove it.") from error
 
 
-def _step(row: Mapping[str, Any], path: Path) -> int:
-    try:
-        return int(row["step"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not a readable log (a row without its step). Remove it.") from error
-
-
 @dataclass(frozen=True)
 class TrainingProgress(Progress):
     """Reported after every logged step and every test.
 
-    epoch: the current one, from 1; epochs: in all
-    lr: learning rate
-    values: the loss and its terms, averaged since the previous row; after a test also test_loss and test_top1
-        (or test_miou)
-    seconds: that training took so far, over all resumed parts
+    Attributes:
+        epoch: The current one, from 1.
+        epochs: Number of epochs in all.
+        lr: Learning rate.
+        values: The loss and its terms, averaged since the previous row; after a test also test_loss and
+            test_top1 (or test_miou).
+        seconds: Time that training took so far, over all resumed parts.
 
     >>> progress = TrainingProgress("train", 20, 100, "steps", epoch=1, values={"loss": 2.3})
     >>> progress.done, progress.values["loss"]
@@ -274,13 +273,15 @@ class TrainingProgress(Progress):
 class TrainingResult:
     """The result of `train`.
 
-    folder: of the run; `load_model` accepts it as a name
-    weights: the file of the weights, for `load_model(name, checkpoint=...)`
-    model: with these weights, in eval mode
-    log: the rows of log.csv
-    notes: what the user should know, also logged as warnings
-    steps: that this call took; 0 if the run had finished before
-    unreadable: files of images that were skipped because they do not decode
+    Attributes:
+        folder: Folder of the run; `load_model` accepts it as a name.
+        weights: The file of the weights, for `load_model(name, checkpoint=...)`.
+        model: The model with these weights, in eval mode.
+        recipe: The recipe.
+        log: The rows of log.csv.
+        notes: What the user should know, also logged as warnings.
+        steps: Number of steps that this call took; 0 if the run had finished before.
+        unreadable: Files of images that were skipped because they do not decode.
 
     Example:
 

@@ -1,18 +1,15 @@
-"""Which images make a step, and how they are mixed (timm's mixup and cutmix)."""
+"""Which images make a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from steadygaze.errors import InputError
 from steadygaze.seeding import combined_seed
-from steadygaze.training.recipe import Augment
 
 Key = tuple[int, int]  # number of the augmented view (the epoch, unless images are repeated) and image index
 
@@ -79,36 +76,3 @@ class StepSampler:
 @lru_cache(maxsize=2)
 def _epoch_order(num_images: int, seed: int, epoch: int) -> Int[np.ndarray, " images"]:
     return np.random.default_rng(combined_seed(seed, 0, epoch)).permutation(num_images)
-
-
-@dataclass(frozen=True)
-class RemainingBatches:
-    """The batch sampler of a loader: the micro-batches of the steps from `start` to `stop`."""
-
-    sampler: StepSampler
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return (self.stop - self.start) * self.sampler.accumulate
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start, self.stop):
-            yield from self.sampler.micro_batches(step)
-
-
-def make_mixer(augment: Augment, num_classes: int, smoothing: float) -> Any:
-    """timm's mixup and cutmix, (images, labels) -> (images, soft targets); None if the recipe uses
-    neither."""
-    if not (augment.mixup or augment.cutmix):
-        return None
-    from timm.data import Mixup
-
-    return Mixup(
-        mixup_alpha=augment.mixup,
-        cutmix_alpha=augment.cutmix,
-        prob=augment.mix_probability,
-        switch_prob=augment.switch,
-        label_smoothing=smoothing,
-        num_classes=num_classes,
-    )

@@ -1,4 +1,19 @@
-"""Refining a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
+"""TokenCut: object masks without labels, from the keys of a ViT's last block (Wang et al. 2022).
+
+Equations: docs/equations.md#tokencut.
+
+    F_i = key of patch i, heads concatenated, of length 1         W_ij = 1 if F_i·F_j > τ else ε
+    (D − W) v = λ D v, v the eigenvector of the second smallest λ
+    object: v > mean v, on the side of argmax |v|
+
+Only the connected component (four neighbors) with argmax |v| is kept. The keys of any ViT can be used; the
+authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
+them are similar at τ: `centered` subtracts each image's mean key, which changes no attention (softmax over
+keys is invariant to it). The edges follow the image after `refine`; the authors' script
+keeps the second largest component of the solver's result, background included, and in effect drops images
+where that is not the object: here the largest one is kept, or the coarse mask.
+
+`refine` moves a coarse mask to the edges of its image: the fast bilateral solver (Barron and Poole 2016).
 
 Equations: docs/equations.md#bilateral-solver. Pixels close in position and color share a vertex of a coarse
 grid in five dimensions (y, x, luma, two of chroma). On the vertices,
@@ -12,21 +27,6 @@ grid in five dimensions (y, x, luma, two of chroma). On the vertices,
 | S        | `splat`            | sum over the pixels of a vertex                                  |
 | t        | target             | the mask                                                         |
 | c, λ     | CONFIDENCE, SMOOTHNESS | the confidence in the mask, and the weight of smoothness     |
-
-TokenCut: object masks without labels, from the keys of a ViT's last block (Wang et al. 2022).
-
-Equations: docs/equations.md#tokencut.
-
-    F_i = key of patch i, heads concatenated, of length 1         W_ij = 1 if F_i·F_j > τ else ε
-    (D − W) v = λ D v, v the eigenvector of the second smallest λ
-    object: v > mean v, on the side of argmax |v|
-
-Only the connected component (four neighbors) with argmax |v| is kept. The keys of any ViT can be used; the
-authors use DINO ViT-B/16. The keys of models trained with labels have a large common part, so that all of
-them are similar at τ: `centered` subtracts each image's mean key, which changes no attention (softmax over
-keys is invariant to it). The edges follow the image after `bilateral_solver.refine`; the authors' script
-keeps the second largest component of the solver's result, background included, and in effect drops images
-where that is not the object: here the largest one is kept, or the coarse mask.
 """
 
 from __future__ import annotations

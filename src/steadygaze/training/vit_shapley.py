@@ -54,7 +54,7 @@ from steadygaze.training import explainers
 from steadygaze.training.recipe import Positive, PositiveInt
 from steadygaze.vit.contexts import evaluation_mode
 from steadygaze.vit.removal import subset_logits
-from steadygaze.vit.view import ViT
+from steadygaze.vit.view import ViT, blank_image
 
 
 class Settings(explainers.Settings):
@@ -142,7 +142,7 @@ class Trainer(explainers.Trainer):
     stage = "train explainer"
     too_early_advice = "Continue with more --steps, or start again with another rate"
     diverged_advice = "Try a lower rate, with a new --out"
-    Settings = Settings
+    settings_class = Settings
     learned: Explainer
     read, write = staticmethod(read_file), staticmethod(write)
 
@@ -150,10 +150,9 @@ class Trainer(explainers.Trainer):
         super().__init__(vit, settings)
         parameter = next(vit.model.parameters())
         self.dtype = wide(parameter.dtype)
-        blank = torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)
-        self.blank = blank
+        self.blank = blank_image(vit)
         with torch.no_grad(), evaluation_mode(vit.model):
-            tokens = vit.embed(blank)
+            tokens = vit.embed(self.blank)
             self.mode = hiding(vit, tokens)
             rows, columns = vit.layout(tokens).grid
         self.patches = rows * columns

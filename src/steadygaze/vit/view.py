@@ -406,3 +406,9 @@ def verify(vit: ViT) -> None:
             f"the "
             f"{vit.plan.kind} adapter does not know."
         )
+
+
+def blank_image(vit: ViT) -> Float[Tensor, "1 c h w"]:
+    """An all-zero image of the model's input size, on its device and in its precision."""
+    parameter = next(vit.model.parameters())
+    return torch.zeros(1, *vit.plan.input_size, device=parameter.device, dtype=parameter.dtype)

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from steadygaze.cli import options
 from steadygaze.cli.options import OUTPUT, RECIPE, RUNNING, command_line, parse_shards, split_names
+
+ListFlag = Annotated[
+    bool,
+    typer.Option(
+        "--list", help="List the shipped ones with their cost and measured results.", rich_help_panel=RECIPE
+    ),
+]
+Show = Annotated[
+    bool, typer.Option("--show", help="Print the TOML text instead of running it.", rich_help_panel=RECIPE)
+]
+
+
+def _set(metavar: str, text: str) -> Any:
+    return typer.Option("--set", metavar=metavar, help=text, rich_help_panel=RECIPE)
+
+
+def _out(metavar: str, text: str) -> Any:
+    return typer.Option("--out", "-o", metavar=metavar, help=text, rich_help_panel=OUTPUT)
+
+
+def _check_show(show: bool, settings: list[str] | None) -> None:
+    if show and settings:
+        raise typer.BadParameter(
+            "--show prints the file without changes: expected no --set beside it. Remove one of the two."
+        )
 
 
 def train(
@@ -18,25 +43,13 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a value of the recipe: data.train=FOLDER, seed=1, epochs=3. Repeat the option for "
-            "more.",
-            rich_help_panel=RECIPE,
+        _set(
+            "KEY=VALUE",
+            "Override a value of the recipe: data.train=FOLDER, seed=1, epochs=3. May be repeated.",
         ),
     ] = None,
-    list_recipes: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            help="List the shipped recipes with their cost and measured results.",
-            rich_help_panel=RECIPE,
-        ),
-    ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the recipe instead of running it.", rich_help_panel=RECIPE)
-    ] = False,
+    list_recipes: ListFlag = False,
+    show: Show = False,
     device: Annotated[
         str,
         typer.Option(
@@ -45,13 +58,7 @@ def train(
     ] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            help="Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE.",
-            rich_help_panel=OUTPUT,
-        ),
+        _out("FOLDER", "Output folder. Repeat the command to resume. Default: steadygaze-train/RECIPE."),
     ] = None,
     dry_run: options.DryRun = False,
     shards: options.Shards = None,
@@ -71,10 +78,7 @@ def train(
         raise typer.Exit(command.list_recipes())
     if recipe is None:
         raise typer.BadParameter("expected a recipe: a TOML file, or a name from `steadygaze train --list`")
-    if show and settings:
-        raise typer.BadParameter(
-            "--show prints the recipe without changes: expected no --set beside it. Remove one of the two."
-        )
+    _check_show(show, settings)
     if show:
         raise typer.Exit(command.show_recipe(recipe))
     folder = out or Path("steadygaze-train") / Path(recipe).stem
@@ -99,12 +103,10 @@ def sweep(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUES",
-            help="Values of the recipe; comma-separated values are swept: losses.adl.tau=1,2,3,5. A list is "
-            "one value: data.images=[0,3],[0,6]. modules.tap=none omits a module or loss.",
-            rich_help_panel=RECIPE,
+        _set(
+            "KEY=VALUES",
+            "Values of the recipe; comma-separated values are swept: losses.adl.tau=1,2,3,5. A list is one "
+            "value: data.images=[0,3],[0,6]. modules.tap=none omits a module or loss.",
         ),
     ] = None,
     seeds: Annotated[
@@ -116,22 +118,12 @@ def sweep(
             rich_help_panel=RECIPE,
         ),
     ] = None,
-    list_sweeps: Annotated[
-        bool, typer.Option("--list", help="List the shipped sweeps.", rich_help_panel=RECIPE)
-    ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the sweep instead of running it.", rich_help_panel=RECIPE)
-    ] = False,
+    list_sweeps: ListFlag = False,
+    show: Show = False,
     device: Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=RUNNING)] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            help="Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE.",
-            rich_help_panel=OUTPUT,
-        ),
+        _out("FOLDER", "Output folder. Repeat the command to resume. Default: steadygaze-sweep/RECIPE."),
     ] = None,
     shard: options.Shard = None,
     dry_run: Annotated[
@@ -157,10 +149,7 @@ def sweep(
         raise typer.Exit(command.list_sweeps())
     if recipe is None:
         raise typer.BadParameter("expected a recipe or sweep: a TOML file, or a name from --list")
-    if show and settings:
-        raise typer.BadParameter(
-            "--show prints the sweep without changes: expected no --set beside it. Remove one of the two."
-        )
+    _check_show(show, settings)
     if show:
         raise typer.Exit(command.show_sweep(recipe))
     raise typer.Exit(
@@ -185,19 +174,11 @@ def curves(
         list[str] | None,
         typer.Option(
             "--columns",
-            "--column",
             help="Columns of log.csv, comma-separated. Default: all columns that hold numbers.",
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="SVG file to write. Default: curves.svg in the first folder.",
-            rich_help_panel=OUTPUT,
-        ),
+        Path | None, _out("FILE", "SVG file to write. Default: curves.svg in the first folder.")
     ] = None,
 ) -> None:
     """Plot the training curves of one or more runs as an SVG file.

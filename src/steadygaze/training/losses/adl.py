@@ -1,12 +1,4 @@
-"""The attention diversification loss from fused attention (docs/equations.md#adl).
-
-A `DiversitySeam` replaces scaled_dot_product_attention by a function that returns A·v and the similarity of
-the rows of A. It stores A for the backward pass while that is small against what a block stores anyway
-(`_stores_maps`), which saves a tenth of the time of a step. Above, it keeps q, k and v like the fused kernel,
-and recomputes A. If a model computes its attention eagerly (softmax), or with dropout, the maps are in the
-graph anyway: they are recorded, and `adl.seam_loss` reads them.
-
-The attention diversification loss (ADL; Guo et al. 2023): queries of a layer should not all attend to the
+"""The attention diversification loss (ADL; Guo et al. 2023): queries of a layer should not all attend to the
 same tokens.
 
 Equations: docs/equations.md#adl.
@@ -17,6 +9,12 @@ Equations: docs/equations.md#adl.
 form: "paper" as above (equations 1 and 2); "code" thresholds by >, takes m̂ from the mean of the whole rows
 where that exceeds t, and divides by the number of layers + 1e-6; "per_head" is "paper" for each head by
 itself.
+
+In training, a `DiversitySeam` replaces scaled_dot_product_attention by a function that returns A·v and the
+similarity of the rows of A. It stores A for the backward pass while that is small against what a block stores
+anyway (`_stores_maps`), which saves a tenth of the time of a step. Above, it keeps q, k and v like the fused
+kernel, and recomputes A. If a model computes its attention eagerly (softmax), or with dropout, the maps are
+in the graph anyway: they are recorded, and `seam_loss` reads them.
 """
 
 from __future__ import annotations
@@ -248,16 +246,10 @@ def adl(
     >>> round(adl([torch.tensor([[[[0.9, 0.1], [0.9, 0.1]]]])], tau=1.0).item(), 6)
     1.0
     """
-    if isinstance(attentions, Tensor):
-        got = f"one tensor {tuple(attentions.shape)}"
-        raise InputError(
-            f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}"
-        )
+    expected = "adl: expected a sequence of (B, H, N, N) attentions, one for each layer"
     if not isinstance(attentions, Sequence) or not attentions:
-        got = "none" if not attentions else repr(attentions)
-        raise InputError(
-            f"adl: expected a sequence of (B, H, N, N) attentions, one for each layer, got {got}"
-        )
+        got = f"a {type(attentions).__name__}" if isinstance(attentions, Tensor) else repr(attentions)
+        raise InputError(f"{expected}, got {got}")
     if form not in ("paper", "code", "per_head"):
         raise UnknownNameError("form", str(form), ("paper", "code", "per_head"))
     if not tau > 0:
@@ -265,7 +257,7 @@ def adl(
     for a in attentions:
         if not isinstance(a, Tensor) or a.dim() != 4:
             got = str(tuple(a.shape)) if isinstance(a, Tensor) else f"a {type(a).__name__}"
-            raise InputError(f"adl: expected tensors of shape (B, H, N, N), got {got}")
+            raise InputError(f"{expected}, got {got}")
     maps = [a.flatten(0, 1) if form == "per_head" else a.mean(1) for a in attentions]
     total = torch.stack([row_similarity(m, tau, form) for m in maps]).sum()
     return total / layer_count(len(attentions), form)

@@ -1,6 +1,4 @@
-"""Logits of whatever a model returns, also while a distillation token is trained.
-
-The registry of training losses: what a recipe may list under `[losses.NAME]`.
+"""The registry of training losses: what a recipe may list under `[losses.NAME]`.
 
 A loss is one class. It owns its options (what the recipe may hold), says what it needs (object masks,
 attention seen during the forward pass, a pass of its own) and computes its terms of a batch. The training
@@ -63,11 +61,13 @@ class LossOptions(BaseModel):
 class LossSetup:
     """What a loss may prepare itself with, once, before the first step.
 
-    model: the model that is trained
-    pieces: number of parts (processes times accumulated micro-batches) a step is divided into. The gradients
-        of the parts are averaged, so a loss that is a sum over the step multiplies by it
-    num_classes, preprocess: number of outputs and preprocessing of the model; None outside a training run
-    trust_remote_code: as for `load_model`, for losses that load another model
+    Attributes:
+        model: The model that is trained.
+        pieces: Number of parts (processes times accumulated micro-batches) a step is divided into. The
+            gradients of the parts are averaged, so a loss that is a sum over the step multiplies by it.
+        num_classes, preprocess: Number of outputs and preprocessing of the model; None outside a training
+            run.
+        trust_remote_code: As for `load_model`, for losses that load another model.
     """
 
     model: nn.Module
@@ -81,11 +81,13 @@ class LossSetup:
 class LossBatch:
     """One batch, as every loss of the recipe sees it.
 
-    images: (B, 3, H, W), normalized
-    labels: (B,) class indices; label maps (B, H, W) in segmentation
-    soft_targets: (B, C) class shares of mixup or cutmix, None without them
-    masks: (B, H, W) object masks, None if no loss needs them
-    observers: by loss name, what `Loss.observer` returned for this batch
+    Attributes:
+        model: The model that is trained.
+        images: (B, 3, H, W), normalized.
+        labels: (B,) class indices; label maps (B, H, W) in segmentation.
+        soft_targets: (B, C) class shares of mixup or cutmix, None without them.
+        masks: (B, H, W) object masks, None if no loss needs them.
+        observers: By loss name, what `Loss.observer` returned for this batch.
 
     >>> import torch
     >>> batch = LossBatch(torch.nn.Linear(4, 2), torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))
@@ -137,13 +139,15 @@ class LossBatch:
 class Loss:
     """Base class of losses; see `register_loss` for a whole example.
 
-    terms: names of the terms if there are several, logged as NAME.term; empty for a single one
-    needs_masks: object masks must be given (data.masks), and augmentations that would misplace them are
-        refused
-    runs_model: the loss runs the model itself, before the others; it may offer the logits with `batch.share`
-    tasks: what it can train
-    on_features: it reads the logits alone, so that a head on cached features can be trained with it
-    label_smoothing: applied to the soft targets of mixup and cutmix
+    Attributes:
+        terms: Names of the terms if there are several, logged as NAME.term; empty for a single one.
+        needs_masks: Object masks must be given (data.masks), and augmentations that would misplace them are
+            refused.
+        runs_model: The loss runs the model itself, before the others; it may offer the logits with
+            `batch.share`.
+        tasks: What it can train.
+        on_features: It reads the logits alone, so that a head on cached features can be trained with it.
+        label_smoothing: Applied to the soft targets of mixup and cutmix.
 
     >>> Loss.needs_masks, Loss.terms
     (False, ())
@@ -207,9 +211,16 @@ def register_loss(
 ) -> Callable[[LossClass], LossClass]:
     """Class decorator that makes a loss available to recipes as `[losses.NAME]`.
 
-    name: what recipes, logs and `list_losses` call it
-    options: a subclass of `LossOptions`, validated when a recipe is read
-    replace: allow a name that is registered already
+    Args:
+        name: What recipes, logs and `list_losses` call it.
+        options: A subclass of `LossOptions`, validated when a recipe is read.
+        replace: Allow a name that is registered already.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        InputError: The name is taken, or the class is not a `Loss`.
 
     A whole example, a penalty on logits far from zero:
 

@@ -1,15 +1,4 @@
-"""Object masks as the losses use them: which pixels are object, which background, and which are not
-counted.
-
-Attribution maps a loss can be taken of: the graph is kept, so that training can change what a model
-attends to.
-
-One forward pass gives both the map and the logits. `second_order=False` is what the authors of the relevance
-loss ran: the gradient G inside a map is a constant, and the loss reaches the weights only through A (or x).
-`second_order=True` differentiates G too, and reaches every weight (docs/equations.md#second-order). What a
-method's own rules hold constant (σ, slopes) is constant in both.
-
-The relevance loss: maps that lie on the object, and a confident prediction (Chefer et al. 2022).
+"""The relevance loss: maps that lie on the object, and a confident prediction (Chefer et al. 2022).
 
 Equations: docs/equations.md#relevance-losses and docs/equations.md#second-order.
 
@@ -21,6 +10,11 @@ Equations: docs/equations.md#relevance-losses and docs/equations.md#second-order
 | S, S̄   | s, background | object and background, (B, H, W)                                           |
 
 The paper's weights of L_bg, L_fg and L_cls are 1.6, 0.24 and 0.2: the defaults of the recipe.
+
+The map keeps its graph, so that training can change what a model attends to; one forward pass gives both the
+map and the logits. `second_order=False` is what the authors ran: the gradient G inside a map is a constant,
+and the loss reaches the weights only through A (or x). `second_order=True` differentiates G too, and reaches
+every weight. What a method's own rules hold constant (σ, slopes) is constant in both.
 """
 
 from __future__ import annotations
@@ -327,22 +321,15 @@ class Relevance(Loss):
     def __call__(self, batch: LossBatch) -> Terms:
         assert batch.masks is not None
         o = self.options
+        names = {"method", "explained", "second_order", "temperature", "reverse"}
+        options = o.model_dump(include=names)
         method = parse_method(o.method)
         own_rules = method.base.gradient and rules_of(method) != PLAIN
         # The attention that the map keeps is that of the model itself, unless the method changes the pass by
         # its rules.
         with nullcontext() if own_rules else batch.observed():
             terms, outputs = relevance_pass(
-                self.vit,
-                batch.images,
-                batch.masks,
-                batch.labels,
-                method=o.method,
-                explained=o.explained,
-                confidence=o.confident_of,
-                second_order=o.second_order,
-                temperature=o.temperature,
-                reverse=o.reverse,
+                self.vit, batch.images, batch.masks, batch.labels, confidence=o.confident_of, **options
             )
         batch.share(outputs)
         return terms
