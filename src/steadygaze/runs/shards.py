@@ -23,12 +23,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from steadygaze.errors import InputError
 from steadygaze.files import LOCK, FileLock, is_locked, lock_folder
+
+if TYPE_CHECKING:
+    import torch  # 500 MiB that readers of rows do not need
 
 MOST = 99_999  # shards of a run
 _IN_NAME = re.compile(r"(\d{5})of(\d{5})")
@@ -174,6 +175,7 @@ def world() -> World:
                 stacklevel=2,
             )
         return World()
+    import torch
     from accelerate import PartialState
 
     forced_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
