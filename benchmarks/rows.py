@@ -157,7 +157,7 @@ def write_verify(folder: Path, rows: int) -> None:
         "metrics": METRICS,
     }
     images = max(1, rows // (len(METHODS) * len(METRICS)))
-    write_run(folder, {**settings, "pictures": images}, verify_lines(images))
+    write_run(folder, {**settings, "images": images}, verify_lines(images))
 
 
 def verify_lines(images: int) -> Iterator[str]:
@@ -189,7 +189,7 @@ def write_stress(folder: Path, rows: int, model: int) -> None:
         "conditions": [],
     }
     images = max(1, rows // (len(SETTINGS) * len(STRESS_METRICS)))
-    write_run(folder, {**settings, "pictures": images}, stress_lines(images, model), f"synthetic{model}")
+    write_run(folder, {**settings, "images": images}, stress_lines(images, model), f"synthetic{model}")
 
 
 def stress_lines(images: int, model: int) -> Iterator[str]:

@@ -87,7 +87,6 @@ def test_the_report_needs_neither_model_nor_data(run, tmp_path, monkeypatch):
 
 
 def test_a_run_without_samples_is_reported_without_images(run, tmp_path):
-    """As runs of the first version."""
     copy = copied(run, tmp_path / "run")
     text = write_report([copy], repeats=50)[0].read_text()
     assert "Images are left out" in text and "data:image/jpeg" not in text
@@ -179,11 +178,11 @@ def copied(run, folder, rows=lambda row: row, **settings):
         ({"preprocessing": {"crop_pct": "1.0"}}, lambda row: row, "preprocessing crop_pct 1.0"),
         ({"weights": "0123"}, lambda row: {**row, "weights": "0123"}, "weights 0123"),
         (
-            {"pictures_hash": "0123"},
+            {"images_hash": "0123"},
             lambda row: {**row, "image": "other/" + row["image"]},
             "images of other",
         ),
-        ({"pictures_hash": "0123"}, lambda row: {**row, "content": "0123"}, "images of other"),
+        ({"images_hash": "0123"}, lambda row: {**row, "content": "0123"}, "images of other"),
         ({}, lambda row: {**row, "content": "0123"}, "images of other"),
     ],
 )
@@ -199,7 +198,7 @@ def test_runs_that_were_not_measured_alike_are_not_mixed(run, tmp_path, settings
 def test_more_methods_and_a_smaller_sample_of_the_same_images_are_one_table(run, tmp_path):
     names = sorted({row["image"] for row in Rows.read(run)})
     rows = lambda row: {**row, "method": "alti"} if row["image"] in names[:4] else None  # noqa: E731
-    some = copied(run, tmp_path / "some", rows, pictures_hash="0123")
+    some = copied(run, tmp_path / "some", rows, images_hash="0123")
     (section,) = Rows.read(run, some).table(repeats=50).sections
     assert not section.variant and len(section.names) == len(names)
     assert {cell.images for (_, line), cell in section.cells.items() if line[0] == "alti"} == {4}

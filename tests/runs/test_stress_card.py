@@ -111,7 +111,7 @@ def test_the_command_and_its_report(run, tmp_path):
     table = (tmp_path / "table.csv").read_text()
     assert "corruptions,mean_error," in table and "fog/3,top1," in table
     facts = json.loads((folder / "run.json").read_text())["settings"]
-    assert facts["weights"] in page.words and facts["pictures_hash"] in page.words
+    assert facts["weights"] in page.words and facts["images_hash"] in page.words
 
 
 def test_a_report_without_the_data(tmp_path):

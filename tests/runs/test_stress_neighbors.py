@@ -62,7 +62,7 @@ def test_rows_are_the_vote_of_the_nearest_images(root, loaded):
         assert frame_of(rows, metric) == wanted
     assert {(r["setting"], r["note"]) for r in rows} == {("neighbors/own", "bank of 24 images")}
     (facts,) = rows.runs[0]["settings"]["neighbors"]
-    assert (facts["bank"], facts["pictures"], facts["classes"]) == (24, 12, 3)
+    assert (facts["bank"], facts["images"], facts["classes"]) == (24, 12, 3)
     two = f"neighbors:own={root / 'train'}={root / 'test'}"
     assert [r["value"] for r in sg.stress(loaded, None, suite=two)] == [r["value"] for r in rows]
 

@@ -12,8 +12,9 @@ import steadygaze as sg
 from helpers.runs import cli, image_folder, rows_of
 from steadygaze.report.pages import write_report
 from steadygaze.runs.rows import Rows
+from steadygaze.runs.settings import Bar, BarChart, Condition, Setting
 from steadygaze.runs.stress import StressRequest, run_stress
-from steadygaze.runs.suite import SUITES, Bar, BarChart, Condition, Option, Setting, Suite
+from steadygaze.runs.suite import SUITES, Option, Suite
 
 
 class Mirror(Suite):

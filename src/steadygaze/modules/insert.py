@@ -28,7 +28,7 @@ from steadygaze.questions.vqa import answers_questions, any_question
 from steadygaze.vit.adapt import adapt
 from steadygaze.vit.view import ViT
 
-log = logging.getLogger("steadygaze.modules")
+log = logging.getLogger(__package__)
 NAMES = ("tap", "cb_mlp", "cb_msa")  # names of inserted modules within their block
 HOOKS = (
     "_forward_pre_hooks",

@@ -54,8 +54,8 @@ from steadygaze.report.charts import LETTER, Bar, Series, bars, grid, lines, tic
 from steadygaze.robustness.by_class import ClassChange, Spread
 from steadygaze.runs import suite as figures
 from steadygaze.runs.before_after import FaithfulnessChange
-from steadygaze.runs.card import Card
-from steadygaze.runs.compare import Change, Comparison
+from steadygaze.runs.card import Card, Change
+from steadygaze.runs.compare import Comparison
 from steadygaze.runs.ranking import CHANCE, Line, Section, quantity
 from steadygaze.runs.rows import STRESS, Rows
 from steadygaze.runs.samples import (
@@ -66,8 +66,8 @@ from steadygaze.runs.samples import (
     read_map_samples,
     read_setting_samples,
 )
+from steadygaze.runs.settings import Number
 from steadygaze.runs.statistics import INTERVALS, Cell, markdown_text, plural, small_sample_note
-from steadygaze.runs.suite import Number
 from steadygaze.runs.sweep import SweepNumber, SweepTable
 from steadygaze.target import percent
 from steadygaze.untrusted import check_complete, damaged_files
@@ -126,16 +126,12 @@ def legend(series: Sequence[svg.Series]) -> str:
 def how(run: dict[str, Any]) -> list[tuple[str, str]]:
     """The settings of a run of either kind, line by line; settings that it does not have are left out."""
     settings, about = run["settings"], run.get("about", {})
-    count = (
-        f", {settings['pictures']} images ({settings.get('layout', '')})" if settings.get("pictures") else ""
-    )
+    count = f", {settings['images']} images ({settings.get('layout', '')})" if settings.get("images") else ""
     chosen = "the first ones" if settings.get("stream") else "spread evenly over the classes"
     limit = f", at most {settings['limit']}, {chosen}" if settings.get("limit") else ""
-    shifts = "; ".join(
-        f"{s['name']}: {s['pictures']} images, {s['hash']}" for s in settings.get("shifts", ())
-    )
+    shifts = "; ".join(f"{s['name']}: {s['images']} images, {s['hash']}" for s in settings.get("shifts", ()))
     near = "; ".join(
-        f"{s['name']}: {s['pictures']} images, bank of {s['bank']}, {s['hash']}"
+        f"{s['name']}: {s['images']} images, bank of {s['bank']}, {s['hash']}"
         for s in settings.get("neighbors", ())
     )
     epsilons = ", ".join(f"{255 * e:g}/255" for e in settings.get("epsilons", ()))
@@ -144,7 +140,7 @@ def how(run: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", ", ".join(filter(None, (settings["model"], settings.get("checkpoint"))))),
         ("weights", settings["weights"]),
         ("data", f"{settings.get('data', '')}{count}{limit}"),
-        ("hash of the images", settings.get("pictures_hash") or ""),
+        ("hash of the images", settings.get("images_hash") or ""),
         ("preprocessing", ", ".join(f"{k} {v}" for k, v in settings.get("preprocessing", {}).items())),
         ("explained class", settings.get("target", "")),
         ("metrics", ", ".join(settings.get("metrics", ()))),
@@ -304,7 +300,7 @@ def gallery(folder: Path | None, run: dict[str, Any]) -> Gallery:
 def _missing(run: dict[str, Any]) -> str:
     command = run.get("about", {}).get("command", "")
     again = f" Repeat the command to store them: {command}" if command else ""
-    return f"Images are left out: the run stored none (it is unfinished, or of the first version).{again}"
+    return f"Images are left out: the run stored none (it is unfinished).{again}"
 
 
 def _shown(folder: Path, sample: MapSample) -> Shown:
@@ -826,8 +822,8 @@ def _markdown(card: Card) -> str:
 
 TURNED = {"wrong": "Newly wrong", "right": "Newly correct"}
 FIRST = (
-    "After minus before on {images}. ↑: higher is better; ↓: lower is better. Colored: the paired 95 % "
-    "interval excludes zero."
+    "After minus before on the same images. ↑: higher is better; ↓: lower is better. Colored: the paired "
+    "95 % interval excludes zero."
 )
 NOTE = (
     "Scores, and every setting with a significant change; the others are at the end. p: McNemar's exact "
@@ -853,7 +849,7 @@ def _write(comparison: Comparison, path: Path, show: int, images: bool) -> list[
         Part(
             "What changed",
             "changes",
-            text=FIRST.format(images=comparison.images_text),
+            text=FIRST,
             figures=change_figures(comparison),
             heads=HEADS,
             rows=[row(c) for c in comparison.changes if c.verdict or c.setting.level is None],
@@ -972,7 +968,7 @@ def _write_card(
             "At a glance",
             "glance",
             tiles=_card_tiles(comparison, faithfulness),
-            text=f"Before → after, on {comparison.images_text}. ↑: higher is better; ↓: lower is better.",
+            text="Before → after, on the same images. ↑: higher is better; ↓: lower is better.",
         ),
         Part(
             "Accuracy and robustness",

@@ -26,8 +26,7 @@ A folder RUN holds
 A row is one number: model, weights, method, score, metric, image, value, seed and content (a hash of the
 image file); where they apply, detail (the curve or the sums behind the value), note (how it was measured) and
 flag (the map was empty or broken). A run of `stress` has a setting (`clean`, `fog/3`, `fgsm/8`, ...) instead
-of method and score. A line with `unreadable` gives the reason why an image could not be used. Rows of the
-first version have no content.
+of method and score. A line with `unreadable` gives the reason why an image could not be used.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ import numpy as np
 from steadygaze.errors import InputError
 from steadygaze.progress import OnProgress, Progress, ignore_progress
 from steadygaze.runs.shards import WHOLE, Shard, shard_of_file
+from steadygaze.runs.views import VIEWS
 from steadygaze.untrusted import (
     LARGEST,
     MATCHING,
@@ -61,9 +61,6 @@ from steadygaze.untrusted import (
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-    from steadygaze.runs.card import Card
-    from steadygaze.runs.ranking import Table
 
 TEXTS = ("model", "weights", "method", "score", "setting", "metric", "image", "note", "flag", "content")
 CODED = (*TEXTS, "seed")
@@ -808,14 +805,10 @@ class Rows:
         return len(self.columns())
 
     def __repr__(self) -> str:
-        from steadygaze.runs.display import rows_text
-
-        return rows_text(self)
+        return VIEWS["text"](self)
 
     def _repr_html_(self) -> str:
-        from steadygaze.runs.display import rows_html
-
-        return rows_html(self)
+        return VIEWS["html"](self)
 
     @property
     def kinds(self) -> set[str]:
@@ -884,30 +877,25 @@ class Rows:
 
         partition: method, setting or metric; `path` is then a folder with a file for each of its values
         """
-        from steadygaze.runs.export import export_rows
-
         file = Path(path)
         if partition is None and file.suffix != ".parquet":
             raise InputError(f"expected a file that ends in .parquet, got {file.name}")
-        return export_rows(self, file, partition, on_progress)
+        return VIEWS["file"](self, file, partition, on_progress)
 
-    def table(self, *, repeats: int = 2000, seed: int = 0) -> Table:
-        """The ranking: one value with its 95 % interval for each method, score and metric."""
-        from steadygaze.runs.ranking import Table
-
+    def table(self, *, repeats: int = 2000, seed: int = 0) -> Any:
+        """The ranking, a `runs.ranking.Table`: one value with its 95 % interval for each method, score and
+        metric."""
         if STRESS in self.kinds:
             raise InputError(
                 "expected rows of verify, got rows of a stress run: their numbers are in cards()"
             )
-        return Table.of(self, repeats=repeats, seed=seed)
+        return VIEWS["table"](self, repeats=repeats, seed=seed)
 
-    def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Card]:
-        """The summary of each stress run: one value with its 95 % interval for each setting and metric, and
-        the scores.
+    def cards(self, *, repeats: int = 2000, seed: int = 0) -> list[Any]:
+        """The summary of each stress run, a `runs.card.Card`: one value with its 95 % interval for each
+        setting and metric, and the scores.
         """
-        from steadygaze.runs.card import Card
-
-        return Card.of(self, repeats=repeats, seed=seed)
+        return VIEWS["cards"](self, repeats=repeats, seed=seed)
 
 
 def _shards_of_one_run(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

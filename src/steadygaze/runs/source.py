@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,16 +35,20 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.robustness.attacks import pixels_of
 from steadygaze.runs.loop import Inputs, Job
 from steadygaze.runs.request import Normalization, Request, check_levels
-from steadygaze.runs.suite import Condition, Suite
+from steadygaze.runs.settings import Condition, Views
 from steadygaze.seeding import image_seed
-
-if TYPE_CHECKING:
-    from steadygaze.runs.suite import Condition, Suite
-
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 
 REMEMBERED = 2  # batches of images that a worker keeps for the next condition
+
+
+class ViewMaker(Protocol):
+    """The part of a suite that runs in worker processes."""
+
+    def make(self, image: ImageView, condition: Condition) -> Views:
+        """The views that the condition makes of one image."""
+        ...
 
 
 class Reader(Protocol):
@@ -103,7 +107,7 @@ class ImageLoader:
     """
 
     seed: int
-    suites: Mapping[str, Suite]
+    suites: Mapping[str, ViewMaker]
     preprocess: Preprocess
     memory: Mapping[str, Pixels] | None = None
     given: Mapping[str, Tensor] = field(default_factory=dict)
@@ -333,8 +337,8 @@ class FolderData:
         """What defines the numbers of the run."""
         lines = [f"{image.name}\t{image.labels}" for image in self.images]
         facts: dict[str, Any] = {
-            "pictures": len(lines) or None,
-            "pictures_hash": names_hash(lines) if lines else None,
+            "images": len(lines) or None,
+            "images_hash": names_hash(lines) if lines else None,
             "layout": self.labeled.layout,
         }
         if isinstance(self.labeled, Segmented):
@@ -475,8 +479,8 @@ class MemoryData:
         """What defines the numbers of the run."""
         levels = _gray_levels(self.first.images, normalization)
         facts: dict[str, Any] = {
-            "pictures": None,
-            "pictures_hash": tensor_hash(levels, self.first.labels),
+            "images": None,
+            "images_hash": tensor_hash(levels, self.first.labels),
             "data": "in memory",
             "limit": self.limit,
         }

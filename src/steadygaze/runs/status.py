@@ -331,7 +331,7 @@ def _status(settings: dict[str, Any], folders: Sequence[Path]) -> RunStatus:
         settings.get("data", ""),
         tuple(folders),
         tuple(shards),
-        settings.get("pictures"),
+        settings.get("images"),
     )
 
 

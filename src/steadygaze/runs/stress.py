@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ from steadygaze.loading.loaded import LoadedModel
 from steadygaze.methods.registry import DEFAULT
 from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.results.manifest import versions
-from steadygaze.runs.evaluator import Batch, Evaluator, class_count, with_predictions
+from steadygaze.runs.evaluator import Batch, Evaluator, class_count
 from steadygaze.runs.loop import Pace, Run, at_once, default_num_workers, owned_images, total_work
 from steadygaze.runs.request import (
     Normalization,
@@ -50,7 +50,8 @@ from steadygaze.runs.request import (
     task_setting,
 )
 from steadygaze.runs.rows import STRESS, Row, Rows
-from steadygaze.runs.samples import store_setting_samples
+from steadygaze.runs.samples import SettingSampler
+from steadygaze.runs.settings import CLEAN, Condition, quantity_record
 from steadygaze.runs.shards import World, parse_shard
 from steadygaze.runs.source import (
     FolderData,
@@ -61,21 +62,9 @@ from steadygaze.runs.source import (
     StreamData,
     StressJob,
 )
-from steadygaze.runs.suite import (
-    CLEAN,
-    SUITES,
-    Condition,
-    ImageSet,
-    Suite,
-    all_options,
-    check_outputs,
-    quantity_record,
-)
+from steadygaze.runs.suite import SUITES, ImageSet, Suite, all_options, check_outputs, with_predictions
 from steadygaze.target import own_task, task_of_outputs
 from steadygaze.vit.view import ViT
-
-if TYPE_CHECKING:
-    from steadygaze.runs.suite import Condition, Suite
 
 
 def parse_suites(texts: str | Sequence[str], options: Mapping[str, Any] | None = None) -> list[Suite]:
@@ -222,7 +211,7 @@ def run_settings(
 ) -> dict[str, Any]:
     """Everything that defines the numbers of a run."""
     own = [condition for image_set in image_sets for condition in image_set.conditions]
-    everywhere = [*(conditions if facts.get("pictures") != 0 else ()), *own]
+    everywhere = [*(conditions if facts.get("images") != 0 else ()), *own]
     settings = dict.fromkeys(setting for condition in everywhere for setting in condition.settings)
     quantities = dict.fromkeys(metric for condition in everywhere for metric in condition.metrics)
     set_images = {
@@ -328,6 +317,20 @@ class PreparedStress:
         """All jobs of a run over files, listed."""
         return [job for jobs in self.groups() for job in jobs]
 
+    def sampler(self, out: Path) -> SettingSampler:
+        """Stores sample images in `out`, for reports."""
+        suites = list(self.suites.values())
+        return SettingSampler(
+            out, self.evaluator, suites, self.loader, self.request.map_method, self.class_names
+        )
+
+    def sample_images(self, jobs: Iterable[StressJob]) -> list[RunImage]:
+        """The images of the data, in its order; of a stream, the first ones. jobs: of the first group."""
+        if isinstance(self.data, StreamData):
+            return self.data.first_images
+        own = {image.name: image for job in jobs for image in job.run_images if image.reader is None}
+        return list(own.values())
+
     def work(self, world: World) -> int | None:
         """Number of images that the model of this process is shown; None if unknown."""
         if isinstance(self.data, MemoryData):
@@ -394,7 +397,7 @@ def run_stress(
                 jobs, ready.loader, at_once(ready.compute), num_workers=ready.num_workers, processes=True
             )
             if request.out is not None and world.rank == request.shard.index == number == 0:
-                store_setting_samples(request.out, ready, jobs)
+                ready.sampler(request.out).store(ready.sample_images(jobs))
     for damage in ready.damaged:
         warnings.warn(damage, DamagedDataWarning, stacklevel=2)
     return run.rows()
@@ -569,7 +572,7 @@ def _prepared(
     return PreparedStress(
         request,
         evaluator,
-        loader.suites,
+        {suite.name: suite for suite in suites},
         data,
         normalization,
         conditions,

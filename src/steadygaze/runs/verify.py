@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -85,9 +85,6 @@ from steadygaze.vit.adapt import adapt
 from steadygaze.vit.clean_forward import CleanForward
 from steadygaze.vit.image_range import range_note
 from steadygaze.vit.view import ViT
-
-if TYPE_CHECKING:
-    from steadygaze.runs.rows import Rows
 
 
 class ImageSource(Protocol):
@@ -242,7 +239,7 @@ def open_images(
             "target='predicted'"
         )
     lines = (f"{item.name}\t{item.label}\t{item.mask is not None}" for item in images.items)
-    facts = {"pictures": len(images.items), "pictures_hash": names_hash(lines), "layout": images.layout}
+    facts = {"images": len(images.items), "images_hash": names_hash(lines), "layout": images.layout}
     return images, facts
 
 
@@ -693,7 +690,15 @@ def run_verify(
     if request.keep_maps is not None and run.resumed and world.rank == 0:
         warn_of_missing_maps(request.keep_maps, rows)
     if request.out is not None and world.rank == 0 and not others_are_running(request.out, request.shard):
-        store_map_samples(request.out, ready, Rows.read(request.out))  # of all shards, by the last one
+        store_map_samples(
+            request.out,
+            Rows.read(request.out),  # of all shards, by the last one
+            ready.plan.columns,
+            ready.vit,
+            ready.source.again,
+            ready.target_of,
+            None if ready.loaded is None else ready.loaded.class_names,
+        )
     return rows
 
 
@@ -791,7 +796,7 @@ def _prepare_memory(request: VerifyRequest) -> PreparedVerify:
         warnings.warn(note, ImagesOutOfRangeWarning, stacklevel=5)  # the caller of `verify`
     described: dict[str, Any] = {
         "data": "in memory",
-        "pictures_hash": tensor_hash(first.images, first.labels, first.masks),
+        "images_hash": tensor_hash(first.images, first.labels, first.masks),
         "target": _target_text(target),
         **task_setting(vit.plan.outputs),
     }

@@ -28,19 +28,12 @@ from steadygaze.runs.cost.estimate import (
 from steadygaze.runs.cost.timing import Cost, Meter, held, mean_seconds
 from steadygaze.runs.loop import Run
 from steadygaze.runs.rows import STRESS, RowKey
-from steadygaze.runs.samples import (
-    MOST,
-    are_stored,
-    condition_samples,
-    data_images,
-    first_readable,
-    image_samples,
-)
+from steadygaze.runs.samples import MOST
+from steadygaze.runs.settings import Condition
 from steadygaze.runs.shards import World
 from steadygaze.runs.source import ImageView, MadeImages, MemoryData, StreamData, StressJob
 from steadygaze.runs.store import row_line
 from steadygaze.runs.stress import PreparedStress, StressRequest, prepare_stress
-from steadygaze.runs.suite import Condition
 
 ALLOWED = 60.0  # seconds for all kinds of conditions together, about
 REFERENCES = 64  # images of a bank that are shown to a suite before it is timed
@@ -165,7 +158,7 @@ class _Pieces:
             self._report(len(conditions) + number, total, f"model, {label[0].label}" if label else "")
             self._run(meter, jobs)
         out = self.prepared.request.out
-        if out is not None and not are_stored(out, self.prepared):
+        if out is not None and not self.prepared.sampler(out).stored:
             self.samples = self._samples(meter)
         self._report(total, total, "")
 
@@ -234,15 +227,15 @@ class _Pieces:
         """One image under all conditions, and maps of two of those that the report shows."""
         ready = self.prepared
         stream = isinstance(ready.data, StreamData)  # it has been read, and keeps its first images
-        images = data_images(ready, () if stream else next(ready.groups()))[:MOST]
-        shown = first_readable(ready, images)
-        if shown is None:
-            return None
+        images = ready.sample_images(() if stream else next(ready.groups()))[:MOST]
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            image_samples(folder, ready, [shown])  # caches of the libraries
-            conditions = meter.sample(partial(condition_samples, folder, ready, shown))
-            maps = meter.sample(partial(image_samples, folder, ready, [shown] * 2))
+            sampler = ready.sampler(Path(name))
+            shown = sampler.first_readable(images)
+            if shown is None:
+                return None
+            sampler.images([shown])  # caches of the libraries
+            conditions = meter.sample(partial(sampler.conditions, shown))
+            maps = meter.sample(partial(sampler.images, [shown] * 2))
         each = len(images) / 2
         return Part(
             "samples of the report",
