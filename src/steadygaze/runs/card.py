@@ -147,8 +147,9 @@ class Card:
         keys = zip(rows.text("setting", first), rows.text("metric", first), strict=True)
         self._numbers: dict[Key, int] = {key: number for number, key in enumerate(keys)}
         for label, metric in self._numbers:
-            if label not in self.settings or metric not in self.quantities:
-                raise InputError(f"{folder or 'rows'}: run.json does not describe {label}, {metric}")
+            if label not in self.settings:
+                raise InputError(f"{folder or 'rows'}: run.json does not describe the setting {label}")
+            self.quantities.setdefault(metric, Quantity(metric))
             self._check_details(label, metric)
 
     @classmethod
