@@ -69,7 +69,6 @@ def test_a_report_loads_no_model_and_opens_no_file_outside(tmp_path, monkeypatch
         raise AssertionError("a report loads no model")
 
     monkeypatch.setattr("steadygaze.loading.load.load_model", forbidden)
-    monkeypatch.setattr("steadygaze.runs.request.load_model", forbidden)
     folder = with_sample(stored(tmp_path / "run"), "image0.jpg")
     write_report([folder])  # imports modules and templates
     opened = []
@@ -138,13 +137,9 @@ def test_unpacking_is_bounded(tmp_path, monkeypatch):
 
 def test_names_are_escaped_in_tables_and_pages(tmp_path):
     folder = stored(tmp_path / "run", model=HOSTILE)
-    path = folder / "rows-00000.jsonl"
-    text = (
-        path.read_text()
-        .replace('"fog/1"', json.dumps(HOSTILE))
-        .replace('"confidence"', json.dumps("m" + HOSTILE))
-    )
-    path.write_text(text)
+    for path in (folder / "rows-00000.jsonl", folder / "run.json"):
+        text = path.read_text().replace('"fog/1"', json.dumps(HOSTILE))
+        path.write_text(text.replace('"confidence"', json.dumps("m" + HOSTILE)))
     page, _, table = write_report([folder])
     check_escaped(page, table)
 

@@ -52,7 +52,7 @@ from steadygaze.progress import OnProgress, ignore_progress
 from steadygaze.report import charts as svg
 from steadygaze.report.charts import LETTER, Bar, Series, bars, grid, lines, ticks
 from steadygaze.robustness.by_class import ClassChange, Spread
-from steadygaze.runs import suite as figures
+from steadygaze.runs import settings as figures
 from steadygaze.runs.before_after import FaithfulnessChange
 from steadygaze.runs.card import Card, Change
 from steadygaze.runs.compare import Comparison
